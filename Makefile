@@ -1,0 +1,54 @@
+# Every command of this project. Each one sets up what it needs, so any of them works first on a fresh machine.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Tools find their programs (penstock, ruff, lint-imports) in the environment that `make setup` makes.
+BIN := .venv/bin
+SETUP_DONE := .venv/setup-done
+PYTHON_FILES := src tests scripts $(wildcard bench)
+
+.PHONY: help
+help: ## show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(SETUP_DONE) ## make .venv with penstock and its tools (again when pyproject.toml or constraints.txt change)
+
+$(SETUP_DONE): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup
+
+.PHONY: run
+run: $(SETUP_DONE) ## start a broker with the defaults, in the foreground
+	@$(BIN)/penstock serve
+
+.PHONY: demo
+demo: $(SETUP_DONE) ## see it work: start a broker, produce, consume, stop
+	@$(BIN)/python scripts/demo.py
+
+.PHONY: test
+test: lint ## everything: lint, types, import rules, all tests (crash tests too)
+	@$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(SETUP_DONE) ## style, types and import rules
+	@$(BIN)/ruff check $(PYTHON_FILES)
+	@$(BIN)/ruff format --check $(PYTHON_FILES)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+.PHONY: format
+format: $(SETUP_DONE) ## put every Python file into the house format
+	@$(BIN)/ruff check --fix $(PYTHON_FILES)
+	@$(BIN)/ruff format $(PYTHON_FILES)
+
+.PHONY: bench
+bench: $(SETUP_DONE) ## measure, side by side with Redis Streams on this machine
+	@scripts/install-debian-packages redis-server
+	@$(BIN)/python -m bench
+
+.PHONY: clean
+clean: ## remove .venv, caches and builds; data directories stay
+	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find src tests scripts -type d -name __pycache__ -prune -exec rm -rf {} +

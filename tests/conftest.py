@@ -1,0 +1,16 @@
+"""What every test shares: the event loop it runs on.
+
+`async def` tests and fixtures run through anyio's pytest plugin (`anyio_mode = "auto"` in pyproject.toml), on uvloop because
+that is the loop of `penstock serve`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
