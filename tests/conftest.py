@@ -1,7 +1,7 @@
 """What every test shares: the event loop it runs on.
 
-`async def` tests and fixtures run through anyio's pytest plugin (`anyio_mode = "auto"` in pyproject.toml), on uvloop because
-that is the loop of `penstock serve`.
+`async def` tests and fixtures run through anyio's pytest plugin (`anyio_mode = "auto"` in pyproject.toml), on uvloop
+because that is the loop of `penstock serve`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,170 @@
+"""Rules of the tree that no linter knows. Each test names every file that breaks its rule, so one run is enough to fix them.
+
+Words that a rule looks for are put together from pieces here, so that this file keeps its own rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "penstock"
+TESTS = ROOT / "tests"
+
+LINES_MAX = 600
+# Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and where another user owns the tree.
+DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
+# Tests of behaviour that crosses rooms, where no single source file is the one under test.
+CROSSING = {"bench", "crash", "fuzz", "interop", "scripts", "spark"}
+EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
+
+UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(" + "|".join(["ho" + "me", "ro" + "ot", "Us" + "ers", "wo" + "rk"]) + r")/\w")
+SKIPPED = re.compile(r"\b(pytest\.(skip|importorskip|mark\.skip(if)?)|unittest\.skip)\b".replace("skip", "sk" + "ip"))
+ADDRESS = re.compile(r"://|@|--hash|--index")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    found = []
+    for directory, names, file_names in os.walk(ROOT):
+        names[:] = [n for n in names if n not in DIRECTORIES_LEFT_OUT and not n.endswith(".egg-info") and n[0] != "."]
+        found += [
+            Path(directory, name) for name in file_names if Path(name).suffix in TEXT_SUFFIXES and name != "LICENSE"
+        ]
+    found.append(ROOT / ".ci" / "run")
+    return tuple(sorted(found))
+
+
+def python_files(under: Path) -> list[Path]:
+    return [path for path in files() if path.suffix == ".py" and path.is_relative_to(under)]
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def lines_matching(pattern: re.Pattern[str], paths: Iterator[Path] | list[Path] | tuple[Path, ...]) -> list[str]:
+    return [
+        f"{named(path)}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+
+
+def test_the_walk_finds_the_tree() -> None:
+    assert {"src/penstock/errors.py", "tests/test_tidy.py", "pyproject.toml", "Makefile"} <= {named(p) for p in files()}
+
+
+def test_no_file_is_too_long_to_hold_in_mind() -> None:
+    long = [f"{named(path)}: {n} lines" for path in files() if (n := len(path.read_text().splitlines())) > LINES_MAX]
+    assert not long, f"split these (at most {LINES_MAX} lines):\n" + "\n".join(long)
+
+
+def test_nothing_is_left_unfinished() -> None:
+    assert not lines_matching(UNFINISHED, files())
+
+
+def test_nothing_names_a_place_on_one_machine() -> None:
+    assert not lines_matching(MACHINE_PATH, files())
+
+
+def test_no_line_ends_in_space_and_every_file_ends_in_one_newline() -> None:
+    untidy = lines_matching(re.compile(r"[ \t]$"), files())
+    untidy += [
+        named(p) for p in files() if (text := p.read_text()) and (not text.endswith("\n") or text.endswith("\n\n"))
+    ]
+    assert not untidy
+
+
+def test_only_commands_print() -> None:
+    printing = [
+        f"{named(path)}:{call.lineno}"
+        for path in python_files(SOURCE)
+        if not path.is_relative_to(SOURCE / "cli")
+        for call in calls(path)
+        if isinstance(call.func, ast.Name) and call.func.id == "print"
+    ]
+    assert not printing
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    modules = [path for path in python_files(ROOT) if path.name != "__init__.py" or path.read_text()]
+    silent = [named(path) for path in modules if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not silent, "these lack a module docstring:\n" + "\n".join(silent)
+
+
+def test_names_say_something() -> None:
+    empty = [named(path) for path in files() if EMPTY_WORDS & set(path.stem.lower().split("_"))]
+    assert not empty
+
+
+def test_no_test_is_skipped() -> None:
+    assert not lines_matching(SKIPPED, python_files(TESTS))
+
+
+def test_no_test_sleeps() -> None:
+    # Real processes (tests/crash) run in real time; everything else is handed a clock. `asyncio.sleep(0)` only yields.
+    sleeping = [
+        f"{named(path)}:{call.lineno}"
+        for path in python_files(TESTS)
+        if not path.is_relative_to(TESTS / "crash")
+        for call in calls(path)
+        if ast.unparse(call.func).endswith("sleep") and ast.unparse(call) != "asyncio.sleep(0)"
+    ]
+    assert not sleeping
+
+
+def mirrored(test: Path) -> bool:
+    """Whether `tests/a/test_b.py` or `tests/a/test_b_aspect.py` has a module or package `b` in `src/penstock/a`."""
+    room = SOURCE / test.parent.relative_to(TESTS)
+    words = test.stem.removeprefix("test_").split("_")
+    stems = ["_".join(words[:n]) for n in range(len(words), 0, -1)]
+    return any((room / f"{stem}.py").exists() or (room / stem / "__init__.py").exists() for stem in stems)
+
+
+def test_tests_stand_where_the_source_stands() -> None:
+    tests = [path for path in python_files(TESTS) if path.name.startswith("test_") and path.parent != TESTS]
+    lost = [named(p) for p in tests if p.relative_to(TESTS).parts[0] not in CROSSING and not mirrored(p)]
+    assert not lost, "no source file of that name:\n" + "\n".join(lost)
+
+
+def test_tests_beside_this_one_mirror_a_module_too() -> None:
+    beside = [p for p in TESTS.glob("test_*.py") if p.name not in {Path(__file__).name, "test_package.py"}]
+    assert not [named(path) for path in beside if not mirrored(path)]
+
+
+def test_constraints_hold_names_and_versions_only() -> None:
+    path = ROOT / "constraints.txt"
+    assert not lines_matching(ADDRESS, [path])
+    pins = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", pin)] == []
+    assert pins == sorted(pins, key=lambda pin: pin.lower().replace("_", "-").split("=="))
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for path in files():
+        if path.suffix == ".md":
+            for target in LINK.findall(path.read_text()):
+                place = target.partition("#")[0]
+                if (
+                    place
+                    and "://" not in target
+                    and not target.startswith("mailto:")
+                    and not (path.parent / place).exists()
+                ):
+                    broken.append(f"{named(path)}: {target}")
+    assert not broken
