@@ -1,4 +1,4 @@
-"""Rules of the tree that no linter knows. Each test names every file that breaks its rule, so one run is enough to fix them.
+"""Rules of the tree that no linter knows. Each test names every file that breaks its rule, so one run shows all of them.
 
 Words that a rule looks for are put together from pieces here, so that this file keeps its own rules.
 """
@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "penstock"
 TESTS = ROOT / "tests"
 
 LINES_MAX = 600
-# Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and where another user owns the tree.
+# Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and under another user's checkout.
 DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
 # Tests of behaviour that crosses rooms, where no single source file is the one under test.
@@ -151,7 +151,7 @@ def test_constraints_hold_names_and_versions_only() -> None:
     assert not lines_matching(ADDRESS, [path])
     pins = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     assert [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", pin)] == []
-    assert pins == sorted(pins, key=lambda pin: pin.lower().replace("_", "-").split("=="))
+    assert pins == sorted(pins, key=lambda pin: pin.lower().split("=="))
 
 
 def test_links_between_documents_lead_somewhere() -> None:
