@@ -1,4 +1,4 @@
-"""Rules of the tree that no linter knows. Each test names every file that breaks its rule, so one run shows all of them.
+"""Rules of the tree that no linter knows. Each test names every file that breaks its rule, so one run shows all.
 
 Words that a rule looks for are put together from pieces here, so that this file keeps its own rules.
 """
@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "penstock"
 TESTS = ROOT / "tests"
 
 LINES_MAX = 600
-# Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and under another user's checkout.
+# Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and in a tree another user owns.
 DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
 # Tests of behaviour that crosses rooms, where no single source file is the one under test.
