@@ -1,0 +1,8 @@
+"""Configuration: one TOML file, `PENSTOCK_*` environment variables, flags; in rising precedence."""
+
+from __future__ import annotations
+
+from penstock.config.loading import load_config
+from penstock.config.model import Admin, Config, FlyMQListener, Limits, Listeners, Log, Logging, Tls, Topic
+
+__all__ = ["Admin", "Config", "FlyMQListener", "Limits", "Listeners", "Log", "Logging", "Tls", "Topic", "load_config"]

@@ -1,0 +1,290 @@
+"""Every setting of a broker, with its default; one class a section of the file.
+
+Names end with their unit (`_bytes`, `_ms`, `_s`), which is the unit of a plain number; a text may carry another ("128 MiB", "7d").
+Built from keywords (`Config(data_dir=..., listeners={"flymq": {"bind": "127.0.0.1:0"}})`) a Config reads neither files nor the
+environment; `penstock.config.load_config` is what layers those. A Config does not change once built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from penstock.errors import InvalidRequest
+from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
+from penstock.units import is_loopback, parse_address, parse_duration_ms, parse_duration_s, parse_size
+
+FOREVER = "forever"
+
+
+def _number(value: object) -> int | float | str:
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        return value
+    raise ValueError("write a number, or a text with a unit")
+
+
+def _durability(text: object) -> str:
+    try:
+        return str(Durability.parse(str(text)))
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+
+
+def _address(text: str) -> str:
+    return str(parse_address(text))
+
+
+def _none_if_forever(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() == FOREVER else value
+
+
+Size = Annotated[int, BeforeValidator(lambda value: parse_size(_number(value)))]
+DurationMs = Annotated[int, BeforeValidator(lambda value: parse_duration_ms(_number(value)))]
+Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration_s(_number(value)))]
+OptionalSize = Annotated[Size | None, BeforeValidator(_none_if_forever)]
+OptionalDurationMs = Annotated[DurationMs | None, BeforeValidator(_none_if_forever)]
+DurabilityText = Annotated[str, BeforeValidator(_durability)]
+Bind = Annotated[str, AfterValidator(_address)]
+SegmentBytes = Annotated[Size, Field(ge=1 << 16, le=1 << 31)]
+SegmentMs = Annotated[DurationMs, Field(ge=1000)]
+ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
+Compression = Literal["none", "zstd"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Tls(Section):
+    """`[listeners.<name>.tls]`: files in PEM form."""
+
+    cert: ExpandedPath
+    """The certificate chain the listener shows."""
+    key: ExpandedPath
+    """The private key of the certificate."""
+    client_ca: ExpandedPath | None = None
+    """Authorities whose client certificates are accepted; clients without one are then turned away."""
+
+    @model_validator(mode="after")
+    def _files_exist(self) -> Tls:
+        for name, path in (("cert", self.cert), ("key", self.key), ("client_ca", self.client_ca)):
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name} names {path}, which is not a file: create it or correct the path")
+        return self
+
+
+class FlyMQListener(Section):
+    """`[listeners.flymq]`"""
+
+    bind: Bind = "127.0.0.1:9092"
+    """The address to listen on; port 0 picks a free one."""
+    dialect: Literal["auto", "spec", "native"] = "auto"
+    """Whose layouts replies follow where the contract and the deployed clients differ; auto decides for each connection."""
+    tls: Tls | None = None
+    auth: Literal["none", "required"] = "none"
+    """Whether a client must say who it is. In this version it does so with a TLS certificate that `tls.client_ca` accepts."""
+    insecure: bool = False
+    """Allow a bind beyond loopback without TLS and authentication."""
+    max_connections: int = Field(10_000, ge=1, le=1_000_000)
+    idle_timeout_s: Seconds = Field(600.0, ge=1)
+    """A connection that sends nothing for so long is closed."""
+    frame_timeout_s: Seconds = Field(30.0, ge=0.1)
+    """A frame that has begun must be complete within this time."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> FlyMQListener:
+        if self.auth == "required" and (self.tls is None or self.tls.client_ca is None):
+            raise ValueError(
+                'auth = "required" needs tls.cert, tls.key and tls.client_ca: this version knows clients by their certificates'
+            )
+        secured = self.tls is not None and self.auth == "required"
+        if not secured and not self.insecure and not is_loopback(parse_address(self.bind).host):
+            raise ValueError(
+                f'bind = "{self.bind}" can be reached from other machines without TLS and authentication: bind to 127.0.0.1, '
+                'or set tls.cert, tls.key, tls.client_ca and auth = "required", or accept the risk with insecure = true'
+            )
+        return self
+
+
+class Listeners(Section):
+    """`[listeners]`: a protocol that is not named is off."""
+
+    flymq: FlyMQListener | None = None
+
+    def enabled(self) -> Iterator[tuple[str, FlyMQListener]]:
+        """Each listener that is on, by protocol name."""
+        if self.flymq is not None:
+            yield "flymq", self.flymq
+
+
+class Admin(Section):
+    """`[admin]`: health, metrics and the HTTP API."""
+
+    bind: Bind = "127.0.0.1:9600"
+    insecure: bool = False
+    """Allow a bind beyond loopback. The admin address has no TLS and no authentication in this version."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Admin:
+        if not self.insecure and not is_loopback(parse_address(self.bind).host):
+            raise ValueError(
+                f'bind = "{self.bind}" can be reached from other machines without TLS and authentication: bind to 127.0.0.1, '
+                "or accept the risk with insecure = true"
+            )
+        return self
+
+
+class Log(Section):
+    """`[log]`: how records are stored where a topic does not say otherwise. Retention bounds hold per partition."""
+
+    retention_ms: OptionalDurationMs = None
+    """Records older than this may be deleted; "forever" keeps them."""
+    retention_bytes: OptionalSize = None
+    """A partition larger than this loses its oldest segments; "forever" keeps them."""
+    compression: Compression = "none"
+    segment_bytes: SegmentBytes = 128 << 20
+    """A segment of this size is sealed and the next one begun."""
+    segment_ms: SegmentMs = 7 * 24 * 3600 * 1000
+    """A segment of this age is sealed too, so that retention by time can take it."""
+
+
+class Topic(Section):
+    """`[[topics]]`: a topic that is created at start where it is missing. What is left out comes from `[log]`."""
+
+    name: str = Field(min_length=1)
+    partitions: int = Field(1, ge=1, le=PARTITIONS_MAX)
+    durability: DurabilityText | None = None
+    retention_ms: OptionalDurationMs = None
+    retention_bytes: OptionalSize = None
+    cleanup: Literal["delete", "compact"] = "delete"
+    compression: Compression | None = None
+    segment_bytes: SegmentBytes | None = None
+    segment_ms: SegmentMs | None = None
+
+    def config(self, defaults: TopicConfig) -> TopicConfig:
+        """How the log stores this topic. A retention given here as "forever" overrides a default that is shorter."""
+        given = self.model_fields_set
+        return TopicConfig(
+            partitions=self.partitions,
+            durability=defaults.durability if self.durability is None else Durability.parse(self.durability),
+            retention_ms=self.retention_ms if "retention_ms" in given else defaults.retention_ms,
+            retention_bytes=self.retention_bytes if "retention_bytes" in given else defaults.retention_bytes,
+            cleanup=self.cleanup,
+            compression=defaults.compression if self.compression is None else self.compression,
+            segment_bytes=defaults.segment_bytes if self.segment_bytes is None else self.segment_bytes,
+            segment_ms=defaults.segment_ms if self.segment_ms is None else self.segment_ms,
+        )
+
+
+class Limits(Section):
+    """`[limits]`: bounds on what clients may ask for and on the memory they may hold."""
+
+    record_bytes_max: Size = Field(32 << 20, ge=1)
+    """Key, value and headers of one record."""
+    topics_max: int = Field(10_000, ge=1)
+    partitions_max: int = Field(50_000, ge=1)
+    """Partitions of all topics together."""
+    partitions_per_topic_max: int = Field(1_000, ge=1, le=PARTITIONS_MAX)
+    groups_max: int = Field(100_000, ge=1)
+    """Groups, counted once for each topic they read."""
+    in_flight_bytes_max: Size = Field(256 << 20, ge=1 << 20)
+    """Requests being worked on, over all connections; above it reading pauses."""
+    connection_in_flight_bytes_max: Size = Field(8 << 20, ge=1 << 16)
+    """The same for one connection."""
+    send_buffer_bytes_max: Size = Field(1 << 20, ge=1 << 14)
+    """Replies a client has not taken yet; above it no more of its requests are worked on."""
+
+
+class Logging(Section):
+    """`[logging]`: what the broker says about itself."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "text", "json"] = "auto"
+    """auto: text on a terminal, JSON lines elsewhere."""
+
+
+class Config(BaseSettings):
+    """The whole configuration of one broker."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix="PENSTOCK_", env_nested_delimiter="__", env_ignore_empty=True
+    )
+
+    data_dir: ExpandedPath = Path("penstock-data")
+    """Where the log is. One broker at a time uses a data directory."""
+    durability: DurabilityText = "fsync"
+    """What an acknowledgement means where a topic does not say otherwise: fsync, interval:<ms> or none."""
+    listeners: Listeners = Listeners(flymq=FlyMQListener())
+    admin: Admin | None = Admin()
+    log: Log = Log()
+    limits: Limits = Limits()
+    logging: Logging = Logging()
+    topics: list[Topic] = []
+
+    _given: dict[str, str] | None = PrivateAttr(None)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # A Config built in code means what its keywords say, whatever the environment of the process holds.
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _topics_are_named_once(self) -> Config:
+        names = [topic.name for topic in self.topics]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"topics names {name!r} more than once: keep one of them")
+        return self
+
+    @property
+    def topic_defaults(self) -> TopicConfig:
+        """How a topic is stored that says nothing of its own."""
+        return TopicConfig(
+            durability=Durability.parse(self.durability),
+            retention_ms=self.log.retention_ms,
+            retention_bytes=self.log.retention_bytes,
+            compression=self.log.compression,
+            segment_bytes=self.log.segment_bytes,
+            segment_ms=self.log.segment_ms,
+        )
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each value comes from, by dotted key: default, a file, an environment variable, a flag, or code."""
+        if self._given is None:
+            return {key: "code" if is_set else "default" for key, _, is_set in _leaves(self)}
+        return {key: self._given.get(key, "default") for key, _, _ in _leaves(self)}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Each value by dotted key, in the order of `origins`."""
+        return {key: value for key, value, _ in _leaves(self)}
+
+    def with_origins(self, given: Mapping[str, str]) -> Config:
+        """The same configuration, knowing where each value came from that is not a default."""
+        config = self.model_copy()
+        config._given = dict(given)
+        return config
+
+
+def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value:
+            for index, item in enumerate(value):
+                yield from _leaves(item, f"{prefix}{name}[{index}].")
+        else:
+            yield f"{prefix}{name}", value, name in section.model_fields_set
