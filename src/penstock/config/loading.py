@@ -84,7 +84,8 @@ def load_config(
         raise ConfigError("\n".join(problems))
     if file is not None and not any(config.listeners.enabled()):
         raise ConfigError(f"{file}: no listener is on, so no client could connect: add a [listeners.flymq] section")
-    return config.with_origins({dotted(path): origin for path, origin in origins.items()})
+    config.remember_origins({dotted(path): origin for path, origin in origins.items()})
+    return config
 
 
 def _origin_of(path: SettingPath, origins: Mapping[SettingPath, str]) -> str:

@@ -271,11 +271,9 @@ class Config(BaseSettings):
         """Each value by dotted key, in the order of `origins`."""
         return {key: value for key, value, _ in _leaves(self)}
 
-    def with_origins(self, given: Mapping[str, str]) -> Config:
-        """The same configuration, knowing where each value came from that is not a default."""
-        config = self.model_copy()
-        config._given = dict(given)
-        return config
+    def remember_origins(self, given: Mapping[str, str]) -> None:
+        """Note where each value came from that is not a default; what `load_config` does last."""
+        self._given = dict(given)
 
 
 def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
