@@ -19,6 +19,9 @@ from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
 from penstock.units import is_loopback, parse_address, parse_duration_ms, parse_duration_s, parse_size
 
 FOREVER = "forever"
+RECORD_BYTES_MAX = (
+    32 << 20
+) - 1024  # a frame ends at 32 MiB; the rest is for the topic name and the lengths around a record
 
 
 def _number(value: object) -> int | float | str:
@@ -90,10 +93,12 @@ class FlyMQListener(Section):
     insecure: bool = False
     """Allow a bind beyond loopback without TLS and authentication."""
     max_connections: int = Field(10_000, ge=1, le=1_000_000)
-    idle_timeout_s: Seconds = Field(600.0, ge=1)
-    """A connection that sends nothing for so long is closed."""
-    frame_timeout_s: Seconds = Field(30.0, ge=0.1)
+    idle_s_max: Seconds = Field(300.0, ge=1)
+    """A connection over which nothing moves for so long is closed."""
+    header_s_max: Seconds = Field(30.0, ge=0.1)
     """A frame that has begun must be complete within this time."""
+    handshake_s_max: Seconds = Field(10.0, ge=0.1)
+    """A TLS handshake must be complete within this time."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> FlyMQListener:
@@ -183,28 +188,33 @@ class Topic(Section):
 class Limits(Section):
     """`[limits]`: bounds on what clients may ask for and on the memory they may hold."""
 
-    record_bytes_max: Size = Field(32 << 20, ge=1)
+    record_bytes_max: Size = Field(RECORD_BYTES_MAX, ge=1, le=RECORD_BYTES_MAX)
     """Key, value and headers of one record."""
+    key_bytes_max: Size = Field(64 << 10, ge=1)
     topics_max: int = Field(10_000, ge=1)
-    partitions_max: int = Field(50_000, ge=1)
+    partitions_max: int = Field(20_000, ge=1)
     """Partitions of all topics together."""
-    partitions_per_topic_max: int = Field(1_000, ge=1, le=PARTITIONS_MAX)
-    groups_max: int = Field(100_000, ge=1)
+    partitions_per_topic_max: int = Field(1_024, ge=1, le=PARTITIONS_MAX)
+    groups_max: int = Field(10_000, ge=1)
     """Groups, counted once for each topic they read."""
-    in_flight_bytes_max: Size = Field(256 << 20, ge=1 << 20)
-    """Requests being worked on, over all connections; above it reading pauses."""
-    connection_in_flight_bytes_max: Size = Field(8 << 20, ge=1 << 16)
-    """The same for one connection."""
+    group_offsets_max: int = Field(200_000, ge=1)
+    """Committed offsets of all groups together."""
+    group_members_max: int = Field(100_000, ge=1)
+    """Subscriptions of open connections, over all groups."""
+    in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
+    """Requests of one connection that wait for their answer; above it that connection is not read."""
+    in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
+    """The same over all connections."""
     send_buffer_bytes_max: Size = Field(1 << 20, ge=1 << 14)
-    """Replies a client has not taken yet; above it no more of its requests are worked on."""
+    """Answers a client has not taken yet; above it no more of its requests are worked on."""
 
 
 class Logging(Section):
     """`[logging]`: what the broker says about itself."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "text", "json"] = "auto"
-    """auto: text on a terminal, JSON lines elsewhere."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """auto: columns for people on a terminal, JSON lines elsewhere."""
 
 
 class Config(BaseSettings):
