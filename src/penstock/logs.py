@@ -19,8 +19,8 @@ from penstock.errors import ConfigError
 Level = Literal["debug", "info", "warning", "error"]
 Form = Literal["auto", "console", "json"]
 
-# Libraries that report their own progress at `info`; a broker's log is about the broker.
-CHATTY = ("asyncio", "uvicorn.error")
+# Libraries that also report their own progress, or what any peer may make them report as often as it likes.
+LIBRARY_LEVELS = {"asyncio": logging.WARNING, "uvicorn.error": logging.ERROR}
 
 
 def configure(level: str = "info", *, form: Form = "auto", stream: TextIO | None = None) -> None:
@@ -37,11 +37,15 @@ def configure(level: str = "info", *, form: Form = "auto", stream: TextIO | None
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=not console),
     ]
+    # Neither form shows local variables in tracebacks, as both would by default: records are in them.
     last: list[structlog.typing.Processor]
     if console:
-        last = [structlog.dev.ConsoleRenderer(colors=True)]
+        last = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     else:
-        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(serializer=_to_json)]
+        traces = structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        )
+        last = [traces, structlog.processors.JSONRenderer(serializer=_to_json)]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -50,8 +54,8 @@ def configure(level: str = "info", *, form: Form = "auto", stream: TextIO | None
         )
     )
     logging.basicConfig(level=number, handlers=[handler], force=True)
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+    for name, least in LIBRARY_LEVELS.items():
+        logging.getLogger(name).setLevel(max(number, least))
     structlog.configure(
         processors=[
             *shared,
