@@ -1,0 +1,1 @@
+"""What operators look at: health, metrics, over HTTP."""
