@@ -1,0 +1,158 @@
+"""Who may do what, and the one check that every operation of the broker passes.
+
+`on_topic`, `on_group` and `on_broker` declare an operation: they wrap a method whose first argument is the principal, ask the
+access policy, and only then run it. A method of `Broker` without such a declaration fails a test, so there is no way around the
+check and no place where it can be forgotten.
+
+What each operation stands for:
+
+    READ      records of a topic, and a group's own place in it: subscribe, commit, committed offset, lag, seek
+    WRITE     records of a topic; a writer also creates the topic it writes to, with the defaults
+    DESCRIBE  that a topic exists and how it is stored
+    CREATE    a topic with settings of one's own
+    DELETE    a topic with its records
+    ADMIN     somebody else's groups: list, describe, reset, delete
+
+Topics whose names begin with "__" hold the broker's own state. They are refused to everyone but SYSTEM before any policy is asked,
+so no policy can open them. SYSTEM is the broker itself and is recognised by identity: no name a client may claim is equal to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import wraps
+from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from penstock.errors import AccessDenied
+
+INTERNAL_PREFIX: Final = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who is asking."""
+
+    name: str
+    roles: frozenset[str] = frozenset()
+
+
+ANONYMOUS: Final = Principal("anonymous")
+SYSTEM: Final = Principal("system")
+
+
+class Operation(Enum):
+    READ = "read"
+    WRITE = "write"
+    DESCRIBE = "describe"
+    CREATE = "create"
+    DELETE = "delete"
+    ADMIN = "admin"
+
+
+class ResourceKind(Enum):
+    TOPIC = "topic"
+    GROUP = "group"
+    BROKER = "broker"
+
+
+class Resource(NamedTuple):
+    """What is asked for. The broker as a whole has no name."""
+
+    kind: ResourceKind
+    name: str = ""
+
+
+BROKER: Final = Resource(ResourceKind.BROKER)
+
+
+class Declaration(NamedTuple):
+    """What a method of the broker asks the policy for; found on the method as `declaration`."""
+
+    operation: Operation
+    kind: ResourceKind
+
+
+class AccessPolicy(Protocol):
+    def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
+        """Raises AccessDenied, or AuthenticationRequired where a principal that has not said who it is might be allowed."""
+
+
+class OpenAccess:
+    """Everything is allowed to everyone: for listeners without authentication. Internal topics stay closed, as always."""
+
+    def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
+        pass
+
+
+def is_internal(topic: str) -> bool:
+    return topic.startswith(INTERNAL_PREFIX)
+
+
+def authorize(policy: AccessPolicy, principal: Principal, operation: Operation, resource: Resource) -> None:
+    """The one check. Raises AccessDenied or AuthenticationRequired."""
+    if principal is SYSTEM:
+        return
+    if resource.kind is ResourceKind.TOPIC and is_internal(resource.name):
+        raise AccessDenied(
+            f"topic {resource.name} is internal: names beginning with {INTERNAL_PREFIX} belong to the broker, choose another name"
+        )
+    policy.check(principal, operation, resource)
+
+
+class Guarded(Protocol):
+    """A class whose methods are declared operations."""
+
+    @property
+    def access(self) -> AccessPolicy: ...
+
+
+_Self = TypeVar("_Self", bound=Guarded)
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+_OnNamed = Callable[Concatenate[_Self, Principal, str, _Args], _Result]
+_OnBroker = Callable[Concatenate[_Self, Principal, _Args], _Result]
+
+
+def on_topic(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
+    """Declares an operation on the topic that the second argument names."""
+    return _on_named(operation, ResourceKind.TOPIC)
+
+
+def on_group(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
+    """Declares an operation on the group that the second argument names."""
+    return _on_named(operation, ResourceKind.GROUP)
+
+
+def _on_named(
+    operation: Operation, kind: ResourceKind
+) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
+    def declare(method: _OnNamed[_Self, _Args, _Result]) -> _OnNamed[_Self, _Args, _Result]:
+        # The check runs when the operation is called, before a coroutine of it exists.
+        @wraps(method)
+        def checked(
+            self: _Self, principal: Principal, name: str, /, *args: _Args.args, **kwargs: _Args.kwargs
+        ) -> _Result:
+            authorize(self.access, principal, operation, Resource(kind, name))
+            return method(self, principal, name, *args, **kwargs)
+
+        checked.declaration = Declaration(operation, kind)  # type: ignore[attr-defined]
+        return checked
+
+    return declare
+
+
+def on_broker(operation: Operation) -> Callable[[_OnBroker[_Self, _Args, _Result]], _OnBroker[_Self, _Args, _Result]]:
+    """Declares an operation on the broker as a whole."""
+
+    def declare(method: _OnBroker[_Self, _Args, _Result]) -> _OnBroker[_Self, _Args, _Result]:
+        @wraps(method)
+        def checked(self: _Self, principal: Principal, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+            authorize(self.access, principal, operation, BROKER)
+            return method(self, principal, *args, **kwargs)
+
+        checked.declaration = Declaration(operation, ResourceKind.BROKER)  # type: ignore[attr-defined]
+        return checked
+
+    return declare

@@ -1,0 +1,266 @@
+"""The broker as protocols see it: every operation, each taking the principal first and passing the one access check.
+
+This class only puts the parts together. Topics live in the engine, routing in `producer`, offsets and members in `groups`, lag in
+`lag`; what each operation needs of the access policy stands above it. A refusal is raised at the call, also where the rest of the
+operation is awaited. Nothing here knows a protocol, opens a socket or reads a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.broker.access import (
+    AccessPolicy,
+    Operation,
+    Principal,
+    Resource,
+    ResourceKind,
+    authorize,
+    is_internal,
+    on_broker,
+    on_group,
+    on_topic,
+)
+from penstock.broker.groups import GroupInfo, Groups
+from penstock.broker.lag import LAGS_MAX, Lag, LagReport, Lags
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.producer import OnPlaced, Producer
+from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
+from penstock.clock import Clock
+from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PenstockError, TopicExists, TopicNotFound
+from penstock.log.api import Engine, Partition, TopicConfig, TopicInfo
+
+
+class Broker:
+    """One broker over an engine that is started before it and closed after it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Clock,
+        limits: BrokerLimits,
+        access: AccessPolicy,
+        topic_defaults: TopicConfig | None = None,
+    ) -> None:
+        self.access = access
+        self.limits = limits
+        self.topic_defaults = topic_defaults or TopicConfig()
+        self._engine = engine
+        self._producer = Producer(engine, limits)
+        self._groups = Groups(engine, clock, limits)
+        self._lags = Lags(engine, self._groups, clock)
+        self._topics_changing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
+        check_topic_config(self.topic_defaults)
+        await self._groups.start()
+
+    async def close(self) -> None:
+        """Take no more commits and wait for those in flight."""
+        await self._groups.close()
+
+    # -- topics -----------------------------------------------------------------------------------------------------------
+
+    def has_topic(self, name: str) -> bool:
+        """Whether a topic exists: for a session to decide what to ask for next, which is then checked."""
+        return name in self._engine.topics()
+
+    @on_broker(Operation.DESCRIBE)
+    def topic_names(self, principal: Principal) -> list[str]:
+        """The topics this principal may know of, sorted; internal ones are left out."""
+        return sorted(
+            name for name in self._engine.topics() if not is_internal(name) and self._may_describe(principal, name)
+        )
+
+    @on_topic(Operation.DESCRIBE)
+    def describe_topic(self, principal: Principal, name: str) -> TopicDescription:
+        return describe(self._engine, self._topic(name))
+
+    @on_topic(Operation.CREATE)
+    async def create_topic(self, principal: Principal, name: str, config: TopicConfig) -> TopicInfo:
+        """Raises TopicExists, InvalidTopicName, InvalidRequest for settings out of bounds, LimitExceeded."""
+        async with self._topics_changing:
+            return await self._create(name, config)
+
+    @on_topic(Operation.WRITE)
+    async def ensure_topic(self, principal: Principal, name: str) -> None:
+        """Create a topic that is missing, with one partition and the defaults. Several callers at once create it once."""
+        async with self._topics_changing:
+            if name not in self._engine.topics():
+                await self._create(name, replace(self.topic_defaults, partitions=1))
+
+    @on_topic(Operation.DELETE)
+    async def delete_topic(self, principal: Principal, name: str) -> None:
+        """Delete a topic with its records and the offsets that groups committed in it."""
+        async with self._topics_changing:
+            await self._engine.delete_topic(self._topic(name).name)
+            self._producer.forget_topic(name)
+            await self._groups.forget_topic(name)
+
+    # -- records ----------------------------------------------------------------------------------------------------------
+
+    @on_topic(Operation.WRITE)
+    def produce(
+        self,
+        principal: Principal,
+        topic: str,
+        partition: int,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[bytes | None] | None = None,
+        expiries: Sequence[int] | None = None,
+        *,
+        done: OnPlaced,
+    ) -> None:
+        """Append records to a topic; partition -1 routes each by its key, or in turn where it has none.
+
+        Raises what is wrong with the request, and then nothing was appended. Otherwise `done` is called once, on the loop, after
+        the commit of the last part; it gets a Placement for each part, of which any may have failed.
+        """
+        self._producer.produce(topic, partition, values, keys, headers, expiries, done)
+
+    @on_topic(Operation.READ)
+    def partition(self, principal: Principal, topic: str, index: int) -> Partition:
+        """The partition, for reading. Raises TopicNotFound or PartitionNotFound."""
+        return self._engine.partition(topic, index)
+
+    # -- a group's own place ----------------------------------------------------------------------------------------------
+
+    @on_topic(Operation.READ)
+    def commit_offset(
+        self, principal: Principal, topic: str, group: str, partition: int, offset: int
+    ) -> asyncio.Future[None]:
+        """Note the next offset the group reads; done when that is committed. Creates the group, and asks for no existing topic."""
+        return self._groups.commit(topic, group, partition, offset)
+
+    @on_topic(Operation.READ)
+    def committed_offset(self, principal: Principal, topic: str, group: str, partition: int) -> int | None:
+        """The next offset the group reads, None where it has committed none. Raises GroupNotFound."""
+        return self._groups.committed(topic, group, partition)
+
+    @on_topic(Operation.READ)
+    def start_position(self, principal: Principal, topic: str, group: str, partition: int, mode: str) -> int:
+        """Where a reader begins: at the "earliest" record, after the "latest", or where the group has "committed".
+
+        A group that has committed nothing, or less than retention has left, begins at the earliest record.
+        """
+        handle = self._engine.partition(topic, partition)
+        if mode == "earliest":
+            return handle.start_offset
+        if mode == "latest":
+            return handle.committed_end
+        if mode != "committed":
+            raise InvalidRequest(f"unknown subscribe mode: {mode} (use earliest, latest or committed)")
+        try:
+            committed = self._groups.committed(topic, group, partition)
+        except GroupNotFound:
+            committed = None
+        return max(committed or 0, handle.start_offset)
+
+    @on_topic(Operation.READ)
+    def subscribe(self, principal: Principal, topic: str, group: str, session_id: str) -> None:
+        """Count a session as a member of the group until `unsubscribe`."""
+        self._topic(topic)
+        self._groups.join(topic, group, session_id)
+
+    def unsubscribe(self, session_id: str) -> None:
+        """The session has ended: it is a member of nothing any more. Never fails; the id is the session's own."""
+        self._groups.leave(session_id)
+
+    @on_topic(Operation.READ)
+    async def seek_to_time(
+        self, principal: Principal, topic: str, group: str, partition: int, timestamp_ms: int
+    ) -> int:
+        """The first offset at or after a time, committed for the group unless its name is empty."""
+        offset = await self._engine.partition(topic, partition).offset_at(timestamp_ms)
+        if group:
+            await self._groups.commit(topic, group, partition, offset)
+        return offset
+
+    @on_topic(Operation.READ)
+    def lag(self, principal: Principal, topic: str, group: str, partition: int) -> Lag:
+        """How many records the group is behind. Raises GroupNotFound."""
+        return self._lags.lag(topic, group, partition)
+
+    # -- everybody's groups -----------------------------------------------------------------------------------------------
+
+    @on_topic(Operation.ADMIN)
+    async def reset_offset(
+        self, principal: Principal, topic: str, group: str, partition: int, mode: str, offset: int | None = None
+    ) -> int:
+        """Set the group to the "earliest" record, after the "latest", or to an "offset"; returns where it is now."""
+        handle = self._engine.partition(topic, partition)
+        if mode == "earliest":
+            position = handle.start_offset
+        elif mode == "latest":
+            position = handle.committed_end
+        elif mode == "offset" and offset is not None:
+            position = offset
+        else:
+            missing = " without an offset" if mode == "offset" else ""
+            raise InvalidRequest(f"unknown reset mode: {mode}{missing} (use earliest, latest or offset with a number)")
+        await self._groups.commit(topic, group, partition, position)
+        return position
+
+    @on_broker(Operation.ADMIN)
+    def list_groups(self, principal: Principal) -> list[GroupInfo]:
+        """Every group, once for each topic it reads, by topic and name."""
+        return self._groups.infos()
+
+    @on_group(Operation.ADMIN)
+    def describe_group(self, principal: Principal, group: str, topic: str | None = None) -> list[GroupInfo]:
+        """The group in one topic, or in each topic it reads. Raises GroupNotFound."""
+        return self._groups.describe(group, topic)
+
+    @on_group(Operation.ADMIN)
+    async def delete_group(self, principal: Principal, group: str, topic: str | None = None) -> None:
+        """Forget the group's offsets and members in one topic, or in all. Raises GroupNotFound."""
+        await self._groups.delete(group, topic)
+
+    @on_broker(Operation.ADMIN)
+    async def group_lags(self, principal: Principal, lags_max: int = LAGS_MAX) -> LagReport:
+        """How far groups are behind, in records and seconds: at most `lags_max` rows, for metrics."""
+        return await self._lags.report(lags_max)
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _may_describe(self, principal: Principal, name: str) -> bool:
+        try:
+            authorize(self.access, principal, Operation.DESCRIBE, Resource(ResourceKind.TOPIC, name))
+        except PenstockError:
+            return False
+        return True
+
+    def _topic(self, name: str) -> TopicInfo:
+        info = self._engine.topics().get(name)
+        if info is None:
+            raise TopicNotFound(f"topic not found: {name}")
+        return info
+
+    async def _create(self, name: str, config: TopicConfig) -> TopicInfo:
+        validate_topic_name(name)
+        check_topic_config(config)
+        topics = self._engine.topics()
+        if name in topics:
+            raise TopicExists(f"topic {name} exists already: choose another name, or delete it first")
+        limits = self.limits
+        if config.partitions > limits.partitions_per_topic_max:
+            raise LimitExceeded(
+                f"{config.partitions} partitions are too many for one topic: at most {limits.partitions_per_topic_max} are allowed"
+            )
+        user_topics = [info for info in topics.values() if not is_internal(info.name)]
+        if len(user_topics) >= limits.topics_max:
+            raise LimitExceeded(
+                f"there are {len(user_topics)} topics, the most allowed: delete some or raise limits.topics_max"
+            )
+        partitions = sum(info.config.partitions for info in user_topics)
+        if partitions + config.partitions > limits.partitions_max:
+            raise LimitExceeded(
+                f"{config.partitions} more partitions do not fit beside the {partitions} there are: "
+                f"delete some topics or raise limits.partitions_max from {limits.partitions_max}"
+            )
+        return await self._engine.create_topic(name, config)

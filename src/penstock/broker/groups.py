@@ -1,0 +1,280 @@
+"""Groups: named places in topics, committed through the log, and who is reading under that name.
+
+A group is a pair of topic and name. It exists once an offset was committed in it or a session joined it, and ends when neither is
+left. A committed offset is the next one to read, one for each partition, in the table `__groups`. Sessions that joined are in
+memory only: they are gone after a restart, and so are their members.
+
+An offset belongs to the topic that existed when it was committed, told by the topic's id. Deleting a topic deletes its offsets;
+should a crash come in between, or a commit arrive late, the id no longer fits and the offset counts for nothing. So a topic created
+again under an old name is read from its start, never from the middle. An offset committed before a topic exists ends the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.broker.limits import INT64_MAX, BrokerLimits
+from penstock.broker.table import Table
+from penstock.broker.topics import validate_group_name, validate_topic_name
+from penstock.clock import Clock
+from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PartitionNotFound, PenstockError
+from penstock.log.api import PARTITIONS_MAX, Engine
+
+GROUPS_TOPIC: Final = "__groups"
+# An offset with its topic's id takes about 60 bytes.
+OFFSET_BYTES_MAX: Final = 256
+# Tombstones of one append: 2 MB of keys at most.
+DELETES_PER_APPEND_MAX: Final = 4096
+
+
+class OffsetKey(NamedTuple):
+    topic: str
+    group: str
+    partition: int
+
+
+class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    offset: int
+    committed_ms: int
+    topic_id: str
+    """Empty where the topic did not exist."""
+
+
+class GroupOffset(NamedTuple):
+    partition: int
+    offset: int
+    committed_ms: int
+
+
+class GroupInfo(NamedTuple):
+    topic: str
+    group: str
+    members: tuple[str, ...]
+    """Ids of the sessions that joined, sorted."""
+    offsets: tuple[GroupOffset, ...]
+    """By partition."""
+
+
+class _Group:
+    __slots__ = ("arriving", "members", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, CommittedOffset] = {}
+        self.members: set[str] = set()
+        self.arriving = 0
+        """First commits in flight: they hold the group's place under the limit."""
+
+
+_Pair = tuple[str, str]
+
+
+class Groups:
+    def __init__(self, engine: Engine, clock: Clock, limits: BrokerLimits) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._limits = limits
+        self._groups: dict[_Pair, _Group] = {}
+        self._sessions: dict[str, set[_Pair]] = {}
+        self._member_count = 0
+        self._table = Table(
+            engine,
+            GROUPS_TOPIC,
+            OffsetKey,
+            CommittedOffset,
+            entries_max=limits.group_offsets_max,
+            value_bytes_max=OFFSET_BYTES_MAX,
+            on_change=self._changed,
+        )
+
+    async def start(self) -> None:
+        await self._table.load()
+        await self._delete_leftovers([key for key, entry in self._table.items() if not self._counts(key.topic, entry)])
+
+    async def close(self) -> None:
+        await self._table.close()
+
+    # -- offsets ----------------------------------------------------------------------------------------------------------
+
+    def commit(self, topic: str, group: str, partition: int, offset: int) -> asyncio.Future[None]:
+        """Done when the offset is committed. Creates the group; the topic need not exist."""
+        if not 0 <= offset <= INT64_MAX:
+            raise InvalidRequest(
+                f"offset {offset} is out of range: an offset is the next one to read, 0 to {INT64_MAX}"
+            )
+        info = self._engine.topics().get(topic)
+        partitions = PARTITIONS_MAX if info is None else info.config.partitions
+        if not 0 <= partition < partitions:
+            raise PartitionNotFound(f"partition {partition} not found: {topic} has partitions 0 to {partitions - 1}")
+        state = self._groups.get((topic, group)) or self._admit(topic, group)
+        arriving = not state.offsets
+        state.arriving += arriving
+        try:
+            future = self._table.put(
+                OffsetKey(topic, group, partition),
+                CommittedOffset(offset, self._clock.now_ms(), "" if info is None else info.id),
+            )
+        except PenstockError:
+            self._settle(state, (topic, group), arriving)
+            raise
+        if arriving:
+            future.add_done_callback(lambda _: self._settle(state, (topic, group), arriving))
+        return future
+
+    def committed(self, topic: str, group: str, partition: int) -> int | None:
+        """The next offset to read, None where none was committed. Raises GroupNotFound where there is no such group."""
+        state = self._groups.get((topic, group))
+        if state is not None:
+            entry = state.offsets.get(partition)
+            if entry is not None and self._counts(topic, entry):
+                return entry.offset
+            if self._known(topic, state):
+                return None
+        raise _not_found(group, topic)
+
+    async def delete(self, group: str, topic: str | None) -> None:
+        """Delete the group's offsets and forget its members, in one topic or in all. Raises GroupNotFound where there is none."""
+        pairs = [pair for pair, state in self._named(group, topic) if self._known(pair[0], state)]
+        if not pairs:
+            raise _not_found(group, topic)
+        keys = [OffsetKey(*pair, partition) for pair in pairs for partition in self._groups[pair].offsets]
+        for at in range(0, len(keys), DELETES_PER_APPEND_MAX):
+            await self._table.change([(key, None) for key in keys[at : at + DELETES_PER_APPEND_MAX]])
+        self._forget_members(pairs)
+
+    async def forget_topic(self, topic: str) -> None:
+        """The topic was deleted: so are its offsets, and nobody reads it any more."""
+        pairs = [pair for pair in self._groups if pair[0] == topic]
+        keys = [OffsetKey(*pair, partition) for pair in pairs for partition in self._groups[pair].offsets]
+        self._forget_members(pairs)
+        await self._delete_leftovers(keys)
+
+    async def _delete_leftovers(self, keys: Sequence[OffsetKey]) -> None:
+        # Their topic ids fit no topic, so they count for nothing already; where the disk is full they may stay until the next start.
+        with suppress(PenstockError):
+            for at in range(0, len(keys), DELETES_PER_APPEND_MAX):
+                await self._table.change([(key, None) for key in keys[at : at + DELETES_PER_APPEND_MAX]])
+
+    # -- members ----------------------------------------------------------------------------------------------------------
+
+    def join(self, topic: str, group: str, session_id: str) -> None:
+        """A session reads the topic under the group's name, until it leaves. Joining twice is joining once."""
+        pair = (topic, group)
+        joined = self._sessions.setdefault(session_id, set())
+        if pair in joined:
+            return
+        try:
+            if self._member_count >= self._limits.group_members_max:
+                raise LimitExceeded(
+                    f"{self._member_count} subscriptions are open, the most allowed: close some sessions or raise limits.group_members_max"
+                )
+            state = self._groups.get(pair) or self._admit(topic, group)
+        except PenstockError:
+            if not joined:
+                del self._sessions[session_id]
+            raise
+        state.members.add(session_id)
+        joined.add(pair)
+        self._member_count += 1
+
+    def leave(self, session_id: str) -> None:
+        """The session is gone; so are its subscriptions, if it had any."""
+        for pair in self._sessions.pop(session_id, ()):
+            state = self._groups[pair]
+            state.members.remove(session_id)
+            self._member_count -= 1
+            self._drop_if_empty(state, pair)
+
+    def _forget_members(self, pairs: Sequence[_Pair]) -> None:
+        for pair in pairs:
+            state = self._groups.get(pair)
+            if state is not None:
+                for session_id in state.members:
+                    self._sessions[session_id].remove(pair)
+                self._member_count -= len(state.members)
+                state.members.clear()
+                self._drop_if_empty(state, pair)
+
+    # -- looking ----------------------------------------------------------------------------------------------------------
+
+    def infos(self) -> list[GroupInfo]:
+        """Every group, by topic and name."""
+        return [self._info(pair, state) for pair, state in sorted(self._groups.items()) if self._known(pair[0], state)]
+
+    def offsets(self) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
+        """Every committed offset, in no order. To be taken without waiting in between."""
+        return ((key, entry) for key, entry in self._table.items() if self._counts(key.topic, entry))
+
+    @property
+    def offset_count(self) -> int:
+        return len(self._table)
+
+    def describe(self, group: str, topic: str | None) -> list[GroupInfo]:
+        """The group in one topic or in each topic it reads. Raises GroupNotFound where there is none."""
+        found = [self._info(pair, state) for pair, state in self._named(group, topic) if self._known(pair[0], state)]
+        if not found:
+            raise _not_found(group, topic)
+        return found
+
+    def _named(self, group: str, topic: str | None) -> list[tuple[_Pair, _Group]]:
+        if topic is not None:
+            state = self._groups.get((topic, group))
+            return [] if state is None else [((topic, group), state)]
+        return sorted(
+            ((pair, state) for pair, state in self._groups.items() if pair[1] == group), key=lambda item: item[0]
+        )
+
+    def _info(self, pair: _Pair, state: _Group) -> GroupInfo:
+        offsets = (
+            GroupOffset(partition, entry.offset, entry.committed_ms)
+            for partition, entry in sorted(state.offsets.items())
+            if self._counts(pair[0], entry)
+        )
+        return GroupInfo(*pair, tuple(sorted(state.members)), tuple(offsets))
+
+    def _known(self, topic: str, state: _Group) -> bool:
+        return bool(state.members) or any(self._counts(topic, entry) for entry in state.offsets.values())
+
+    def _counts(self, topic: str, entry: CommittedOffset) -> bool:
+        """Whether the offset was committed for the topic that bears the name now."""
+        info = self._engine.topics().get(topic)
+        return entry.topic_id == ("" if info is None else info.id)
+
+    # -- keeping ----------------------------------------------------------------------------------------------------------
+
+    def _admit(self, topic: str, group: str) -> _Group:
+        validate_topic_name(topic)
+        validate_group_name(group, self._limits.group_name_bytes_max)
+        if len(self._groups) >= self._limits.groups_max:
+            raise LimitExceeded(
+                f"there are {len(self._groups)} groups, the most allowed: delete some or raise limits.groups_max"
+            )
+        state = self._groups[topic, group] = _Group()
+        return state
+
+    def _changed(self, key: OffsetKey, entry: CommittedOffset | None) -> None:
+        pair = key.topic, key.group
+        state = self._groups.get(pair)
+        if entry is not None:
+            if state is None:
+                state = self._groups[pair] = _Group()
+            state.offsets[key.partition] = entry
+        elif state is not None:
+            state.offsets.pop(key.partition, None)
+            self._drop_if_empty(state, pair)
+
+    def _settle(self, state: _Group, pair: _Pair, arrived: int) -> None:
+        state.arriving -= arrived
+        self._drop_if_empty(state, pair)
+
+    def _drop_if_empty(self, state: _Group, pair: _Pair) -> None:
+        if not (state.offsets or state.members or state.arriving) and self._groups.get(pair) is state:
+            del self._groups[pair]
+
+
+def _not_found(group: str, topic: str | None) -> GroupNotFound:
+    return GroupNotFound(f"consumer group not found: {group if topic is None else f'{topic}:{group}'}")

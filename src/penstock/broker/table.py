@@ -1,0 +1,181 @@
+"""A table: keys and values that live in one compacted internal topic and, once committed, in memory.
+
+The log is the only database. A table reads its topic once, at start, and from then on answers from memory; a change is a record
+with the same key (no value: deleted), and shows in memory when its commit has come back, never before. So what a reader was told
+survives a crash, and what a crash loses was told to no one.
+
+Keys and values are msgspec types in MessagePack: compact, and equal keys have equal bytes, which is what compaction goes by.
+Structs with `array_like=True` may gain fields at their end: older records then take the default.
+
+A change does not wait for the one before it. The log gathers what arrives while a flush runs into one block, so many changes in
+flight cost about as much as one; they take effect in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, ItemsView, Sequence
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from penstock.broker.access import is_internal
+from penstock.errors import CorruptBlock, CorruptMetadata, InvalidRequest, LimitExceeded, PenstockError, ShuttingDown
+from penstock.log.api import Appended, Batch, Engine, Partition, TopicConfig
+from penstock.log.block import Block
+
+# Compaction works on sealed segments; small ones keep a busy table from growing far beyond what it holds. An acknowledged change
+# is always on disk, whatever the default for user topics.
+TABLE_CONFIG: Final = TopicConfig(partitions=1, cleanup="compact", segment_bytes=16 << 20)
+KEY_BYTES_MAX: Final = 4 << 10
+VALUE_BYTES_MAX: Final = 1 << 20
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class Table(Generic[_Key, _Value]):
+    """`on_change(key, value or None)` is called for every record that is loaded or committed, in order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        topic: str,
+        key_type: type[_Key],
+        value_type: type[_Value],
+        *,
+        entries_max: int,
+        value_bytes_max: int = VALUE_BYTES_MAX,
+        on_change: Callable[[_Key, _Value | None], None] | None = None,
+    ) -> None:
+        assert is_internal(topic), f"table topic {topic} must be internal"
+        self.topic = topic
+        self._engine = engine
+        self._partition: Partition | None = None
+        self._key_decoder = msgspec.msgpack.Decoder(key_type)
+        self._value_decoder = msgspec.msgpack.Decoder(value_type)
+        self._entries: dict[_Key, _Value] = {}
+        self._entries_max = entries_max
+        self._value_bytes_max = value_bytes_max
+        self._on_change = on_change
+        self._applied_end = 0
+        self._in_flight = 0
+        self._drained: asyncio.Future[None] | None = None
+        self._closed = False
+
+    # -- reading ----------------------------------------------------------------------------------------------------------
+
+    def get(self, key: _Key) -> _Value | None:
+        return self._entries.get(key)
+
+    def items(self) -> ItemsView[_Key, _Value]:
+        return self._entries.items()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- writing ----------------------------------------------------------------------------------------------------------
+
+    def put(self, key: _Key, value: _Value) -> asyncio.Future[None]:
+        """Done when the entry is committed and in memory. Raises at once where the change cannot be made."""
+        return self.change([(key, value)])
+
+    def delete(self, key: _Key) -> asyncio.Future[None]:
+        return self.change([(key, None)])
+
+    def change(self, changes: Sequence[tuple[_Key, _Value | None]]) -> asyncio.Future[None]:
+        """Several changes in one append."""
+        if self._partition is None or self._closed:
+            raise ShuttingDown(f"table {self.topic} is not open: the broker is starting or stopping, try again")
+        keys, values = [], []
+        added = 0
+        for key, value in changes:
+            keys.append(_bounded(_ENCODER.encode(key), KEY_BYTES_MAX, "key", self.topic))
+            values.append(
+                None if value is None else _bounded(_ENCODER.encode(value), self._value_bytes_max, "value", self.topic)
+            )
+            added += value is not None and key not in self._entries
+        # Changes in flight may add entries too; counting all of them keeps the bound at the price of refusing a little early.
+        if added and len(self._entries) + self._in_flight + added > self._entries_max:
+            raise LimitExceeded(
+                f"table {self.topic} is full with {self._entries_max} entries: delete some or raise its limit"
+            )
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def committed(result: Appended | PenstockError) -> None:
+            self._in_flight -= len(changes)
+            if isinstance(result, PenstockError):
+                if not future.done():
+                    future.set_exception(result)
+            else:
+                assert result.base_offset >= self._applied_end, "the log acknowledged two appends in the wrong order"
+                self._applied_end = result.base_offset + len(changes)
+                for key, value in changes:
+                    self._apply(key, value)
+                if not future.done():
+                    future.set_result(None)
+            if not self._in_flight and self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
+
+        self._in_flight += len(changes)
+        self._partition.append(Batch(values, keys), committed)
+        return future
+
+    def _apply(self, key: _Key, value: _Value | None) -> None:
+        if value is None:
+            self._entries.pop(key, None)
+        else:
+            self._entries[key] = value
+        if self._on_change is not None:
+            self._on_change(key, value)
+
+    # -- opening and closing ----------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Create the topic where it is missing and read it. Raises where a part of it cannot be read: better no start than half a table."""
+        if self.topic not in self._engine.topics():
+            await self._engine.create_topic(self.topic, TABLE_CONFIG)
+        partition = self._engine.partition(self.topic, 0)
+        offset = partition.start_offset
+        while offset < partition.committed_end:
+            try:
+                blocks = await partition.read(offset)
+            except CorruptBlock as error:
+                raise CorruptBlock(
+                    f"table {self.topic} cannot be loaded at offset {offset}: {error}; the broker does not start with a part of "
+                    "its state: restore the file from a copy of the data directory"
+                ) from error
+            if not blocks:
+                break
+            for block in blocks:
+                self._load_block(block)
+            offset = blocks[-1].next_offset
+        self._applied_end = partition.committed_end
+        self._partition = partition
+
+    def _load_block(self, block: Block) -> None:
+        keys = block.keys() or [None] * block.count
+        for offset, encoded_key, encoded_value in zip(block.offsets(), keys, block.values(), strict=True):
+            try:
+                key = self._key_decoder.decode(encoded_key or b"")
+                value = None if encoded_value is None else self._value_decoder.decode(encoded_value)
+            except msgspec.MsgspecError as error:
+                raise CorruptMetadata(
+                    f"table {self.topic} has a record at offset {offset} that this release cannot read ({error}): "
+                    "start the release that wrote it, or a newer one"
+                ) from error
+            self._apply(key, value)
+
+    async def close(self) -> None:
+        """Take no more changes and wait for those in flight."""
+        self._closed = True
+        if self._in_flight:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+
+def _bounded(encoded: bytes, bytes_max: int, what: str, topic: str) -> bytes:
+    if len(encoded) > bytes_max:
+        raise InvalidRequest(f"{what} of {len(encoded)} bytes does not fit table {topic}: at most {bytes_max}")
+    return encoded
