@@ -1,0 +1,287 @@
+"""One TCP or TLS connection: the bridge between an asyncio transport and a session.
+
+Bytes go up as they come (`data_received` to `Session.receive`) and down as they are given (`send` to the transport, which writes at once
+when it can). Nothing here parses, and nothing here waits.
+
+A connection ends in one of two ways. `finish` is for everything foreseen (the peer is done, it broke its protocol, the server stops):
+no more input is taken, what is in flight is answered, then it closes. If the peer may still be sending, only our half is closed and its
+bytes are thrown away for a moment, because closing on top of unread input makes the kernel send a reset that can destroy answers under
+way. `abort` is for everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol, cast
+
+import structlog
+
+from penstock.clock import Clock
+from penstock.errors import ProtocolViolation
+from penstock.net.deadlines import ConnectionWatch, Expiry
+from penstock.net.flow import ENDING, SEND_BUFFER, InFlightBudget, ReadFlow
+from penstock.net.limits import ListenerLimits
+from penstock.net.session import Session, SessionFactory
+from penstock.net.stats import ListenerStats
+from penstock.net.tls import subject_of
+
+LOGGED_PREFIX_BYTES = 16
+LOGGED_REASON_CHARS = 200
+
+log = structlog.get_logger("penstock.net")
+
+
+class State(IntEnum):
+    """What happens to a connection, in this order; some skip a step."""
+
+    OPEN = 0
+    FINISHING = 1  # no more input is taken; what is in flight is being answered
+    LINGERING = 2  # everything is answered and our half closed; what the peer still sends is thrown away
+    CLOSED = 3
+
+
+class ConnectionOwner(Protocol):
+    """The listener, as its connections see it."""
+
+    name: str
+    limits: ListenerLimits
+    stats: ListenerStats
+    clock: Clock
+    budget: InFlightBudget
+    factory: SessionFactory
+
+    def opened(self, connection: TcpConnection) -> None: ...
+
+    def answered(self, connection: TcpConnection) -> None:
+        """A connection that was told to finish owes its peer no more answers."""
+        ...
+
+    def lost(self, connection: TcpConnection) -> None: ...
+
+
+class TcpConnection(asyncio.Protocol):
+    """Implements `penstock.net.session.Connection` for its session."""
+
+    __slots__ = (
+        "_encrypted",
+        "_flow",
+        "_fresh",
+        "_linger",
+        "_linger_until_s",
+        "_owner",
+        "_peer_done",
+        "_quickack_socket",
+        "_sent_bytes",
+        "_session",
+        "_state",
+        "_transport",
+        "_watch",
+        "listener",
+        "made",
+        "peer",
+        "principal_hint",
+        "writable",
+    )
+
+    _flow: ReadFlow
+    _transport: asyncio.Transport
+    _watch: ConnectionWatch
+
+    def __init__(self, owner: ConnectionOwner, peer: str, quickack_socket: socket.socket | None = None) -> None:
+        self._owner = owner
+        self._quickack_socket = quickack_socket
+        self._session: Session | None = None
+        self._state = State.OPEN
+        self._encrypted = False
+        self._fresh = True
+        self._linger = False
+        self._linger_until_s: float | None = None
+        self._peer_done = False
+        self._sent_bytes = 0
+        self.listener = owner.name
+        self.made = False
+        self.peer = peer
+        self.principal_hint: str | None = None
+        self.writable = True
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        owner = self._owner
+        limits = owner.limits
+        self.made = True
+        self._transport = cast(asyncio.Transport, transport)
+        self._encrypted = transport.get_extra_info("sslcontext") is not None
+        if self._encrypted:
+            self.principal_hint = subject_of(transport.get_extra_info("peercert"))
+        self._flow = ReadFlow(self._transport, limits.in_flight_bytes_max, owner.budget, owner.stats)
+        self._watch = ConnectionWatch(owner.clock.monotonic())
+        self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
+        owner.opened(self)
+        if self._state is State.OPEN:
+            self._run(self._open_session)
+
+    def data_received(self, data: bytes) -> None:
+        self._owner.stats.bytes_in += len(data)
+        if self._state is not State.OPEN:
+            return
+        self._watch.received = True
+        assert self._session is not None
+        self._run(self._session.receive, data)
+        self._fresh = False
+        if self._quickack_socket is not None:
+            # The kernel forgets the wish after a while, and a peer that sends a frame in two writes then waits 40 ms for each.
+            self._quickack_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    def eof_received(self) -> bool:
+        self._peer_done = True
+        if self._encrypted:
+            return False  # asyncio cannot keep one half of a TLS connection open
+        if self._state is State.LINGERING:
+            return False
+        self.finish()
+        return True
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        self._flow.block(SEND_BUFFER)
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self._session is not None:
+            self._run(self._session.resume)
+        if self.writable:
+            self._flow.unblock(SEND_BUFFER)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if isinstance(error, ConnectionError):
+            self._owner.stats.resets += 1
+        self._state = State.CLOSED
+        self._quickack_socket = None
+        self.writable = False
+        self._flow.lost()
+        session, self._session = self._session, None
+        if session is not None:
+            self._run(session.closed)
+        self._owner.lost(self)
+
+    # What the session calls.
+
+    def send(self, data: bytes) -> None:
+        transport = self._transport
+        if self._state <= State.FINISHING and not transport.is_closing():
+            size = len(data)
+            self._sent_bytes += size
+            self._owner.stats.bytes_out += size
+            transport.write(data)
+
+    def close(self) -> None:
+        self.finish(linger=True)
+
+    def hold(self, size_bytes: int) -> None:
+        self._flow.hold(size_bytes)
+        self._watch.frame_completed()
+
+    def release(self, size_bytes: int) -> None:
+        self._flow.release(size_bytes)
+        if self._state is State.FINISHING and not self._flow.held_bytes:
+            asyncio.get_running_loop().call_soon(self._conclude)
+
+    def frame_pending(self, pending: bool) -> None:
+        self._watch.frame_pending(pending)
+
+    # What the listener calls.
+
+    def sweep(self, now_s: float) -> None:
+        """Look at the deadlines."""
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if self._state is State.LINGERING and not unsent_bytes:
+            if self._linger_until_s is None:
+                self._linger_until_s = now_s + self._owner.limits.linger_s_max
+            elif now_s >= self._linger_until_s:
+                self.abort()
+            return
+        expiry = self._watch.judge(
+            now_s,
+            self._owner.limits,
+            reading=self._flow.reading,
+            owed=self._flow.held_bytes > 0,
+            unsent_bytes=unsent_bytes,
+            delivered_bytes=self._sent_bytes - unsent_bytes,
+        )
+        if expiry is not None:
+            self._expired(expiry)
+
+    def finish(self, *, linger: bool = False) -> None:
+        """Take no more input, answer what is in flight, then close; with `linger`, give the peer time to take the answers."""
+        if self._state is State.OPEN:
+            self._state = State.FINISHING
+            self._linger = linger
+            self._flow.block(ENDING)
+            # Later, because whoever calls may be about to send.
+            asyncio.get_running_loop().call_soon(self._conclude)
+
+    def stop(self) -> None:
+        """Finish because the server stops. A peer that waits for nothing needs no time to take it."""
+        self.finish(linger=self._flow.held_bytes > 0)
+
+    def abort(self) -> None:
+        """End at once; what is not sent yet is lost."""
+        self._state = State.CLOSED
+        self._transport.abort()
+
+    def _open_session(self) -> None:
+        self._session = self._owner.factory(self)
+
+    def _run(self, step: Callable[..., None], *received: bytes) -> None:
+        """Run a step of the session. Whatever it raises ends this connection and no other."""
+        try:
+            step(*received)
+        except ProtocolViolation as violation:
+            self._violated(violation, received[0] if received and self._fresh else b"")
+        except Exception:
+            self._owner.stats.session_errors += 1
+            log.exception("session_failed", listener=self.listener, peer=self.peer)
+            self.abort()
+
+    def _conclude(self) -> None:
+        if self._state is not State.FINISHING or self._flow.held_bytes:
+            return
+        self._owner.answered(self)
+        if self._linger and not self._peer_done and self._transport.can_write_eof():
+            self._state = State.LINGERING
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._state = State.CLOSED
+            self._transport.close()
+
+    def _violated(self, violation: ProtocolViolation, received: bytes) -> None:
+        """One line says what happened. Only the start of a conversation is shown: it tells which protocol the peer speaks."""
+        self._owner.stats.protocol_errors += 1
+        log.warning(
+            "protocol_violation",
+            listener=self.listener,
+            peer=self.peer,
+            reason=str(violation)[:LOGGED_REASON_CHARS],
+            **({"starts_with": repr(received[:LOGGED_PREFIX_BYTES])[2:-1]} if received else {}),
+        )
+        self.finish(linger=self._sent_bytes > 0 or self._flow.held_bytes > 0)
+
+    def _expired(self, expiry: Expiry) -> None:
+        stats = self._owner.stats
+        if expiry is Expiry.IDLE:
+            stats.closed_idle += 1
+            log.debug("connection_expired", listener=self.listener, peer=self.peer, reason=expiry.value)
+            self.finish()
+            return
+        log.info("connection_expired", listener=self.listener, peer=self.peer, reason=expiry.value)
+        if expiry is Expiry.HALF_FRAME:
+            stats.closed_header += 1
+            self.finish()
+        else:
+            stats.closed_unread += 1
+            self.abort()

@@ -1,0 +1,67 @@
+"""The bounds a listener keeps, in one dataclass, each with where its number comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    connections_max: int = 10_000
+    """Sockets held at once, handshakes included. One more is closed at once and counted as refused."""
+
+    in_flight_bytes_max: int = 16 * MIB
+    """Request bytes one connection may have waiting for their answer before its socket is no longer read. Reading starts again
+    at half of it. One request may be larger: it is taken whole, and the next is not read until it is answered."""
+
+    in_flight_total_bytes_max: int = 256 * MIB
+    """The same bound for everything that shares one budget, normally the whole server. A connection that was being read when it
+    was crossed overshoots by one read at most."""
+
+    idle_s_max: float = 300.0
+    """A connection over which nothing moved in either direction for this long is closed, unless the next step is ours. A peer
+    that leaves answers unread for this long is closed too. Five minutes is what clients with a keep-alive expect to survive."""
+
+    header_s_max: float = 30.0
+    """How long a frame may stay half received. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take
+    27 s), short enough that dripping bytes does not hold a connection."""
+
+    handshake_s_max: float = 10.0
+    """How long a TLS handshake may take."""
+
+    linger_s_max: float = 1.0
+    """How long a connection we end is kept for the peer to take the last answers. Closing with unread input at once would make
+    the kernel send a reset, and a reset may overtake an answer."""
+
+    send_buffer_high_bytes: int = 1 * MIB
+    """Answers waiting in our memory for a slow reader. Above it the session starts no more work and the socket is not read, so
+    one connection costs at most this and one answer."""
+
+    send_buffer_low_bytes: int = 256 * KIB
+    """Where work goes on again; below the high mark, so that a steady reader does not toggle with every packet."""
+
+    backlog: int = 1024
+    """Connections the kernel holds for us between two turns of the loop; the kernel may lower it (net.core.somaxconn)."""
+
+    accepts_per_turn_max: int = 64
+    """Connections accepted in one turn of the loop, so that a flood of them cannot starve those that are open."""
+
+    descriptors_reserved: int = 64
+    """File descriptors left to the log when connections have used up the rest; at most a quarter of what the process may open."""
+
+    sweep_s: float = 1.0
+    """How often deadlines are looked at. One pass costs a fraction of a microsecond per connection; deadlines are late by at most
+    two passes."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.send_buffer_low_bytes >= self.send_buffer_high_bytes:
+            raise ValueError(
+                f"send_buffer_low_bytes ({self.send_buffer_low_bytes}) must be below send_buffer_high_bytes"
+                f" ({self.send_buffer_high_bytes})"
+            )

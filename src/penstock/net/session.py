@@ -1,0 +1,73 @@
+"""The two sides of a connection: what the network is handed, and what it hands out.
+
+A session decodes and answers; a connection moves bytes and keeps the limits. Everything happens on one event loop, in callbacks: no
+task and no future per message. The network never imports a session; it is given a factory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Session(Protocol):
+    """One client's conversation, as the network sees it."""
+
+    def receive(self, data: bytes) -> None:
+        """Take a whole read. ProtocolViolation ends the connection once what is in flight is answered."""
+        ...
+
+    def resume(self) -> None:
+        """The send buffer has drained: go on with requests that were put off."""
+        ...
+
+    def closed(self) -> None:
+        """The connection is gone. What is still held must be released when its work ends, not before."""
+        ...
+
+
+class Connection(Protocol):
+    """One connection, as a session sees it."""
+
+    @property
+    def peer(self) -> str:
+        """Where the peer is, as `host:port`."""
+        ...
+
+    @property
+    def listener(self) -> str:
+        """The name of the listener that accepted it."""
+        ...
+
+    @property
+    def principal_hint(self) -> str | None:
+        """The subject of the peer's verified TLS certificate, as in `CN=alice,O=Example`."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """False while the send buffer is above its high mark: start no work that produces output until `resume`."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the peer. Dropped without a word once the connection is ending."""
+        ...
+
+    def close(self) -> None:
+        """Take no more input, and close once what was sent is flushed."""
+        ...
+
+    def hold(self, size_bytes: int) -> None:
+        """A request of this size was received whole and waits for its answer. Above the bound the socket is not read."""
+        ...
+
+    def release(self, size_bytes: int) -> None:
+        """The request was answered. Owed for every hold, also after `closed`."""
+        ...
+
+    def frame_pending(self, pending: bool) -> None:
+        """Whether the input ends inside a frame. Net limits how long one frame may take; each hold starts the time anew."""
+        ...
+
+
+SessionFactory = Callable[[Connection], Session]
