@@ -1,0 +1,1 @@
+"""FlyMQ: opcodes over TCP, one reply a request, in order."""

@@ -1,0 +1,407 @@
+"""FlyMQ bytes to messages, in both directions, without I/O.
+
+`feed` takes a whole read and returns every message that is complete. Producing is the hot path, so consecutive PRODUCE frames for
+one topic and partition field become one `ProduceRun`, found in three steps: the first frame is read field by field; if the frames
+behind it look the same, all of them are checked and cut by one array operation; the rest are matched one by one against the first
+frame's constant bytes. Frames that no step recognises go the long way, where every field is named in the error.
+
+A frame that is half received is kept as it came. Nothing is allocated by the length a peer announces, and the header of a kept
+frame is looked at once, so a peer that drips bytes costs no more than one that does not.
+
+The end of a conversation is kept apart from its contents: frames in front of a broken header are still returned, then `violation`
+is set and every later `feed` raises it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import Struct
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from penstock.errors import ProtocolViolation
+from penstock.protocols.bytes import U32, decode_text
+from penstock.protocols.flymq.reply_decoding import decode_produced
+from penstock.protocols.flymq.request_decoding import decode_produce, decode_request
+from penstock.protocols.flymq.request_messages import (
+    BadRequest,
+    Call,
+    Compressed,
+    ProduceRun,
+    Request,
+)
+from penstock.protocols.flymq.wire import (
+    COMPRESSION_GZIP,
+    COMPRESSION_MASK,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    PAYLOAD_BYTES_MAX,
+    PRODUCE_FIXED_BYTES,
+    VERSION,
+    Opcode,
+)
+
+_PRODUCE = int(Opcode.PRODUCE)
+_UNIFORM_FRAMES_MIN = 16
+"""Below this many frames, setting up arrays costs more than it saves."""
+_GZIP_WINDOW_BITS = 31
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True, slots=True)
+class CodecLimits:
+    """What one frame may make us hold."""
+
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    inflated_bytes_max: int = PAYLOAD_BYTES_MAX
+    """Of a gzip payload once inflated: as much as it could have carried plain."""
+
+
+class _FrameDecoder(ABC, Generic[Message]):
+    """Cuts a stream into frames; subclasses say what a frame means."""
+
+    __slots__ = ("_kept", "_limits", "_needed_bytes", "violation")
+
+    def __init__(self, limits: CodecLimits | None = None) -> None:
+        self._limits = limits or CodecLimits()
+        self._kept = bytearray()
+        self._needed_bytes = 0
+        self.violation: ProtocolViolation | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return bool(self._kept)
+
+    def feed(self, data: bytes) -> list[Message]:
+        if self.violation is not None:
+            raise self.violation
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._needed_bytes:
+                return []
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        messages: list[Message] = []
+        try:
+            position = self._decode(data, messages)
+        except ProtocolViolation as violation:
+            self.violation = violation
+            if not messages:
+                raise
+            return messages
+        if position < len(data):
+            self._kept += memoryview(data)[position:]
+        return messages
+
+    def _decode(self, data: bytes, messages: list[Message]) -> int:
+        """Append what is complete to `messages`; returns where the incomplete rest begins."""
+        position, end = 0, len(data)
+        payload_bytes_max = self._limits.payload_bytes_max
+        while end - position >= HEADER_BYTES:
+            magic, version, opcode, flags, length = HEADER.unpack_from(data, position)
+            if magic != MAGIC or version != VERSION:
+                raise ProtocolViolation(
+                    f"not a FlyMQ frame: it begins with {data[position : position + 2].hex(' ')}, af 01 is expected"
+                )
+            if length > payload_bytes_max:
+                raise ProtocolViolation(f"frame of {length} payload bytes, at most {payload_bytes_max} are allowed")
+            frame_end = position + HEADER_BYTES + length
+            if frame_end > end:
+                self._needed_bytes = frame_end - position
+                return position
+            position = self._take(opcode, flags, data, position, frame_end, messages)
+        self._check_start(data[position:])
+        self._needed_bytes = HEADER_BYTES
+        return position
+
+    @staticmethod
+    def _check_start(start: bytes) -> None:
+        """Refuse a stranger at the first byte: what speaks another protocol may wait for our answer before it sends eight."""
+        if start and (start[0] != MAGIC or (len(start) > 1 and start[1] != VERSION)):
+            raise ProtocolViolation(f"not a FlyMQ frame: it begins with {start[:2].hex(' ')}, af 01 is expected")
+
+    @abstractmethod
+    def _take(
+        self, opcode: int, flags: int, data: bytes, position: int, frame_end: int, messages: list[Message]
+    ) -> int:
+        """Handle the frame `data[position:frame_end]`, and more behind it if that is cheaper; returns where it stopped."""
+
+
+class RequestDecoder(_FrameDecoder[Request]):
+    """The server's side."""
+
+    __slots__ = ()
+
+    def _take(
+        self, opcode: int, flags: int, data: bytes, position: int, frame_end: int, messages: list[Request]
+    ) -> int:
+        payload = data[position + HEADER_BYTES : frame_end]
+        if flags & COMPRESSION_MASK in COMPRESSION_GZIP:
+            messages.append(Call(opcode, Compressed(payload), frame_end - position))
+            return frame_end
+        if opcode != _PRODUCE:
+            messages.append(Call(opcode, decode_request(opcode, payload), frame_end - position))
+            return frame_end
+        run, topic_field_bytes = _produce_run(payload, frame_end - position)
+        if isinstance(run, Call):
+            messages.append(run)
+            return frame_end
+        if messages:
+            last = messages[-1]
+            if isinstance(last, ProduceRun) and last.partition == run.partition and last.topic == run.topic:
+                _join(last, run)
+                run = last
+            else:
+                messages.append(run)
+        else:
+            messages.append(run)
+        if len(data) == frame_end:
+            return frame_end
+        frame_end = _take_uniform(run, data, position, frame_end, topic_field_bytes)
+        return _take_alike(run, data, position, frame_end, topic_field_bytes, self._limits.payload_bytes_max)
+
+
+def _produce_run(payload: bytes, request_bytes: int) -> tuple[ProduceRun | Call, int]:
+    """One PRODUCE frame as a run of one, and the size of its topic field."""
+    try:
+        topic, key, value, partition = decode_produce(payload)
+        name = decode_text(topic, "topic")
+    except ProtocolViolation as violation:
+        return Call(_PRODUCE, BadRequest(violation.message), request_bytes), 0
+    return ProduceRun(name, partition, [key] if key else None, [value], request_bytes), 2 + len(topic)
+
+
+def _join(run: ProduceRun, more: ProduceRun) -> None:
+    _add_keys(run, more.keys, len(more.values))
+    run.values += more.values
+    run.request_bytes += more.request_bytes
+
+
+def _add_keys(run: ProduceRun, keys: list[bytes | None] | None, count: int) -> None:
+    """Called before the values are added: the keys column appears with the first key."""
+    if keys is not None:
+        if run.keys is None:
+            run.keys = [None] * len(run.values)
+        run.keys += keys
+    elif run.keys is not None:
+        run.keys += [None] * count
+
+
+def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic_field_bytes: int) -> int:
+    """Take the frames from `position` that equal the one at `first` in everything but the bytes of key and value.
+
+    Equal headers and lengths mean that each frame ends where the next begins, so what is equal needs no further check.
+    """
+    size = position - first
+    count = (len(data) - position) // size
+    key_at = HEADER_BYTES + topic_field_bytes + 4
+    # A probe at the last of the fewest frames worth it keeps mixed sizes from paying for arrays they cannot use.
+    probe = position + (_UNIFORM_FRAMES_MIN - 1) * size
+    if count < _UNIFORM_FRAMES_MIN or data[probe : probe + key_at] != data[first : first + key_at]:
+        return position
+    (key_bytes,) = U32.unpack_from(data, first + key_at - 4)
+    value_at = key_at + key_bytes + 4
+    value_bytes = size - 4 - value_at
+    rows = np.frombuffer(data, np.uint8, count * size, position).reshape(count, size)
+    model = np.frombuffer(data, np.uint8, size, first)
+    alike = (
+        (rows[:, :key_at] == model[:key_at]).all(axis=1)
+        & (rows[:, key_at + key_bytes : value_at] == model[key_at + key_bytes : value_at]).all(axis=1)
+        & (rows[:, -4:] == model[-4:]).all(axis=1)
+    )
+    if not alike.all():
+        count = int(alike.argmin())
+        if count == 0:
+            return position
+    columns = np.frombuffer(data, _record_dtype(key_at, key_bytes, value_at, value_bytes), count, position)
+    _add_keys(run, columns["key"].tolist() if key_bytes else None, count)
+    run.values += columns["value"].tolist() if value_bytes else [b""] * count
+    run.request_bytes += count * size
+    return position + count * size
+
+
+@lru_cache(maxsize=64)
+def _record_dtype(key_at: int, key_bytes: int, value_at: int, value_bytes: int) -> np.dtype[np.void]:
+    return np.dtype(
+        {
+            "names": ["key", "value"],
+            "formats": [f"V{key_bytes}", f"V{value_bytes}"],
+            "offsets": [key_at, value_at],
+            "itemsize": value_at + value_bytes + 4,
+        }
+    )
+
+
+@lru_cache(maxsize=256)
+def _between_values(topic_field_bytes: int) -> Struct:
+    """What stands between two values: partition and frame start, length, topic, key length, value length where there is no key."""
+    return Struct(f">8sI{topic_field_bytes}sII")
+
+
+def _take_alike(
+    run: ProduceRun, data: bytes, first: int, position: int, topic_field_bytes: int, payload_bytes_max: int
+) -> int:
+    """Take the frames from `position` that have the topic and partition of the one at `first`, whatever their sizes.
+
+    A frame's partition field and the start of the frame behind it are compared as one; so the partition of the last frame taken
+    is only known to be right after the loop.
+    """
+    unpack = _between_values(topic_field_bytes).unpack_from
+    head_bytes = HEADER_BYTES + topic_field_bytes + 8
+    topic_field = data[first + HEADER_BYTES : first + HEADER_BYTES + topic_field_bytes]
+    partition = data[position - 4 : position]
+    seam = partition + data[first : first + 4]
+    fixed_bytes = topic_field_bytes + PRODUCE_FIXED_BYTES
+    values = run.values
+    keys = run.keys
+    add_value = values.append
+    end = len(data)
+    last_head = end - head_bytes
+    before, before_count = position, len(values)
+    started = position
+    while position <= last_head:
+        found_seam, length, found_topic, key_bytes, value_bytes = unpack(data, position - 4)
+        frame_end = position + HEADER_BYTES + length
+        if found_seam != seam or found_topic != topic_field or frame_end > end or length > payload_bytes_max:
+            break
+        value_at = position + head_bytes
+        if key_bytes:
+            key_end = value_at - 4 + key_bytes
+            if key_end + 8 > frame_end:
+                break
+            (value_bytes,) = U32.unpack_from(data, key_end)
+            if length != fixed_bytes + key_bytes + value_bytes:
+                break
+            if keys is None:
+                keys = run.keys = [None] * len(values)
+            keys.append(data[value_at - 4 : key_end])
+            value_at = key_end + 4
+        elif length != fixed_bytes + value_bytes:
+            break
+        elif keys is not None:
+            keys.append(None)
+        add_value(data[value_at : value_at + value_bytes])
+        before = position
+        position = frame_end
+    if len(values) > before_count and data[position - 4 : position] != partition:
+        values.pop()
+        if keys is not None:
+            keys.pop()
+        position = before
+    run.request_bytes += position - started
+    return position
+
+
+def inflate(call: Call, limits: CodecLimits) -> Request:
+    """The request inside a gzip payload."""
+    assert isinstance(call.body, Compressed)
+    try:
+        payload = _gunzip(call.body.payload, limits.inflated_bytes_max)
+    except ProtocolViolation as violation:
+        return Call(call.opcode, BadRequest(violation.message), call.request_bytes)
+    if call.opcode == _PRODUCE:
+        return _produce_run(payload, call.request_bytes)[0]
+    return Call(call.opcode, decode_request(call.opcode, payload), call.request_bytes)
+
+
+def _gunzip(data: bytes, bytes_max: int) -> bytes:
+    parts: list[bytes] = []
+    room = bytes_max
+    while True:
+        member = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        try:
+            # One byte more than allowed tells a payload that is exactly full from one that goes on.
+            part = member.decompress(data, room + 1)
+        except zlib.error as error:
+            raise ProtocolViolation(f"gzip: invalid header or data: {error}") from None
+        room -= len(part)
+        if room < 0:
+            raise ProtocolViolation(f"gzip: the payload inflates to more than {bytes_max} bytes")
+        if not member.eof:
+            raise ProtocolViolation("gzip: unexpected end of the compressed payload")
+        parts.append(part)
+        data = member.unused_data
+        if not data:
+            return b"".join(parts)
+
+
+# --- the client's side ---
+
+
+@dataclass(slots=True)
+class ProducedRun:
+    """Consecutive PRODUCE replies for one topic, one entry a record."""
+
+    topic: str
+    partitions: list[int]
+    offsets: list[int]
+    timestamps_ms: list[int]
+
+
+@dataclass(slots=True)
+class Reply:
+    """Any reply but that of a PRODUCE; ERROR too."""
+
+    opcode: int
+    payload: bytes
+
+
+class ReplyDecoder(_FrameDecoder[ProducedRun | Reply]):
+    """The client's side: replies in the order of the requests."""
+
+    __slots__ = ()
+
+    def _take(
+        self,
+        opcode: int,
+        flags: int,
+        data: bytes,
+        position: int,
+        frame_end: int,
+        messages: list[ProducedRun | Reply],
+    ) -> int:
+        payload = data[position + HEADER_BYTES : frame_end]
+        if opcode != _PRODUCE:
+            messages.append(Reply(opcode, payload))
+            return frame_end
+        topic, partition, offset, timestamp_ms = decode_produced(payload)
+        last = messages[-1] if messages else None
+        if not isinstance(last, ProducedRun) or last.topic != topic:
+            last = ProducedRun(topic, [], [], [])
+            messages.append(last)
+        last.partitions.append(partition)
+        last.offsets.append(offset)
+        last.timestamps_ms.append(timestamp_ms)
+        size = frame_end - position
+        count = (len(data) - frame_end) // size
+        if count < 2:
+            return frame_end
+        return _take_produced(last, data, position, frame_end, count, size)
+
+
+def _take_produced(run: ProducedRun, data: bytes, first: int, position: int, count: int, size: int) -> int:
+    """Take the replies from `position` that have the header and topic of the one at `first`; they all have one size."""
+    head_bytes = size - 28
+    rows = np.frombuffer(data, _produced_dtype(head_bytes), count, position)
+    model = np.frombuffer(data, f"V{head_bytes}", 1, first)
+    alike = rows["head"] == model
+    if not alike.all():
+        rows = rows[: int(alike.argmin())]
+    run.partitions += rows["partition"].tolist()
+    run.offsets += rows["offset"].tolist()
+    run.timestamps_ms += rows["timestamp"].tolist()
+    return position + len(rows) * size
+
+
+@lru_cache(maxsize=256)
+def _produced_dtype(head_bytes: int) -> np.dtype[np.void]:
+    return np.dtype(
+        [("head", f"V{head_bytes}"), ("partition", ">i4"), ("offset", ">u8"), ("timestamp", ">i8"), ("sizes", ">u8")]
+    )

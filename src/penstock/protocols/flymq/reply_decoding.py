@@ -1,0 +1,171 @@
+"""FlyMQ replies as a client reads them: each function takes a payload. Layouts are in `wire`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.errors import ProtocolViolation
+from penstock.protocols.bytes import U64, ByteReader
+from penstock.protocols.flymq.reply_messages import (
+    VECTOR_ROWS_MIN,
+    ClusterPartition,
+    Fetched,
+    GroupLag,
+    GroupState,
+    PartitionMetadata,
+    TopicMetadata,
+    uniform_dtype,
+)
+from penstock.protocols.flymq.wire import (
+    ERROR_MARK,
+    GROUP_OFFSET,
+    LAG,
+    PARTITION_METADATA,
+    RECORD_METADATA,
+    ROW_FIXED_BYTES,
+)
+
+
+def decode_produced(payload: bytes) -> tuple[str, int, int, int]:
+    """Topic, partition, offset and timestamp of one PRODUCE reply."""
+    reader = ByteReader(payload)
+    topic = reader.text16("topic")
+    partition, offset, timestamp_ms, _, _ = RECORD_METADATA.unpack(reader.take(RECORD_METADATA.size, "record metadata"))
+    return topic, partition, offset, timestamp_ms
+
+
+def decode_consumed(payload: bytes) -> tuple[bytes | None, bytes]:
+    reader = ByteReader(payload)
+    key = reader.blob32("key")
+    return key or None, reader.blob32("value")
+
+
+def decode_fetched(payload: bytes, *, native: bool) -> Fetched:
+    reader = ByteReader(payload)
+    count = reader.count32("records", ROW_FIXED_BYTES)
+    next_offset = reader.u64("next offset") if native else 0
+    rows = _decode_uniform(payload, reader.position, count, native) if count >= VECTOR_ROWS_MIN else None
+    if rows is None:
+        rows = _decode_rows(reader, count, native)
+        if not native:
+            next_offset = reader.u64("next offset")
+    elif not native:
+        (next_offset,) = U64.unpack_from(payload, len(payload) - 8)
+    rows.next_offset = next_offset
+    return rows
+
+
+def _decode_uniform(payload: bytes, start: int, count: int, native: bool) -> Fetched | None:
+    """Records without keys and with values of one size, as one array; None where they are not."""
+    records_bytes = len(payload) - start - (0 if native else 8)
+    value_bytes, left_over = divmod(records_bytes, count)
+    value_bytes -= ROW_FIXED_BYTES
+    if left_over or value_bytes <= 0:
+        return None
+    rows = np.frombuffer(payload, uniform_dtype(value_bytes, native), count, start)
+    if rows["key_size"].any() or (rows["value_size"] != value_bytes).any():
+        return None
+    return Fetched(rows["offset"].tolist(), None, rows["value"].tolist(), 0)
+
+
+def _decode_rows(reader: ByteReader, count: int, native: bool) -> Fetched:
+    offsets: list[int] = []
+    keys: list[bytes | None] = []
+    values: list[bytes] = []
+    for _ in range(count):
+        if native:
+            offsets.append(reader.u64("offset"))
+        keys.append(reader.blob32("key") or None)
+        values.append(reader.blob32("value"))
+        if not native:
+            offsets.append(reader.u64("offset"))
+    return Fetched(offsets, keys if any(keys) else None, values, 0)
+
+
+def decode_names(payload: bytes) -> list[str]:
+    return ByteReader(payload).texts16("topics")
+
+
+def decode_topic_metadata(payload: bytes) -> TopicMetadata:
+    reader = ByteReader(payload)
+    topic = reader.text16("topic")
+    partitions = [
+        PartitionMetadata(*PARTITION_METADATA.unpack(reader.take(PARTITION_METADATA.size, "partition")))
+        for _ in range(reader.count32("partitions", PARTITION_METADATA.size))
+    ]
+    config = {}
+    if reader.remaining:
+        for _ in range(reader.count32("settings", 4)):
+            name = reader.text16("setting name")
+            config[name] = reader.text16("setting value")
+    return TopicMetadata(topic, partitions, config)
+
+
+def decode_cluster_metadata_reply(payload: bytes) -> tuple[str, dict[str, list[ClusterPartition]]]:
+    """The cluster's name and, for each topic, who leads its partitions."""
+    reader = ByteReader(payload)
+    cluster = reader.text16("cluster")
+    topics: dict[str, list[ClusterPartition]] = {}
+    for _ in range(reader.count32("topics", 6)):
+        partitions = topics[reader.text16("topic")] = []
+        for _ in range(reader.count32("partitions", 28)):
+            partitions.append(
+                ClusterPartition(reader.i32("partition"), reader.text16("leader"), reader.text16("address"))
+            )
+            reader.u64("epoch")
+            reader.text16("state")
+            reader.texts16("replicas")
+            reader.texts16("in-sync replicas")
+    return cluster, topics
+
+
+def decode_offset(payload: bytes) -> int:
+    return ByteReader(payload).u64("offset")
+
+
+def decode_lag(payload: bytes) -> GroupLag:
+    return GroupLag(*LAG.unpack(ByteReader(payload).take(LAG.size, "lag")))
+
+
+def decode_groups(payload: bytes) -> list[GroupState]:
+    reader = ByteReader(payload)
+    return [_read_group(reader) for _ in range(reader.count32("groups", 12))]
+
+
+def decode_group(payload: bytes) -> GroupState:
+    return _read_group(ByteReader(payload))
+
+
+def _read_group(reader: ByteReader) -> GroupState:
+    topic, group, members = reader.text16("topic"), reader.text16("group"), reader.u32("members")
+    count = reader.count32("offsets", GROUP_OFFSET.size)
+    offsets = dict(GROUP_OFFSET.iter_unpack(reader.take(count * GROUP_OFFSET.size, "offsets")))
+    return GroupState(topic, group, members, offsets)
+
+
+def decode_authenticated(payload: bytes) -> bool:
+    """Whether the credentials were taken; that is where both layouts agree."""
+    return ByteReader(payload).boolean("success")
+
+
+def decode_identity(payload: bytes) -> str | None:
+    """The user's name, None when not authenticated."""
+    reader = ByteReader(payload)
+    authenticated = reader.boolean("authenticated")
+    user = reader.text16("user")
+    return user if authenticated else None
+
+
+def decode_error(payload: bytes) -> str:
+    """The message, whichever of the forms in use it has: the contract's, a u32 code and a string, or bare text."""
+    reader = ByteReader(payload)
+    for skip in (1, 4):
+        try:
+            reader.position = 0
+            reader.take(skip, "code")
+            message = reader.text16("message")
+            reader.finish("message")
+        except ProtocolViolation:
+            continue
+        return message.removeprefix(ERROR_MARK)
+    return payload.decode(errors="replace")

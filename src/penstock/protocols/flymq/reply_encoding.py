@@ -1,0 +1,283 @@
+"""FlyMQ replies as the server sends them: each function returns whole frames. Layouts are in `wire`.
+
+The two that carry records work on columns, so that a thousand rows cost a few vector operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocols.bytes import I32, U32, U64, blob32, text8, text16, texts16
+from penstock.protocols.flymq.reply_messages import (
+    VECTOR_ROWS_MIN,
+    Failed,
+    GroupLag,
+    GroupState,
+    Placed,
+    Rows,
+    TopicMetadata,
+    UniformRows,
+    uniform_dtype,
+)
+from penstock.protocols.flymq.wire import (
+    ERROR_MARK,
+    ERROR_TEXT_BYTES_MAX,
+    FLAG_BINARY,
+    GROUP_OFFSET,
+    HEADER,
+    HEADER_BYTES,
+    LAG,
+    MAGIC,
+    PARTITION_METADATA,
+    RECORD_METADATA,
+    ROW_FIXED_BYTES,
+    VERSION,
+    Opcode,
+    frame,
+)
+
+# --- PRODUCE ---
+
+
+@lru_cache(maxsize=256)
+def _metadata_dtype(topic_bytes: int) -> np.dtype[np.void]:
+    return np.dtype(
+        [
+            ("head", f"V{HEADER_BYTES + 2 + topic_bytes}"),
+            ("partition", ">i4"),
+            ("offset", ">u8"),
+            ("timestamp", ">i8"),
+            ("key_size", ">i4"),
+            ("value_size", ">i4"),
+        ]
+    )
+
+
+def _metadata_head(topic: bytes) -> bytes:
+    length = 2 + len(topic) + RECORD_METADATA.size
+    return HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, FLAG_BINARY, length) + len(topic).to_bytes(2, "big") + topic
+
+
+def encode_produced(
+    topic: str, keys: Sequence[bytes | None] | None, values: Sequence[bytes], parts: Sequence[Placed | Failed]
+) -> bytes:
+    """The replies to a run, in the order of its records. The parts cover every record once."""
+    name = topic.encode()
+    if len(parts) == 1:
+        return _encode_part(name, keys, values, parts[0])
+    frames: list[bytes] = [b""] * len(values)
+    for part in parts:
+        rows = part.rows
+        part_values = _pick(values, rows)
+        replies = _encode_part(name, None if keys is None else _pick(keys, rows), part_values, part)
+        size = len(replies) // len(part_values)
+        cut = [replies[at : at + size] for at in range(0, len(replies), size)]
+        if isinstance(rows, slice):
+            frames[rows] = cut
+        else:
+            for row, reply in zip(rows, cut, strict=True):
+                frames[row] = reply
+    return b"".join(frames)
+
+
+def _pick(column: Sequence[Any], rows: slice | list[int]) -> Sequence[Any]:
+    return column[rows] if isinstance(rows, slice) else [column[row] for row in rows]
+
+
+def _encode_part(
+    topic: bytes, keys: Sequence[bytes | None] | None, values: Sequence[bytes], part: Placed | Failed
+) -> bytes:
+    count = len(values)
+    if isinstance(part, Failed):
+        return part.reply * count
+    head = _metadata_head(topic)
+    if count < VECTOR_ROWS_MIN:
+        pack, partition, timestamp = RECORD_METADATA.pack, part.partition, part.timestamp_ms
+        return b"".join(
+            [
+                head + pack(partition, offset, timestamp, len(key) if key else -1, len(value))
+                for offset, value, key in zip(
+                    range(part.base_offset, part.base_offset + count), values, keys or (None,) * count, strict=True
+                )
+            ]
+        )
+    row = head + RECORD_METADATA.pack(part.partition, 0, part.timestamp_ms, -1, 0)
+    rows = np.frombuffer(bytearray(row * count), _metadata_dtype(len(topic)))
+    rows["offset"] = np.arange(part.base_offset, part.base_offset + count)
+    rows["value_size"] = np.fromiter(map(len, values), np.int32, count)
+    if keys is not None:
+        rows["key_size"] = np.fromiter((len(key) if key else -1 for key in keys), np.int32, count)
+    return rows.tobytes()
+
+
+# --- CONSUME ---
+
+
+def encode_consumed(opcode: int, key: bytes | None, value: bytes | None) -> bytes:
+    return frame(opcode, blob32(key or b"") + blob32(value or b""))
+
+
+# --- FETCH ---
+
+_NATIVE_HEAD = np.dtype([("offset", ">u8"), ("key_size", ">u4"), ("value_size", ">u4")])
+
+
+def fetched_bytes(key_bytes: int, value_bytes: int, count: int) -> int:
+    """What `count` records with these totals take in a FETCH reply."""
+    return key_bytes + value_bytes + count * ROW_FIXED_BYTES
+
+
+def encode_fetched(opcode: int, parts: Sequence[Rows | UniformRows], next_offset: int, *, native: bool) -> bytes:
+    encoded = [
+        _encode_uniform(part, native) if isinstance(part, UniformRows) else _encode_rows(part, native) for part in parts
+    ]
+    count = U32.pack(sum(len(part.offsets) for part in parts))
+    following = U64.pack(next_offset)
+    payload = (count, following, *encoded) if native else (count, *encoded, following)
+    length = sum(map(len, payload))
+    return b"".join((HEADER.pack(MAGIC, VERSION, opcode, FLAG_BINARY, length), *payload))
+
+
+def _encode_uniform(part: UniformRows, native: bool) -> bytes:
+    rows = np.empty(len(part.offsets), uniform_dtype(part.value_bytes, native))
+    rows["offset"] = _offset_vector(part.offsets)
+    rows["key_size"] = 0
+    rows["value_size"] = part.value_bytes
+    rows["value"] = np.frombuffer(part.data, f"V{part.value_bytes}")
+    return rows.tobytes()
+
+
+def _encode_rows(part: Rows, native: bool) -> bytes:
+    count = len(part.offsets)
+    values = [value or b"" for value in part.values] if None in part.values else part.values
+    if part.keys is None and native and count >= VECTOR_ROWS_MIN:
+        heads = np.zeros(count, _NATIVE_HEAD)
+        heads["offset"] = _offset_vector(part.offsets)
+        heads["value_size"] = np.fromiter(map(len, values), np.uint32, count)  # type: ignore[arg-type]
+        pieces: list[bytes] = [b""] * (2 * count)
+        pieces[::2] = heads.view("V16").tolist()
+        pieces[1::2] = values  # type: ignore[assignment]
+        return b"".join(pieces)
+    keys = [key or b"" for key in part.keys] if part.keys is not None else [b""] * count
+    key_sizes, value_sizes = map(U32.pack, map(len, keys)), map(U32.pack, map(len, values))  # type: ignore[arg-type]
+    offsets = map(U64.pack, part.offsets)
+    pieces = [b""] * (5 * count)
+    columns = (
+        (offsets, key_sizes, keys, value_sizes, values) if native else (key_sizes, keys, value_sizes, values, offsets)
+    )
+    for place, column in enumerate(columns):
+        pieces[place::5] = column  # type: ignore[assignment]
+    return b"".join(pieces)
+
+
+def _offset_vector(offsets: Sequence[int]) -> npt.NDArray[np.int64]:
+    if isinstance(offsets, range):
+        return np.arange(offsets.start, offsets.stop, offsets.step)
+    return np.array(offsets, np.int64)
+
+
+# --- topics ---
+
+
+def encode_done(opcode: int) -> bytes:
+    """The one-byte success of COMMIT, DELETE_TOPIC, RESET_OFFSET and DELETE_GROUP."""
+    return frame(opcode, b"\x01")
+
+
+def encode_created(message: str) -> bytes:
+    return frame(Opcode.CREATE_TOPIC, b"\x01" + text16(message))
+
+
+def encode_names(names: Sequence[str]) -> bytes:
+    return frame(Opcode.LIST_TOPICS, texts16(names))
+
+
+def encode_topic_metadata(metadata: TopicMetadata) -> bytes:
+    partitions = [
+        PARTITION_METADATA.pack(each.index, each.leader, each.start_offset, each.next_offset)
+        for each in metadata.partitions
+    ]
+    settings = [text16(name) + text16(value) for name, value in metadata.config.items()]
+    return frame(
+        Opcode.METADATA,
+        b"".join((text16(metadata.topic), U32.pack(len(partitions)), *partitions, U32.pack(len(settings)), *settings)),
+    )
+
+
+def encode_cluster_metadata_reply(
+    cluster: str, node: str, address: str, topics: Mapping[str, int], *, epoch: int = 1, state: str = "online"
+) -> bytes:
+    """One node that leads every partition; `topics` maps a name to its number of partitions."""
+    leader = text16(node) + text16(address) + U64.pack(epoch) + text16(state) + texts16([node]) * 2
+    parts = [text16(cluster), U32.pack(len(topics))]
+    for topic, partitions in topics.items():
+        parts += text16(topic), U32.pack(partitions)
+        parts += [I32.pack(index) + leader for index in range(partitions)]
+    return frame(Opcode.CLUSTER_METADATA, b"".join(parts))
+
+
+# --- groups ---
+
+
+def encode_offset(opcode: int, offset: int) -> bytes:
+    """The reply of SUBSCRIBE, GET_OFFSET and SEEK_TO_TIMESTAMP."""
+    return frame(opcode, U64.pack(offset))
+
+
+def encode_lag(lag: GroupLag) -> bytes:
+    return frame(Opcode.GET_LAG, LAG.pack(lag.current, lag.committed, lag.latest, lag.lag))
+
+
+def encode_groups(groups: Sequence[GroupState]) -> bytes:
+    return frame(Opcode.LIST_GROUPS, U32.pack(len(groups)) + b"".join(map(_group, groups)))
+
+
+def encode_group(group: GroupState) -> bytes:
+    return frame(Opcode.DESCRIBE_GROUP, _group(group))
+
+
+def encode_group_summary(
+    group: str, state: str, members: Sequence[str], topics: Sequence[str], coordinator: str
+) -> bytes:
+    """The reply to a DESCRIBE_GROUP that names a group and no topic field at all."""
+    return frame(
+        Opcode.DESCRIBE_GROUP, text16(group) + text16(state) + texts16(members) + texts16(topics) + text16(coordinator)
+    )
+
+
+def _group(group: GroupState) -> bytes:
+    offsets = [GROUP_OFFSET.pack(partition, offset) for partition, offset in group.offsets.items()]
+    return b"".join(
+        (text16(group.topic), text16(group.group), U32.pack(group.members), U32.pack(len(offsets)), *offsets)
+    )
+
+
+# --- who is asking ---
+
+
+def encode_authenticated(user: str, roles: Sequence[str], *, native: bool) -> bytes:
+    if native:
+        payload = b"\x01" + text16(user) + U32.pack(len(roles)) + b"".join(map(text8, roles)) + text16("")
+    else:
+        payload = b"\x01" + text16("") + text16(user) + texts16(roles)
+    return frame(Opcode.AUTH_RESPONSE, payload)
+
+
+def encode_identity(user: str, permissions: Sequence[str]) -> bytes:
+    """The WHOAMI reply. Role names are left out: deployed clients disagree on their width, and an empty list suits all of them."""
+    return frame(Opcode.WHOAMI, bytes((bool(user),)) + text16(user) + U32.pack(0) + texts16(permissions))
+
+
+# --- ERROR ---
+
+
+def encode_error(message: str) -> bytes:
+    text = (ERROR_MARK + message).encode(errors="replace")
+    if len(text) > ERROR_TEXT_BYTES_MAX:
+        text = text[:ERROR_TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    return frame(Opcode.ERROR, b"\x00" + len(text).to_bytes(2, "big") + text)

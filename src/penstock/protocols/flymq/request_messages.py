@@ -1,0 +1,194 @@
+"""What FlyMQ requests say. `request_decoding` makes them from payloads, `codec` from whole reads; layouts are in `wire`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ProduceRun:
+    """Consecutive PRODUCE frames with one topic and one partition field; one reply each. `keys` is None where no record has one."""
+
+    topic: str
+    partition: int
+    keys: list[bytes | None] | None
+    values: list[bytes]
+    request_bytes: int
+
+
+@dataclass(slots=True)
+class Consume:
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(slots=True)
+class CreateTopic:
+    topic: str
+    partitions: int
+    config: dict[str, str]
+    """Penstock's own tail: settings as strings, checked by the session."""
+
+
+@dataclass(slots=True)
+class Metadata:
+    topic: str
+
+
+@dataclass(slots=True)
+class Subscribe:
+    topic: str
+    group: str
+    partition: int
+    mode: str
+    native: bool
+    """The mode had a u8 length, as deployed clients send it."""
+
+
+@dataclass(slots=True)
+class Commit:
+    topic: str
+    group: str
+    partition: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Fetch:
+    topic: str
+    partition: int
+    offset: int
+    max_records: int
+    filter: str | None
+    """None where the request ends before the field: the peer expects the contract's reply layout."""
+
+
+@dataclass(slots=True)
+class ListTopics:
+    pass
+
+
+@dataclass(slots=True)
+class DeleteTopic:
+    topic: str
+
+
+@dataclass(slots=True)
+class ClusterMetadata:
+    topic: str
+    """Empty for all topics."""
+
+
+@dataclass(slots=True)
+class GetOffset:
+    topic: str
+    group: str
+    partition: int
+
+
+@dataclass(slots=True)
+class ResetOffset:
+    topic: str
+    group: str
+    partition: int
+    mode: str
+    offset: int | None
+
+
+@dataclass(slots=True)
+class ListGroups:
+    pass
+
+
+@dataclass(slots=True)
+class DescribeGroup:
+    topic: str
+    """Empty for any topic."""
+    group: str
+    group_only: bool
+    """The request held one string, so the peer expects the group-wide reply layout."""
+
+
+@dataclass(slots=True)
+class GetLag:
+    topic: str
+    group: str
+    partition: int
+
+
+@dataclass(slots=True)
+class DeleteGroup:
+    topic: str
+    """Empty for any topic."""
+    group: str
+
+
+@dataclass(slots=True)
+class SeekToTimestamp:
+    topic: str
+    group: str
+    """Empty: answer the offset and commit nothing."""
+    partition: int
+    timestamp_ms: int
+
+
+@dataclass(slots=True)
+class Authenticate:
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(slots=True)
+class WhoAmI:
+    pass
+
+
+@dataclass(slots=True)
+class BadRequest:
+    """A frame that was read whole but cannot be carried out; the message is the ERROR text."""
+
+    message: str
+
+
+@dataclass(slots=True)
+class Compressed:
+    """A gzip payload, still packed: it is inflated only when its turn comes, so that many of them cannot fill the memory at once."""
+
+    payload: bytes
+
+
+Body = (
+    Consume
+    | CreateTopic
+    | Metadata
+    | Subscribe
+    | Commit
+    | Fetch
+    | ListTopics
+    | DeleteTopic
+    | ClusterMetadata
+    | GetOffset
+    | ResetOffset
+    | ListGroups
+    | DescribeGroup
+    | GetLag
+    | DeleteGroup
+    | SeekToTimestamp
+    | Authenticate
+    | WhoAmI
+    | BadRequest
+    | Compressed
+)
+
+
+@dataclass(slots=True)
+class Call:
+    """Any request but an uncompressed PRODUCE."""
+
+    opcode: int
+    body: Body
+    request_bytes: int
+
+
+Request = ProduceRun | Call

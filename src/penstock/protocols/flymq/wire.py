@@ -1,0 +1,146 @@
+"""FlyMQ on the wire: numbers and layouts.
+
+A frame is `AF 01 opcode flags u32-length` and a payload of that length. All integers are big-endian. Replies carry the opcode of
+their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests; nothing is sent unasked.
+
+    str = u16 length + UTF-8     s8 = u8 length + UTF-8     blob = u32 length + bytes     T* = u32 count + T...
+    RM  = str topic, i32 partition, u64 offset, i64 timestamp_ms, i32 key_size (-1: no key), i32 value_size
+
+    opcode                   request                                              reply
+    01 PRODUCE               str topic, blob key (empty: none), blob value,       RM
+                             i32 partition (-1: broker chooses)
+    02 CONSUME               str topic, i32 partition, u64 offset                 blob key, blob value
+    0A CONSUME_ZERO_COPY     as CONSUME                                           as CONSUME
+    03 CREATE_TOPIC          str topic, i32 partitions [, {str, str}* config]     bool, str message
+    04 METADATA              str topic                                            str topic, {i32 id, i32 leader, u64 oldest,
+                                                                                  u64 next}*, {str, str}* config
+    05 SUBSCRIBE             str topic, str group, i32 partition, mode            u64 offset
+                             (str in the contract, s8 from deployed clients)
+    06 COMMIT                str topic, str group, i32 partition, u64 offset      bool
+    07 FETCH                 str topic, i32 partition, u64 offset, i32 max        {blob key, blob value, u64 offset}*, u64 next
+                             the same, str filter (deployed clients)              u32 count, u64 next, {u64 offset, blob key,
+                                                                                  blob value} count times
+    0B FETCH_BINARY          as FETCH                                             as FETCH
+    08 LIST_TOPICS           -                                                    str*
+    09 DELETE_TOPIC          str topic                                            bool
+    53 CLUSTER_METADATA      [str topic] (empty: all)                             str cluster, {str topic, {i32 partition, str leader,
+                                                                                  str address, u64 epoch, str state,
+                                                                                  str* replicas, str* in_sync}*}*
+    60 GET_OFFSET            str topic, str group, i32 partition                  u64 offset
+    61 RESET_OFFSET          str topic, str group, i32 partition, mode            bool
+                             (s8 or str) [, u64 offset]
+    62 LIST_GROUPS           -                                                    G* with G = str topic, str group, u32 members,
+                                                                                  {i32 partition, u64 offset}*
+    63 DESCRIBE_GROUP        str topic (empty: any), str group                    G
+                             str group                                            str group, str state, str* members, str* topics,
+                                                                                  str coordinator
+    64 GET_LAG               str topic, str group, i32 partition                  u64 current, u64 committed, u64 latest, u64 lag
+    65 DELETE_GROUP          str topic (empty: any), str group; or str group      bool
+    66 SEEK_TO_TIMESTAMP     str topic, str group (empty: commit nothing),        u64 offset
+                             i32 partition, i64 timestamp_ms
+    70 AUTH                  str user, str password                               (71) contract: bool, str error, str user, str* roles
+                                                                                  deployed: bool, str user, s8* roles, str error
+    72 WHOAMI                -                                                    bool, str user, str* roles, str* permissions
+    FF ERROR                 never a request                                      bool 0, str message
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+
+MAGIC = 0xAF
+VERSION = 0x01
+HEADER = Struct(">BBBBI")
+HEADER_BYTES = 8
+PAYLOAD_BYTES_MAX = 32 << 20
+"""The contract's largest payload; a frame that announces more is refused before any of it is read."""
+
+FLAG_BINARY = 0x01
+COMPRESSION_MASK = 0x0E
+COMPRESSION_GZIP = (0x02, 0x06)
+"""The selectors that mean gzip. Deployed brokers take 0x06 (zstd by name) for gzip and ignore 0x04 and 0x08; so must we."""
+
+PARTITION_AUTO = -1
+RECORD_METADATA = Struct(">iQqii")
+"""Partition, offset, timestamp, key size, value size: a PRODUCE reply behind its topic."""
+PARTITION_METADATA = Struct(">iiQQ")
+GROUP_OFFSET = Struct(">iQ")
+LAG = Struct(">QQQQ")
+PRODUCE_FIXED_BYTES = 12
+"""Of a PRODUCE payload, beside topic, key and value: two lengths and the partition."""
+ROW_FIXED_BYTES = 16
+"""Of one record in a FETCH reply: two lengths and the offset."""
+FETCH_RECORDS_DEFAULT = 10
+"""What a FETCH with a maximum of zero or less asks for."""
+
+ERROR_MARK = "E: "
+"""Begins every error text we send: deployed Python and Java clients drop six bytes of an ERROR payload, of which the contract's own
+fields are only three."""
+ERROR_TEXT_BYTES_MAX = 8_000
+"""Above some 14 KB those clients would take the mark for a length that fits."""
+
+
+class Opcode(IntEnum):
+    """Every operation of the contract, and CLUSTER_METADATA, which deployed clients need."""
+
+    PRODUCE = 0x01
+    CONSUME = 0x02
+    CREATE_TOPIC = 0x03
+    METADATA = 0x04
+    SUBSCRIBE = 0x05
+    COMMIT = 0x06
+    FETCH = 0x07
+    LIST_TOPICS = 0x08
+    DELETE_TOPIC = 0x09
+    CONSUME_ZERO_COPY = 0x0A
+    FETCH_BINARY = 0x0B
+    REGISTER_SCHEMA = 0x10
+    GET_SCHEMA = 0x11
+    LIST_SCHEMAS = 0x12
+    VALIDATE_SCHEMA = 0x13
+    PRODUCE_WITH_SCHEMA = 0x14
+    DELETE_SCHEMA = 0x15
+    FETCH_DLQ = 0x20
+    REPLAY_DLQ = 0x21
+    PURGE_DLQ = 0x22
+    PRODUCE_DELAYED = 0x30
+    CANCEL_DELAYED = 0x31
+    PRODUCE_WITH_TTL = 0x35
+    TXN_BEGIN = 0x40
+    TXN_COMMIT = 0x41
+    TXN_ROLLBACK = 0x42
+    TXN_PRODUCE = 0x43
+    CLUSTER_JOIN = 0x50
+    CLUSTER_LEAVE = 0x51
+    CLUSTER_STATUS = 0x52
+    CLUSTER_METADATA = 0x53
+    GET_OFFSET = 0x60
+    RESET_OFFSET = 0x61
+    LIST_GROUPS = 0x62
+    DESCRIBE_GROUP = 0x63
+    GET_LAG = 0x64
+    DELETE_GROUP = 0x65
+    SEEK_TO_TIMESTAMP = 0x66
+    AUTH = 0x70
+    AUTH_RESPONSE = 0x71
+    WHOAMI = 0x72
+    USER_CREATE = 0x73
+    USER_DELETE = 0x74
+    USER_UPDATE = 0x75
+    USER_LIST = 0x76
+    USER_GET = 0x77
+    ACL_SET = 0x78
+    ACL_GET = 0x79
+    ACL_DELETE = 0x7A
+    ACL_LIST = 0x7B
+    PASSWORD_CHANGE = 0x7C
+    ROLE_LIST = 0x7D
+    ERROR = 0xFF
+
+
+REPLY_ONLY = frozenset({Opcode.AUTH_RESPONSE, Opcode.ERROR})
+
+
+def frame(opcode: int, payload: bytes = b"", flags: int = FLAG_BINARY) -> bytes:
+    return HEADER.pack(MAGIC, VERSION, opcode, flags, len(payload)) + payload
