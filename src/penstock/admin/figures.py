@@ -1,0 +1,95 @@
+"""What one scrape exports, gathered on the event loop as plain numbers.
+
+Counters are copied and group lags are looked up here, where the broker's objects may be touched; turning the result into text
+(`metrics.py`) then needs none of them and happens on another thread. Topics and groups are made by clients, so how many of their
+partitions become time series is bounded, and how many were left out is itself exported.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from penstock.broker.access import SYSTEM
+from penstock.broker.broker import Broker
+from penstock.broker.lag import LagReport
+from penstock.log.api import Engine, EngineStats
+from penstock.net.stats import ListenerStats
+from penstock.stats import Histogram, RequestStats
+
+PARTITIONS_EXPORTED_MAX = 2_000
+
+
+class Listener(Protocol):
+    """What of a listener is read here."""
+
+    @property
+    def stats(self) -> ListenerStats: ...
+
+
+class PartitionFigures(NamedTuple):
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    engine: EngineStats
+    topics: int
+    partitions: list[PartitionFigures]
+    partitions_left_out: int
+    partitions_failed: int
+    lags: LagReport
+    listeners: dict[str, ListenerStats]
+    requests: dict[str, RequestStats]
+    loop_lag: Histogram
+
+
+class Sources(NamedTuple):
+    """The live objects of one broker that figures are read from."""
+
+    engine: Engine
+    broker: Broker
+    listeners: Mapping[str, Listener]
+    requests: Mapping[str, RequestStats]
+    loop_lag: Histogram
+
+
+def failed_partitions(engine: Engine) -> dict[tuple[str, int], str]:
+    """Why, for each partition that refuses writes."""
+    return {
+        (name, index): failure
+        for name, info in engine.topics().items()
+        for index in range(info.config.partitions)
+        if (failure := engine.partition(name, index).failure) is not None
+    }
+
+
+async def gather(sources: Sources) -> Figures:
+    lags = await sources.broker.group_lags(SYSTEM)
+    # From here on nothing waits, so the numbers are of one moment.
+    engine = sources.engine
+    partitions: list[PartitionFigures] = []
+    partitions_left_out = 0
+    for name, info in sorted(engine.topics().items()):
+        exported = min(info.config.partitions, PARTITIONS_EXPORTED_MAX - len(partitions))
+        partitions_left_out += info.config.partitions - exported
+        for index in range(exported):
+            part = engine.partition(name, index)
+            partitions.append(PartitionFigures(name, index, part.start_offset, part.committed_end, part.size_bytes))
+    return Figures(
+        engine=copy.deepcopy(engine.stats),
+        topics=len(engine.topics()),
+        partitions=partitions,
+        partitions_left_out=partitions_left_out,
+        partitions_failed=len(failed_partitions(engine)),
+        lags=lags,
+        listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
+        requests={name: copy.deepcopy(stats) for name, stats in sources.requests.items()},
+        loop_lag=copy.deepcopy(sources.loop_lag),
+    )

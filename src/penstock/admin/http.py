@@ -1,0 +1,190 @@
+"""The HTTP endpoint: /livez, /readyz and /metrics.
+
+The application is Starlette's and the HTTP/1.1 protocol is uvicorn's, but not uvicorn's `Server`: that one wants the process's
+signals and ticks ten times a second, and it bounds neither connections nor how long a request may take to arrive. Here every
+connection has a deadline for its next finished response, and there is a bound on how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from typing import Literal
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from penstock.admin.figures import Listener, Sources, failed_partitions
+from penstock.admin.looplag import LoopLag
+from penstock.admin.metrics import CONTENT_TYPE, Metrics
+from penstock.broker.broker import Broker
+from penstock.clock import SystemClock
+from penstock.log.api import Engine
+from penstock.stats import RequestStats
+from penstock.units import parse_address
+
+CONNECTIONS_MAX = 64
+RESPONSE_S_MAX = 40.0
+"""From the connection, or the response before, to the end of the next response."""
+KEEP_ALIVE_S = 20
+"""Longer than the usual scrape interval of 15 s, so a scraper keeps its connection."""
+REQUEST_HEAD_BYTES_MAX = 16 << 10
+BACKLOG = 64
+FAILURES_NAMED_MAX = 100
+
+State = Literal["starting", "ready", "stopping"]
+
+
+class AdminServer:
+    """Serves health and metrics of one broker on `bind` ("host:port"; port 0 picks a free one) from `start` to `stop`.
+
+    `state` is set by whoever owns the broker: what /readyz answers follows it.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        engine: Engine,
+        broker: Broker,
+        listeners: Mapping[str, Listener],
+        requests: Mapping[str, RequestStats],
+    ) -> None:
+        self.state: State = "starting"
+        self._bind = parse_address(bind)
+        self._engine = engine
+        # The loop is late by real time, whatever time the broker is told.
+        self._loop_lag = LoopLag(SystemClock())
+        self._metrics = Metrics(Sources(engine, broker, listeners, requests, self._loop_lag.histogram))
+        self._server: asyncio.Server | None = None
+        self._http = _Connections()
+        self._config = uvicorn.Config(
+            Starlette(
+                routes=[
+                    Route("/livez", self._livez),
+                    Route("/readyz", self._readyz),
+                    Route("/metrics", self._serve_metrics),
+                ]
+            ),
+            http=_BoundedHttp,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, with the port that port 0 picked."""
+        if self._server is None:
+            raise RuntimeError("the admin endpoint is not started")
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def start(self) -> None:
+        """Raises OSError where the address cannot be bound."""
+        loop = asyncio.get_running_loop()
+        self._config.load()
+        protocol = functools.partial(
+            _BoundedHttp, config=self._config, server_state=self._http, app_state={}, _loop=loop
+        )
+        host, port = self._bind
+        self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG, reuse_address=True)
+        self._loop_lag.start()
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Take no more connections, let responses that have begun finish within `grace_s`, cut off the rest."""
+        self.state = "stopping"
+        self._loop_lag.stop()
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._http.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._http.all_closed.wait()
+        except TimeoutError:
+            for connection in list(self._http.connections):
+                connection.transport.abort()
+            for task in self._http.tasks:
+                task.cancel()
+        await asyncio.gather(*self._http.tasks, return_exceptions=True)
+        await self._http.all_closed.wait()
+        await self._server.wait_closed()
+        self._server = None
+
+    async def _livez(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, _: Request) -> Response:
+        if self.state != "ready":
+            return JSONResponse({"ready": False, "state": self.state}, status_code=503)
+        failures = failed_partitions(self._engine)
+        if failures:
+            named = [
+                {"topic": topic, "partition": index, "failure": failure}
+                for (topic, index), failure in list(failures.items())[:FAILURES_NAMED_MAX]
+            ]
+            body = {"ready": False, "state": self.state, "failed": len(failures), "failed_partitions": named}
+            return JSONResponse(body, status_code=503)
+        return JSONResponse({"ready": True, "state": self.state})
+
+    async def _serve_metrics(self, _: Request) -> Response:
+        return Response(await self._metrics.render(), media_type=CONTENT_TYPE)
+
+
+class _Connections(ServerState):
+    """uvicorn's record of open connections and running requests, with a way to wait for the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_closed = asyncio.Event()
+        self.all_closed.set()
+
+
+class _BoundedHttp(H11Protocol):
+    """uvicorn's HTTP/1.1 with a bound on connections and a deadline on each response."""
+
+    server_state: _Connections
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.server_state.all_closed.clear()
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+        else:
+            self._arm()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+        if not self.connections:
+            self.server_state.all_closed.set()
+
+    def _arm(self) -> None:
+        self._disarm()
+        if not self.transport.is_closing():
+            self._deadline = self.loop.call_later(RESPONSE_S_MAX, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

@@ -1,0 +1,43 @@
+"""Counters the data path can afford.
+
+A Prometheus client call costs as much as decoding a frame, so hot code adds to plain ints and these histograms, and the admin room
+reads them when it is scraped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class Histogram:
+    """Counts of observations at or below each bound, and their sum; Prometheus' shape."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+DURATION_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """What the sessions of one listener count, by the name of the operation (`produce`): requests, and those answered with an error."""
+
+    requests: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))

@@ -1,0 +1,157 @@
+"""Figures become Prometheus text, whatever the names in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.admin.figures import Figures, PartitionFigures
+from penstock.admin.metrics import families
+from penstock.broker.lag import GroupLag, LagReport
+from penstock.log.api import EngineStats
+from penstock.net.stats import ListenerStats
+from penstock.stats import DURATION_BOUNDS_S, Histogram, RequestStats
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Scrape:
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> list[Metric]:
+        return list(families(self._figures))
+
+
+def figures(**changes: object) -> Figures:
+    nothing = Figures(
+        engine=EngineStats(),
+        topics=0,
+        partitions=[],
+        partitions_left_out=0,
+        partitions_failed=0,
+        lags=LagReport([], 0),
+        listeners={},
+        requests={},
+        loop_lag=Histogram(DURATION_BOUNDS_S),
+    )
+    return replace(nothing, **changes)  # type: ignore[arg-type]
+
+
+def scraped(figures: Figures) -> Samples:
+    text = generate_latest(Scrape(figures)).decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_name_is_ours_and_every_family_has_a_text() -> None:
+    for family in families(figures()):
+        assert family.name.startswith("penstock_")
+        assert family.documentation.endswith(".")
+
+
+def test_no_two_families_share_a_name() -> None:
+    names = [family.name for family in families(figures())]
+    assert len(names) == len(set(names))
+
+
+def test_what_the_log_counted_is_exported() -> None:
+    stats = EngineStats(
+        appended_records=7, appended_bytes=700, commits=3, commit_errors=1, corrupt_blocks=2, torn_tails=4
+    )
+    samples = scraped(figures(engine=stats))
+    for name, value in {
+        "appended_records_total": 7,
+        "appended_bytes_total": 700,
+        "commits_total": 3,
+        "commit_errors_total": 1,
+        "corrupt_blocks_total": 2,
+        "torn_tails_total": 4,
+    }.items():
+        assert samples[f"penstock_{name}", ()] == value
+
+
+def test_a_histogram_is_cumulative_and_ends_at_infinity() -> None:
+    stats = EngineStats()
+    for records in (1, 1, 2, 100_000):
+        stats.commit_records.observe(records)
+    samples = scraped(figures(engine=stats))
+    buckets = {
+        float(dict(labels)["le"]): value
+        for (name, labels), value in samples.items()
+        if name == "penstock_commit_records_bucket"
+    }
+    assert buckets[1.0] == 2
+    assert buckets[2.0] == 3
+    assert buckets[16384.0] == 3
+    assert buckets[float("inf")] == 4
+    assert list(buckets.values()) == sorted(buckets.values())
+    assert samples["penstock_commit_records_count", ()] == 4
+    assert samples["penstock_commit_records_sum", ()] == 100_004
+
+
+def test_partitions_are_labelled_and_counted() -> None:
+    row = PartitionFigures("orders", 2, 10, 25, 4096)
+    samples = scraped(figures(topics=1, partitions=[row], partitions_left_out=5, partitions_failed=1))
+    labels = (("partition", "2"), ("topic", "orders"))
+    assert samples["penstock_partition_start_offset", labels] == 10
+    assert samples["penstock_partition_end_offset", labels] == 25
+    assert samples["penstock_partition_size_bytes", labels] == 4096
+    assert samples["penstock_topics", ()] == 1
+    assert samples["penstock_partitions", ()] == 6
+    assert samples["penstock_partitions_failed", ()] == 1
+    assert samples["penstock_partitions_left_out", ()] == 5
+
+
+@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "new\nline", "größe/日本"])
+def test_any_topic_name_survives_the_text_form(name: str) -> None:
+    samples = scraped(figures(partitions=[PartitionFigures(name, 0, 0, 1, 1)]))
+    assert samples["penstock_partition_end_offset", (("partition", "0"), ("topic", name))] == 1
+
+
+def test_lag_is_in_records_and_in_seconds_where_the_age_is_known() -> None:
+    report = LagReport([GroupLag("orders", "billing", 0, 12, 3.5), GroupLag("orders", "audit", 0, 4, None)], 9)
+    samples = scraped(figures(lags=report))
+    billing = (("group", "billing"), ("partition", "0"), ("topic", "orders"))
+    audit = (("group", "audit"), ("partition", "0"), ("topic", "orders"))
+    assert samples["penstock_group_lag_records", billing] == 12
+    assert samples["penstock_group_lag_seconds", billing] == 3.5
+    assert samples["penstock_group_lag_records", audit] == 4
+    assert ("penstock_group_lag_seconds", audit) not in samples
+    assert samples["penstock_group_lags_left_out", ()] == 9
+
+
+def test_listeners_are_told_apart() -> None:
+    flymq = ListenerStats(
+        connections_open=2, connections_total=9, bytes_in=100, bytes_out=200, protocol_errors=1, closed_idle=3
+    )
+    samples = scraped(figures(listeners={"flymq": flymq, "other": ListenerStats()}))
+    for name, value in {
+        "connections": 2,
+        "connections_opened_total": 9,
+        "received_bytes_total": 100,
+        "sent_bytes_total": 200,
+        "protocol_errors_total": 1,
+    }.items():
+        assert samples[f"penstock_{name}", (("listener", "flymq"),)] == value
+        assert samples[f"penstock_{name}", (("listener", "other"),)] == 0
+    assert samples["penstock_connections_cut_total", (("listener", "flymq"), ("reason", "idle"))] == 3
+
+
+def test_requests_are_counted_by_operation_with_their_errors() -> None:
+    stats = RequestStats()
+    stats.requests["produce"] = 5
+    stats.requests["fetch"] = 3
+    stats.errors["fetch"] = 1
+    samples = scraped(figures(requests={"flymq": stats}))
+    produce, fetch = ((("listener", "flymq"), ("operation", operation)) for operation in ("produce", "fetch"))
+    assert samples["penstock_requests_total", produce] == 5
+    assert samples["penstock_request_errors_total", produce] == 0
+    assert samples["penstock_request_errors_total", fetch] == 1
