@@ -35,9 +35,9 @@ DURATION_UNITS_MS = {
 NUMBER_MAX = (1 << 63) - 1  # what the log and the wire store numbers in
 TEXT_LENGTH_MAX = 64
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
-_PLAIN = re.compile(r"\d+(?:\.\d+)?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
+_PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
 def parse_size(value: float | str) -> int:

@@ -71,10 +71,12 @@ def load_config(
     origins: dict[SettingPath, str] = {}
     for layer in filter(lambda layer: layer.values, layers):
         merged = _merge(merged, layer.values)
-        for path in _leaf_paths(layer.values):
-            for covered in [p for p in origins if p[: len(path)] == path or path[: len(p)] == p]:
-                del origins[covered]
-            origins[path] = layer.label(path)
+        paths = list(_leaf_paths(layer.values))
+        replaced = [_without_index(path) for path in paths]
+        origins = {
+            known: origin for known, origin in origins.items() if not any(_touch(known, path) for path in replaced)
+        }
+        origins |= {path: layer.label(path) for path in paths}
     config: Config | None = None
     try:
         config = Config.model_validate(merged)
@@ -214,3 +216,13 @@ def _leaf_paths(value: Any, path: SettingPath = ()) -> Iterator[SettingPath]:
             yield from _leaf_paths(inner, (*path, index))
     else:
         yield path
+
+
+def _without_index(path: SettingPath) -> SettingPath:
+    """The path of the list that a path leads into, as lists are replaced whole; else the path itself."""
+    return next((path[:n] for n, part in enumerate(path) if isinstance(part, int)), path)
+
+
+def _touch(one: SettingPath, other: SettingPath) -> bool:
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]

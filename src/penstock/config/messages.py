@@ -57,9 +57,8 @@ def unknown_setting(root: type[BaseModel], path: Path) -> str:
         )
     siblings = list(parent.model_fields)
     above = key[: -len(name)]
-    close = difflib.get_close_matches(name, siblings, n=SUGGESTIONS_MAX) or [
-        s for s in siblings if s.startswith(name + "_")
-    ]
+    close = difflib.get_close_matches(name, siblings, n=SUGGESTIONS_MAX)
+    close = close or [known for known in siblings if known.startswith(f"{name}_") or name.startswith(known)]
     if close:
         return f"{key} is not a setting; did you mean {_either([above + c for c in close[:SUGGESTIONS_MAX]])}?"
     elsewhere = [k for k in settings_under(root) if k.split(".")[-1] == name or k.split(".")[-1].startswith(name + "_")]

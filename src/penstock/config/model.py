@@ -192,10 +192,10 @@ class Limits(Section):
     """Key, value and headers of one record."""
     key_bytes_max: Size = Field(64 << 10, ge=1)
     topics_max: int = Field(10_000, ge=1)
-    partitions_max: int = Field(20_000, ge=1)
+    partitions_max: int = Field(50_000, ge=1)
     """Partitions of all topics together."""
-    partitions_per_topic_max: int = Field(1_024, ge=1, le=PARTITIONS_MAX)
-    groups_max: int = Field(10_000, ge=1)
+    partitions_per_topic_max: int = Field(1_000, ge=1, le=PARTITIONS_MAX)
+    groups_max: int = Field(100_000, ge=1)
     """Groups, counted once for each topic they read."""
     group_offsets_max: int = Field(200_000, ge=1)
     """Committed offsets of all groups together."""
