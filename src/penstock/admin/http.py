@@ -25,9 +25,11 @@ from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
 from penstock.broker.broker import Broker
 from penstock.clock import SystemClock
+from penstock.errors import ConfigError
 from penstock.log.api import Engine
+from penstock.net.tcp import BIND_ADVICE
 from penstock.stats import RequestStats
-from penstock.units import parse_address
+from penstock.units import Address, parse_address
 
 CONNECTIONS_MAX = 64
 RESPONSE_S_MAX = 40.0
@@ -86,22 +88,26 @@ class AdminServer:
         )
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens, with the port that port 0 picked."""
+    def address(self) -> str:
+        """Where it listens, with the port that was picked where `bind` says 0."""
         if self._server is None:
-            raise RuntimeError("the admin endpoint is not started")
+            raise RuntimeError("the admin address is not started, so it is not known yet")
         host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
+        return str(Address(host, port))
 
     async def start(self) -> None:
-        """Raises OSError where the address cannot be bound."""
+        """Raises ConfigError where the address cannot be listened on."""
         loop = asyncio.get_running_loop()
         self._config.load()
         protocol = functools.partial(
             _BoundedHttp, config=self._config, server_state=self._http, app_state={}, _loop=loop
         )
         host, port = self._bind
-        self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG, reuse_address=True)
+        try:
+            self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG)
+        except OSError as error:
+            advice = BIND_ADVICE.get(error.errno or 0, "choose another address")
+            raise ConfigError(f"admin.bind: cannot listen on {self._bind} ({error.strerror}): {advice}") from None
         self._loop_lag.start()
 
     async def stop(self, grace_s: float = 1.0) -> None:
