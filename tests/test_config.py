@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from penstock.broker.limits import BrokerLimits
 from penstock.config import Config, FlyMQListener, Listeners, Topic, load_config
+from penstock.config.messages import settings_under
 from penstock.errors import ConfigError
 from penstock.log.api import Durability, TopicConfig
 from penstock.net.limits import ListenerLimits
@@ -202,6 +204,38 @@ def test_in_code_keywords_are_all_there_is(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_configuration_does_not_change_once_built() -> None:
     with pytest.raises(ValidationError):
         setattr(Config(), "durability", "none")  # noqa: B010 - the type checker knows that it is read-only
+
+
+# -- the page that documents it ------------------------------------------------------------------------------------------
+
+
+def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
+    (example,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if block.startswith("data_dir")]
+    file = tmp_path / "penstock.toml"
+    file.write_text(example)
+    documented, defaults = load_config(file, {}), Config()
+    assert documented.values == defaults.values | {"data_dir": tmp_path / "penstock-data"}
+    optional = {"listeners.flymq.tls", "topics"}
+    assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
+
+
+def test_every_setting_has_its_row_in_the_tables() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
+    rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    for key in settings_under(Config):
+        if key not in {
+            "listeners",
+            "listeners.flymq",
+            "listeners.flymq.tls",
+            "admin",
+            "log",
+            "limits",
+            "logging",
+            "topics",
+        }:
+            name = key.removeprefix("listeners.flymq.") if ".tls." in key else key.rsplit(".", 1)[-1]
+            assert f"`{name}`" in rows, key
 
 
 # -- what is said about mistakes ------------------------------------------------------------------------------------------
