@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.admin import figures, http
-from penstock.admin.http import AdminServer
+from penstock.admin.http import AdminServer, State
 from penstock.admin.metrics import Metrics
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
@@ -141,7 +141,8 @@ async def test_a_process_that_answers_is_alive_in_every_state(node: Node) -> Non
 
 
 async def test_it_is_ready_once_it_is_told_so_and_until_it_stops(node: Node) -> None:
-    for state, status in (("starting", 503), ("ready", 200), ("stopping", 503)):
+    expected: list[tuple[State, int]] = [("starting", 503), ("ready", 200), ("stopping", 503)]
+    for state, status in expected:
         node.admin.state = state
         answered, headers, body = await node.get("/readyz")
         assert answered == status
