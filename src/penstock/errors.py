@@ -1,0 +1,164 @@
+"""Every error Penstock raises on purpose, in one tree.
+
+Each class has a stable `code` (for programs), says whether trying again can help (`retriable`), and carries a message that
+names what is wrong and what to do (for people). Protocols turn these into their own wire form; clients turn the wire form back
+into these classes. `ProtocolViolation` stands apart: it is the peer's fault, raised by codecs, and usually ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+
+class PenstockError(Exception):
+    """Base of every expected failure."""
+
+    code: ClassVar[str] = "error"
+    retriable: bool = False
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class ProtocolViolation(PenstockError):
+    """The peer sent bytes its protocol does not allow."""
+
+    code = "protocol_violation"
+
+
+class InvalidRequest(PenstockError):
+    """A well-formed request asks for something that makes no sense; the message says what to change."""
+
+    code = "invalid_request"
+
+
+class InvalidTopicName(InvalidRequest):
+    code = "invalid_topic_name"
+
+
+class NotSupported(PenstockError):
+    """The operation exists in the protocol but not in this broker."""
+
+    code = "not_supported"
+
+
+class TopicNotFound(PenstockError):
+    code = "topic_not_found"
+
+
+class TopicExists(PenstockError):
+    code = "topic_exists"
+
+
+class PartitionNotFound(PenstockError):
+    code = "partition_not_found"
+
+
+class OffsetOutOfRange(PenstockError):
+    code = "offset_out_of_range"
+
+
+class GroupNotFound(PenstockError):
+    code = "group_not_found"
+
+
+class RecordTooLarge(InvalidRequest):
+    code = "record_too_large"
+
+
+class LimitExceeded(PenstockError):
+    """A configured bound (topics, partitions, groups) is reached."""
+
+    code = "limit_exceeded"
+
+
+class AuthenticationRequired(PenstockError):
+    code = "authentication_required"
+
+
+class AccessDenied(PenstockError):
+    code = "access_denied"
+
+
+class CorruptBlock(PenstockError):
+    """Stored bytes fail their checksum. The message names the file and the position."""
+
+    code = "corrupt_block"
+
+
+class CorruptMetadata(PenstockError):
+    """A metadata file fails its checksum in every copy; the broker refuses to guess."""
+
+    code = "corrupt_metadata"
+
+
+class MissingSegment(PenstockError):
+    """A segment file between two others is gone; starting would present a gap as if it were the log."""
+
+    code = "missing_segment"
+
+
+class DataDirectoryInUse(PenstockError):
+    code = "data_directory_in_use"
+
+
+class NoSpace(PenstockError):
+    """The disk is full. Nothing was written; the same request may be sent again once space returns."""
+
+    code = "no_space"
+    retriable = True
+
+
+class WriteFailed(PenstockError):
+    """A write or flush failed, so whether the record is on disk is unknown; the partition takes no more writes until restart."""
+
+    code = "write_failed"
+
+
+class ShuttingDown(PenstockError):
+    """The broker is stopping. The request was not applied."""
+
+    code = "shutting_down"
+    retriable = True
+
+
+class ConfigError(PenstockError):
+    code = "config"
+
+
+class Unreachable(PenstockError):
+    """No connection could be made within the bounds of the retry policy. Nothing was sent."""
+
+    code = "unreachable"
+    retriable = True
+
+
+class ConnectionLost(PenstockError):
+    """The connection ended before the answer came, so the outcome of what was in flight is unknown."""
+
+    code = "connection_lost"
+    retriable = True
+
+
+class RequestTimeout(PenstockError):
+    code = "timeout"
+    retriable = True
+
+
+class ServerError(PenstockError):
+    """A server answered with an error that this client has no class for."""
+
+    code = "server_error"
+
+
+class BatchFailed(PenstockError):
+    """Some records of one call were not acknowledged. `results` has, in the order of the records, the metadata or the error of each."""
+
+    code = "batch_failed"
+
+    def __init__(self, message: str, results: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.results = results
+        self.retriable = all(result.retriable for result in results if isinstance(result, PenstockError))

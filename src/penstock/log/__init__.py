@@ -1,0 +1,1 @@
+"""Storage: the engine contract, the block format, and the engines."""

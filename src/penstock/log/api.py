@@ -1,0 +1,237 @@
+"""The engine contract: what the broker needs of a log, and nothing else.
+
+An engine stores topics; a topic has a fixed number of partitions; a partition is a sequence of records with dense offsets from 0
+(compaction may leave gaps). Engines live on one event loop: every method is called there and every callback arrives there.
+
+Three rules every engine keeps, checked by `tests/log/contract.py` against each of them:
+- `done` is called exactly once per append, after the topic's durability mode is satisfied, or with the error;
+- nothing can be read before it is committed, and what can be read never changes;
+- a failed append leaves no trace (`NoSpace`), or leaves the partition refusing writes (`WriteFailed`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.log.block import Block
+from penstock.stats import BATCH_BOUNDS, DURATION_BOUNDS_S, Histogram
+
+INTERVAL_MS_MAX = 60_000
+PARTITIONS_MAX = 10_000
+READ_BYTES_DEFAULT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What an acknowledgement means: on disk, on disk within an interval, or handed to the operating system."""
+
+    mode: Literal["fsync", "interval", "none"] = "fsync"
+    interval_ms: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Durability:
+        if text == "fsync":
+            return cls("fsync")
+        if text == "none":
+            return cls("none")
+        mode, _, interval = text.partition(":")
+        if mode == "interval" and interval.isascii() and interval.isdigit() and 1 <= int(interval) <= INTERVAL_MS_MAX:
+            return cls("interval", int(interval))
+        raise InvalidRequest(
+            f"durability {text!r} is not known: use fsync, none, or interval:<ms> with 1 to {INTERVAL_MS_MAX} ms, as in interval:100"
+        )
+
+    def __str__(self) -> str:
+        return f"interval:{self.interval_ms}" if self.mode == "interval" else self.mode
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """How one topic is stored. Retention bounds hold per partition; None keeps records for ever."""
+
+    partitions: int = 1
+    durability: Durability = Durability()
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    cleanup: Literal["delete", "compact"] = "delete"
+    compression: Literal["none", "zstd"] = "none"
+    segment_bytes: int = 128 << 20
+    segment_ms: int = 7 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as it exists. `id` differs when a deleted topic is created again under the same name."""
+
+    name: str
+    id: str
+    config: TopicConfig
+    created_ms: int
+
+
+class Batch:
+    """Records for one partition, as columns. `keys`, `headers` and `expiries` are None where no record has one.
+
+    A None value is a tombstone. A header cell is what `penstock.log.block.encode_headers` made. An expiry is a wall-clock time in
+    milliseconds, 0 for never.
+    """
+
+    __slots__ = ("expiries", "headers", "keys", "size_bytes", "values")
+
+    def __init__(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[bytes | None] | None = None,
+        expiries: Sequence[int] | None = None,
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.headers = headers
+        self.expiries = expiries
+        size = 0
+        for column in (values, keys, headers):
+            if column is not None:
+                size += sum(map(len, filter(None, column)))
+        self.size_bytes = size
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Some of the records, in order."""
+        return Batch(
+            self.values[start:stop],
+            self.keys and self.keys[start:stop],
+            self.headers and self.headers[start:stop],
+            self.expiries and self.expiries[start:stop],
+        )
+
+
+class Appended(NamedTuple):
+    """Where a batch landed: its records have `base_offset` and the offsets after it, and one timestamp."""
+
+    base_offset: int
+    timestamp_ms: int
+
+
+class BatchFor(NamedTuple):
+    """One part of an atomic append."""
+
+    partition: Partition
+    batch: Batch
+
+
+OnAppended = Callable[[Appended | PenstockError], None]
+OnAllAppended = Callable[[Sequence[Appended] | PenstockError], None]
+
+
+class Partition(ABC):
+    """One partition of one topic. Obtained from `Engine.partition`; dead once its topic is deleted."""
+
+    topic: str
+    index: int
+
+    @property
+    @abstractmethod
+    def start_offset(self) -> int:
+        """The lowest offset that retention has left."""
+
+    @property
+    @abstractmethod
+    def committed_end(self) -> int:
+        """The offset after the last committed record."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes this partition holds on disk."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> str | None:
+        """Why the partition refuses writes, or None."""
+
+    @abstractmethod
+    def append(self, batch: Batch, done: OnAppended) -> None:
+        """Append a batch that is not empty. Calls `done` once, later, on the loop; errors of any kind arrive there too."""
+
+    @abstractmethod
+    def read_cached(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block] | None:
+        """What `read` would return, if that needs no disk; otherwise None."""
+
+    @abstractmethod
+    async def read(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block]:
+        """Consecutive blocks, the first of which holds `offset` (or the first record after it, where compaction left a gap).
+
+        At least one block where there is one, then more while they fit into `max_bytes`. Empty at the end of the log.
+        Raises OffsetOutOfRange below `start_offset` or above `committed_end`, CorruptBlock where the first block is damaged.
+        """
+
+    @abstractmethod
+    async def offset_at(self, timestamp_ms: int) -> int:
+        """The offset of the first record at or after a time; `committed_end` where there is none."""
+
+    @abstractmethod
+    async def timestamp_of(self, offset: int) -> int | None:
+        """The timestamp of the record at `offset` (or the next one), None where there is none."""
+
+    @abstractmethod
+    async def delete_before(self, offset: int) -> int:
+        """Drop whole sealed segments that end at or below `offset`; returns the new start offset."""
+
+    @abstractmethod
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each commit that made new records readable. Returns what stops it."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine counts; plain numbers, exported on scrape."""
+
+    appended_records: int = 0
+    appended_bytes: int = 0
+    commits: int = 0
+    commit_errors: int = 0
+    corrupt_blocks: int = 0
+    torn_tails: int = 0
+    commit_records: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
+    flush_seconds: Histogram = field(default_factory=lambda: Histogram(DURATION_BOUNDS_S))
+
+
+class Engine(ABC):
+    """A log: topics, partitions, and an append that spans several of them."""
+
+    stats: EngineStats
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Open the log, recovering what a crash left. Raises where it cannot be trusted as it stands."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Commit what was appended, then release everything. Later appends fail with ShuttingDown."""
+
+    @abstractmethod
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """The topics that exist now, internal ones included, by name."""
+
+    @abstractmethod
+    def partition(self, topic: str, index: int) -> Partition:
+        """Raises TopicNotFound or PartitionNotFound."""
+
+    @abstractmethod
+    async def create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
+        """Raises TopicExists. The topic survives a crash once this returns."""
+
+    @abstractmethod
+    async def delete_topic(self, name: str) -> None:
+        """Raises TopicNotFound. Pending appends fail with TopicNotFound."""
+
+    @abstractmethod
+    def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
+        """Append to several partitions (each named once): after a crash all parts are there or none is."""

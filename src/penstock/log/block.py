@@ -1,0 +1,457 @@
+"""The block: the records one commit wrote to one partition, stored by column.
+
+All integers are little-endian. A 64-byte header, then the body:
+
+    at  size  header field
+     0     4  magic "PnBk"
+     4     4  CRC-32C of everything after this field, header and stored body
+     8     1  format version, 1
+     9     1  codec of the stored body: 0 as it is, 1 zstd
+    10     2  flags: which optional columns are there
+    12     4  bytes of the stored body
+    16     4  bytes of the body before compression
+    20     4  number of records
+    24     8  offset of the first record
+    32     4  offset of the last record, less that of the first
+    36     4  bytes of all keys
+    40     8  first timestamp, in ms
+    48     8  last timestamp, in ms
+    56     4  bytes of all header cells
+    60     4  bytes of all values
+
+    body column       type          there when
+    timestamps        int64[count]  they differ
+    expiries          int64[count]  some record expires (0: never)
+    value lengths     int32[count]  always (-1: null)
+    key lengths       int32[count]  some record has a key (-1: null)
+    header lengths    int32[count]  some record has headers (-1: null)
+    offset deltas     uint32[count] offsets are not dense (compaction removed records)
+    keys, values, header cells, each back to back
+
+Building one is a handful of joins, reading one into Arrow or NumPy a handful of vector operations; neither touches a record in
+Python. The checksum covers the whole block because one call per block is what makes checksums cheap.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from penstock.errors import CorruptBlock
+
+MAGIC: Final = b"PnBk"
+VERSION: Final = 1
+HEADER = struct.Struct("<4sIBBHIIIqIIqqII")
+HEADER_BYTES: Final = HEADER.size
+assert HEADER_BYTES == 64
+
+CODEC_NONE: Final = 0
+CODEC_ZSTD: Final = 1
+
+TIMESTAMPS: Final = 1
+EXPIRIES: Final = 2
+KEYS: Final = 4
+HEADERS: Final = 8
+OFFSETS: Final = 16
+_KNOWN_FLAGS: Final = TIMESTAMPS | EXPIRIES | KEYS | HEADERS | OFFSETS
+
+# No writer makes a larger body: a record is at most 32 MiB, and a block that already holds one takes no more.
+BODY_BYTES_MAX: Final = 80 << 20
+# Below this a compressed frame is rarely smaller than what it replaces.
+COMPRESS_BYTES_MIN: Final = 256
+_ZSTD_LEVEL: Final = 1
+
+Cells = Sequence[bytes | None]
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryColumn:
+    """A column of byte strings as Arrow lays it out: cell i is `data[offsets[i]:offsets[i + 1]]`."""
+
+    offsets: Int32s
+    data: memoryview
+    valid: npt.NDArray[np.bool_] | None
+    """None where no cell is null."""
+
+    def validity_bitmap(self) -> bytes | None:
+        return None if self.valid is None else np.packbits(self.valid, bitorder="little").tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A block's columns as vectors; `keys` and `headers` are None where no record has one."""
+
+    offsets: Int64s
+    timestamps_ms: Int64s
+    expiries_ms: Int64s | None
+    keys: BinaryColumn | None
+    values: BinaryColumn
+    headers: BinaryColumn | None
+
+
+def encode_block(
+    base_offset: int,
+    timestamp_ms: int,
+    values: Cells,
+    keys: Cells | None = None,
+    headers: Cells | None = None,
+    expiries: Sequence[int] | None = None,
+    *,
+    compress: bool = False,
+    timestamps: Sequence[int] | None = None,
+    offsets: Sequence[int] | None = None,
+) -> bytes:
+    """One block. `timestamps` and `offsets` are given only by a rewrite, where records of several commits meet."""
+    count = len(values)
+    first_timestamp = last_timestamp = timestamp_ms
+    last_delta = count - 1
+    flags = 0
+    vectors: list[bytes] = []
+    if timestamps is not None:
+        first_timestamp, last_timestamp = timestamps[0], timestamps[-1]
+        if first_timestamp != last_timestamp:
+            flags |= TIMESTAMPS
+            vectors.append(np.array(timestamps, "<i8").tobytes())
+    if expiries is not None and any(expiries):
+        flags |= EXPIRIES
+        vectors.append(np.array(expiries, "<i8").tobytes())
+    value_lengths, value_data = _encode_cells(values)
+    vectors.append(value_lengths)
+    key_data = header_data = b""
+    if keys is not None:
+        key_lengths, key_data = _encode_cells(keys)
+        if key_data or any(key is not None for key in keys):
+            flags |= KEYS
+            vectors.append(key_lengths)
+    if headers is not None:
+        header_lengths, header_data = _encode_cells(headers)
+        if header_data:
+            flags |= HEADERS
+            vectors.append(header_lengths)
+    if offsets is not None:
+        base_offset = offsets[0]
+        last_delta = offsets[-1] - base_offset
+        if last_delta != count - 1:
+            flags |= OFFSETS
+            vectors.append((np.array(offsets, "<i8") - base_offset).astype("<u4").tobytes())
+    body = b"".join((*vectors, key_data, value_data, header_data))
+    stored, codec = body, CODEC_NONE
+    if compress and len(body) >= COMPRESS_BYTES_MIN:
+        compressed = zstandard.compress(body, _ZSTD_LEVEL)
+        if len(compressed) < len(body):
+            stored, codec = compressed, CODEC_ZSTD
+    head = HEADER.pack(
+        MAGIC,
+        0,
+        VERSION,
+        codec,
+        flags,
+        len(stored),
+        len(body),
+        count,
+        base_offset,
+        last_delta,
+        len(key_data),
+        first_timestamp,
+        last_timestamp,
+        len(header_data),
+        len(value_data),
+    )[8:]
+    checksum = google_crc32c.extend(google_crc32c.value(head), stored)
+    return b"".join((MAGIC, checksum.to_bytes(4, "little"), head, stored))
+
+
+def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
+    try:
+        lengths = np.fromiter(map(len, cells), "<i4", len(cells))  # type: ignore[arg-type]
+        return lengths.tobytes(), b"".join(cells)  # type: ignore[arg-type]
+    except TypeError:  # a null among them
+        lengths = np.fromiter((-1 if cell is None else len(cell) for cell in cells), "<i4", len(cells))
+        return lengths.tobytes(), b"".join(filter(None, cells))
+
+
+class BlockHeader:
+    """The fixed head of a block, checked for sense but not against the checksum (which needs the body)."""
+
+    __slots__ = (
+        "base_offset",
+        "checksum",
+        "codec",
+        "count",
+        "first_timestamp_ms",
+        "flags",
+        "header_bytes",
+        "key_bytes",
+        "last_timestamp_ms",
+        "next_offset",
+        "raw_bytes",
+        "stored_bytes",
+        "value_bytes",
+    )
+
+    checksum: int
+    codec: int
+    flags: int
+    stored_bytes: int
+    raw_bytes: int
+    count: int
+    base_offset: int
+    key_bytes: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+    header_bytes: int
+    value_bytes: int
+    next_offset: int
+
+    def __init__(self, data: bytes | memoryview, at: int = 0) -> None:
+        if len(data) - at < HEADER_BYTES:
+            raise CorruptBlock(f"block header needs {HEADER_BYTES} bytes, {len(data) - at} are there")
+        (
+            magic,
+            self.checksum,
+            version,
+            self.codec,
+            self.flags,
+            self.stored_bytes,
+            self.raw_bytes,
+            self.count,
+            self.base_offset,
+            last_delta,
+            self.key_bytes,
+            self.first_timestamp_ms,
+            self.last_timestamp_ms,
+            self.header_bytes,
+            self.value_bytes,
+        ) = HEADER.unpack_from(data, at)
+        if magic != MAGIC:
+            raise CorruptBlock("no block begins here (wrong magic)")
+        if version != VERSION:
+            raise CorruptBlock(f"block version {version} is not known to this release")
+        self.next_offset = self.base_offset + last_delta + 1
+        if (
+            self.count == 0
+            or last_delta < self.count - 1
+            or self.base_offset < 0
+            or self.codec > CODEC_ZSTD
+            or self.flags & ~_KNOWN_FLAGS
+            or self.raw_bytes > BODY_BYTES_MAX
+            or self.stored_bytes > BODY_BYTES_MAX
+            or self.raw_bytes != self._columns_bytes()
+        ):
+            raise CorruptBlock("block header contradicts itself")
+
+    def _columns_bytes(self) -> int:
+        flags = self.flags
+        wide = bool(flags & TIMESTAMPS) + bool(flags & EXPIRIES)
+        narrow = 1 + bool(flags & KEYS) + bool(flags & HEADERS) + bool(flags & OFFSETS)
+        return self.count * (8 * wide + 4 * narrow) + self.key_bytes + self.value_bytes + self.header_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return HEADER_BYTES + self.stored_bytes
+
+
+class Block(BlockHeader):
+    """A whole block whose checksum has been checked; columns are decoded when asked for."""
+
+    __slots__ = ("_body", "_cuts", "_head", "_stored")
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        super().__init__(data, at)
+        body_at = at + HEADER_BYTES
+        end = body_at + self.stored_bytes
+        if len(data) < end:
+            raise CorruptBlock(f"block is cut short: {end - at} bytes expected, {len(data) - at} are there")
+        self._head = data[at:body_at]
+        self._stored = data[body_at:end]
+        if google_crc32c.extend(google_crc32c.value(self._head[8:]), self._stored) != self.checksum:
+            raise CorruptBlock("block fails its checksum")
+        self._body: bytes | None = None
+        self._cuts: dict[int, list[int]] = {}
+
+    @property
+    def data(self) -> bytes:
+        """The block as it is stored."""
+        return self._head + self._stored
+
+    # -- vectors ------------------------------------------------------------------------------------------------------
+
+    def body(self) -> bytes:
+        """The columns, decompressed."""
+        if self._body is None:
+            self._body = self._stored if self.codec == CODEC_NONE else self._decompress()
+        return self._body
+
+    def _decompress(self) -> bytes:
+        try:
+            # The frame's own claim decides what is allocated, so it is held against the header first.
+            if zstandard.frame_content_size(self._stored) != self.raw_bytes:
+                raise CorruptBlock("block decompresses to another size than its header says")
+            return zstandard.ZstdDecompressor().decompress(self._stored)
+        except zstandard.ZstdError as error:
+            raise CorruptBlock(f"block does not decompress: {error}") from error
+
+    def _vector(self, column: int) -> npt.NDArray[Any] | None:
+        """The array of a column, named by its flag; 0 names the value lengths, which are always there."""
+        at = 0
+        for flag, dtype, width in _LAYOUT:
+            present = not flag or self.flags & flag
+            if flag == column:
+                return np.frombuffer(self.body(), dtype, self.count, at) if present else None
+            if present:
+                at += width * self.count
+        raise AssertionError(f"no column {column}")
+
+    def _data_at(self, column: int) -> tuple[int, int]:
+        """Where the bytes of a column begin in the body, and how many they are."""
+        end = self.raw_bytes
+        if column == HEADERS:
+            return end - self.header_bytes, self.header_bytes
+        end -= self.header_bytes + self.value_bytes
+        return (end, self.value_bytes) if column == 0 else (end - self.key_bytes, self.key_bytes)
+
+    def _binary(self, column: int) -> BinaryColumn | None:
+        lengths = self._vector(column)
+        if lengths is None:
+            return None
+        nulls = lengths < 0
+        valid = None
+        if nulls.any():
+            valid = ~nulls
+            lengths = np.where(nulls, 0, lengths)
+        offsets = np.zeros(self.count + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        at, size = self._data_at(column)
+        if int(offsets[-1]) != size or (np.diff(offsets) < 0).any():
+            raise CorruptBlock("block's lengths do not add up to its data")
+        return BinaryColumn(offsets, memoryview(self.body())[at : at + size], valid)
+
+    def columns(self) -> Columns:
+        deltas = self._vector(OFFSETS)
+        if deltas is None:
+            deltas = np.arange(self.count, dtype=np.int64)
+        timestamps = self._vector(TIMESTAMPS)
+        if timestamps is None:
+            timestamps = np.full(self.count, self.first_timestamp_ms, np.int64)
+        values = self._binary(0)
+        assert values is not None
+        return Columns(
+            self.base_offset + deltas.astype(np.int64),
+            timestamps,
+            self._vector(EXPIRIES),
+            self._binary(KEYS),
+            values,
+            self._binary(HEADERS),
+        )
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def index_of(self, offset: int) -> int:
+        """The index of the first record at or after `offset`; `count` where there is none."""
+        if not self.flags & OFFSETS:
+            return min(max(offset - self.base_offset, 0), self.count)
+        return bisect_left(self.offsets(), offset)
+
+    def index_at_time(self, timestamp_ms: int) -> int:
+        """The index of the first record at or after a time; `count` where there is none."""
+        return bisect_left(self.timestamps(), timestamp_ms)
+
+    def offsets(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
+        deltas = self._vector(OFFSETS)
+        if deltas is None:
+            return range(self.base_offset, self.next_offset)[start:stop]
+        return (deltas[start:stop].astype(np.int64) + self.base_offset).tolist()  # type: ignore[no-any-return]
+
+    def timestamps(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
+        vector = self._vector(TIMESTAMPS)
+        if vector is None:
+            return [self.first_timestamp_ms] * len(range(self.count)[start:stop])
+        return vector[start:stop].tolist()  # type: ignore[no-any-return]
+
+    def expiries(self, start: int = 0, stop: int | None = None) -> Sequence[int] | None:
+        vector = self._vector(EXPIRIES)
+        return None if vector is None else vector[start:stop].tolist()
+
+    def values(self, start: int = 0, stop: int | None = None) -> list[bytes | None]:
+        cells = self._cells(0, start, stop)
+        assert cells is not None
+        return cells
+
+    def keys(self, start: int = 0, stop: int | None = None) -> list[bytes | None] | None:
+        return self._cells(KEYS, start, stop)
+
+    def headers(self, start: int = 0, stop: int | None = None) -> list[bytes | None] | None:
+        return self._cells(HEADERS, start, stop)
+
+    def _cells(self, column: int, start: int, stop: int | None) -> list[bytes | None] | None:
+        """Cells as byte strings. The cut points are kept: readers come back for the next rows of the same block."""
+        stop = self.count if stop is None else min(stop, self.count)
+        cuts = self._cuts.get(column)
+        if cuts is None:
+            binary = self._binary(column)
+            if binary is None:
+                return None
+            cuts = self._cuts[column] = (binary.offsets.astype(np.int64) + self._data_at(column)[0]).tolist()
+        body = self.body()
+        cells: list[bytes | None] = [
+            body[a:b] for a, b in zip(cuts[start:stop], cuts[start + 1 : stop + 1], strict=True)
+        ]
+        if b"" in cells:
+            lengths = self._vector(column)
+            assert lengths is not None
+            for index in np.flatnonzero(lengths[start:stop] < 0).tolist():
+                cells[index] = None
+        return cells
+
+
+_LAYOUT: Final = (
+    (TIMESTAMPS, "<i8", 8),
+    (EXPIRIES, "<i8", 8),
+    (0, "<i4", 4),
+    (KEYS, "<i4", 4),
+    (HEADERS, "<i4", 4),
+    (OFFSETS, "<u4", 4),
+)
+
+
+# -- header cells -----------------------------------------------------------------------------------------------------
+
+HEADERS_PER_RECORD_MAX: Final = 1000
+_PAIR = struct.Struct("<Hi")
+
+
+def encode_headers(pairs: Iterable[tuple[str, bytes | None]]) -> bytes:
+    """A record's headers as one cell: for each, key length (u16), value length (i32, -1 for null), key, value."""
+    parts: list[bytes] = []
+    for key, value in pairs:
+        name = key.encode()
+        parts += (_PAIR.pack(len(name), -1 if value is None else len(value)), name, value or b"")
+    return b"".join(parts)
+
+
+def decode_headers(cell: bytes) -> list[tuple[str, bytes | None]]:
+    pairs: list[tuple[str, bytes | None]] = []
+    at = 0
+    try:
+        while at < len(cell):
+            name_bytes, value_bytes = _PAIR.unpack_from(cell, at)
+            at += _PAIR.size
+            end = at + name_bytes + max(value_bytes, 0)
+            if end > len(cell):
+                raise CorruptBlock("a record's headers are cut short")
+            name = cell[at : at + name_bytes].decode()
+            pairs.append((name, None if value_bytes < 0 else cell[at + name_bytes : end]))
+            at = end
+    except (struct.error, UnicodeDecodeError) as error:
+        raise CorruptBlock(f"a record's headers cannot be read: {error}") from error
+    return pairs

@@ -1,0 +1,199 @@
+"""The disk as the log sees it: every file operation of the engine goes through here.
+
+One class, so that a test can make any of them fail, and so that the rules that keep data safe (complete writes, sync the directory
+after naming a file in it) stand in one place. Methods block; only the log's own threads call them, and start-up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from penstock.errors import NoSpace, PenstockError, WriteFailed
+from penstock.log.embedded.crashpoints import CrashPoints, Site
+
+
+class Disk:
+    """The real one. Tests subclass it and override the raw operations."""
+
+    def __init__(self, crash_points: CrashPoints | None = None) -> None:
+        self._crash_points = crash_points or CrashPoints()
+
+    # -- raw operations, the ones a fault is injected into ---------------------------------------------------------------
+
+    def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+        """May write less than it was given, as the system call may."""
+        return os.pwrite(fd, data, position)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def allocate(self, fd: int, position: int, size_bytes: int) -> None:
+        os.posix_fallocate(fd, position, size_bytes)
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        return os.pread(fd, size_bytes, position)
+
+    # -- built on them ---------------------------------------------------------------------------------------------------
+
+    def write_all(self, fd: int, data: bytes, position: int) -> None:
+        written = self.pwrite(fd, data, position)
+        if written == len(data):
+            return
+        rest = memoryview(data)
+        while written < len(data):
+            step = self.pwrite(fd, rest[written:], position + written)
+            if step == 0:
+                raise OSError(errno.EIO, "a write made no progress")
+            written += step
+
+    def open_append(self, path: Path, *, create: bool) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.replace(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def write_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
+        """Put a small file in place as a whole: never seen half written, and kept across a power cut when `sync`."""
+        draft = path.with_name(path.name + ".tmp")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self.write_all(fd, data, 0)
+            if sync:
+                self.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self.crash_point(Site.INDEX_WRITTEN)
+        self.rename(draft, path)
+        self.crash_point(Site.INDEX_RENAMED)
+        if sync:
+            self.sync_directory(path.parent)
+
+    def free_bytes(self, path: Path) -> int:
+        return shutil.disk_usage(path).free
+
+    def crash_point(self, site: Site) -> None:
+        if self._crash_points.due(site):
+            self._crash_points.crash()
+
+    def crash_half_written(self, site: Site, fd: int, data: bytes, position: int) -> None:
+        """At this site a crash leaves the first half of a write behind: a torn tail."""
+        if self._crash_points.due(site):
+            os.pwrite(fd, data[: len(data) // 2], position)
+            self._crash_points.crash()
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def storage_error(error: OSError, doing: str) -> PenstockError:
+    """An operating-system error in the terms of the broker: the disk is full, or the outcome is unknown."""
+    if is_full(error):
+        return NoSpace(f"no space left on the disk while {doing}; free some space and send again")
+    return WriteFailed(f"{doing} failed: {error.strerror or error}; check the disk, then restart the broker")
+
+
+class AppendFile:
+    """A file that only grows at its end, with space reserved ahead so that an accepted write cannot run out of it.
+
+    `end` is where the next write goes; what lies beyond it on disk is reserved space (zeros) or the leftover of a failed write,
+    and is never read.
+    """
+
+    __slots__ = ("_disk", "_reserve_step_bytes", "_reserved_to", "end", "fd", "path")
+
+    def __init__(self, disk: Disk, path: Path, *, create: bool, end: int = 0, reserve_step_bytes: int) -> None:
+        self._disk = disk
+        self.path = path
+        self.fd = disk.open_append(path, create=create)
+        self.end = end
+        self._reserved_to = end
+        self._reserve_step_bytes = reserve_step_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Make sure of space for this many more bytes, or raise ENOSPC having changed nothing that matters."""
+        wanted = self.end + size_bytes
+        if wanted <= self._reserved_to:
+            return
+        step = self._reserve_step_bytes
+        ahead = -(-wanted // step) * step
+        try:
+            self._disk.allocate(self.fd, self._reserved_to, ahead - self._reserved_to)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            ahead = wanted  # the disk is nearly full: take just what this write needs
+            self._disk.allocate(self.fd, self._reserved_to, ahead - self._reserved_to)
+        self._reserved_to = ahead
+
+    def write(self, data: bytes) -> int:
+        """Write at the end and move it; returns where the data begins."""
+        position = self.end
+        self._disk.write_all(self.fd, data, position)
+        self.end = position + len(data)
+        self._reserved_to = max(self._reserved_to, self.end)
+        return position
+
+    def cut(self, end: int) -> None:
+        """Drop everything from `end` on, reserved space included."""
+        self._disk.truncate(self.fd, end)
+        self.end = self._reserved_to = end
+
+    def sync(self) -> None:
+        self._disk.fdatasync(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class SpaceReserve:
+    """A file of nothing, given up when the disk is full so that internal topics can still be written."""
+
+    def __init__(self, disk: Disk, path: Path, size_bytes: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._size_bytes = size_bytes
+
+    def hold(self) -> None:
+        """Take the space where there is plenty: never more than an eighth of what is free."""
+        held = self._path.stat().st_size if self._path.exists() else 0
+        if held >= self._size_bytes or self._disk.free_bytes(self._path.parent) < 8 * self._size_bytes:
+            return
+        fd = self._disk.open_append(self._path, create=True)
+        try:
+            self._disk.allocate(fd, 0, self._size_bytes)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._disk.truncate(fd, 0)
+        finally:
+            os.close(fd)
+
+    def release(self) -> bool:
+        """Give the space back; False where there was none to give."""
+        if not self._path.exists() or self._path.stat().st_size == 0:
+            return False
+        self._disk.unlink(self._path)
+        return True

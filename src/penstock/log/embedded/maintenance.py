@@ -1,0 +1,142 @@
+"""What the engine does when nobody asks: retention, rolling of old segments, merging of small blocks, compaction.
+
+One pass looks at every partition in turn. Decisions are made on the loop; files are read and written in the maintenance thread; the
+partition's list of segments is then replaced on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from penstock.clock import Clock
+from penstock.errors import CorruptBlock
+from penstock.log.embedded.commit import Committer
+from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.options import EngineOptions
+from penstock.log.embedded.partition import EmbeddedPartition
+from penstock.log.embedded.rewrite import KeepRow, LatestOffsets, Rewriter
+from penstock.log.embedded.segment import Segment
+
+_log = structlog.get_logger(__name__)
+
+
+class Maintenance:
+    def __init__(self, disk: Disk, clock: Clock, committer: Committer, options: EngineOptions) -> None:
+        self._clock = clock
+        self._committer = committer
+        self._options = options
+        self._rewriter = Rewriter(disk, options.block_bytes_target)
+        self._thread = ThreadPoolExecutor(1, "penstock-maintenance")
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, partition: EmbeddedPartition) -> None:
+        """One pass over one partition."""
+        if partition.failure is not None:
+            return
+        try:
+            await self._roll_when_old(partition)
+            await self._retain(partition)
+            if partition.config.cleanup == "compact":
+                await self._compact(partition)
+            else:
+                await self._merge(partition)
+        except (OSError, CorruptBlock) as error:
+            # The log is as it was: a rewrite replaces nothing before it is whole. The next pass tries again.
+            _log.error("maintenance failed", topic=partition.topic, partition=partition.index, error=str(error))
+
+    def stop(self) -> None:
+        self._thread.shutdown()
+
+    async def _roll_when_old(self, partition: EmbeddedPartition) -> None:
+        active = partition.segments[-1]
+        age_max_ms = min(partition.config.segment_ms, partition.config.retention_ms or partition.config.segment_ms)
+        if active.end and self._clock.now_ms() - active.index.first_timestamp_ms >= age_max_ms:
+            rolled = await self._committer.run(lambda: self._roll(partition, active))
+            if rolled is not None:
+                partition.segments = [*partition.segments, rolled]
+
+    def _roll(self, partition: EmbeddedPartition, expected: Segment) -> Segment | None:
+        """In the commit thread. None where a commit has rolled meanwhile."""
+        if partition.writer.segment is not expected:
+            return None
+        partition.writer = partition.writer.roll(self._clock.now_ms())
+        self._committer.forget(partition)
+        return partition.writer.segment
+
+    async def _retain(self, partition: EmbeddedPartition) -> None:
+        config = partition.config
+        sealed = partition.segments[:-1]
+        drop = 0
+        if config.retention_ms is not None:
+            oldest_ms = self._clock.now_ms() - config.retention_ms
+            while drop < len(sealed) and sealed[drop].index.last_timestamp_ms < oldest_ms:
+                drop += 1
+        if config.retention_bytes is not None:
+            kept_bytes = sum(segment.end for segment in partition.segments[drop:])
+            while drop < len(sealed) and kept_bytes > config.retention_bytes:
+                kept_bytes -= sealed[drop].end
+                drop += 1
+        if drop:
+            _log.info("retention", topic=partition.topic, partition=partition.index, segments=drop)
+            await partition.drop_oldest(drop)
+
+    async def _merge(self, partition: EmbeddedPartition) -> None:
+        for segment in partition.segments[:-1]:
+            blocks = segment.index.blocks
+            if (
+                blocks > 1
+                and segment.end / blocks < self._options.merge_block_bytes
+                and segment not in partition.merged
+            ):
+                await self._rewrite(partition, [segment], None)
+
+    async def _compact(self, partition: EmbeddedPartition) -> None:
+        sealed = partition.segments[:-1]
+        dirty = [segment for segment in sealed if segment.base_offset >= partition.compacted_to]
+        dirty_bytes = sum(segment.end for segment in dirty)
+        if not dirty or dirty_bytes < self._options.compact_dirty_ratio * sum(segment.end for segment in sealed):
+            return
+        latest = LatestOffsets(self._options.compact_keys_max)
+        mapped = await self._loop.run_in_executor(self._thread, _map_keys, latest, dirty)
+        done_to = dirty[mapped - 1].index.next_offset
+        keep = latest.keeps(self._clock.now_ms() - self._options.tombstone_ms)
+        cleaned = [segment for segment in sealed if segment.base_offset < done_to]
+        for run in _runs(cleaned, partition.config.segment_bytes):
+            await self._rewrite(partition, run, keep)
+        partition.compacted_to = done_to
+
+    async def _rewrite(self, partition: EmbeddedPartition, old: Sequence[Segment], keep: KeepRow | None) -> None:
+        compress = partition.config.compression == "zstd"
+        new = await self._loop.run_in_executor(
+            self._thread,
+            lambda: self._rewriter.replace(old, compress=compress, keep=keep),
+        )
+        at = partition.segments.index(old[0])
+        replacement = [] if new is None else [new]
+        partition.segments = [*partition.segments[:at], *replacement, *partition.segments[at + len(old) :]]
+        if new is not None:
+            partition.merged.add(new)
+
+
+def _map_keys(latest: LatestOffsets, segments: Sequence[Segment]) -> int:
+    for count, segment in enumerate(segments, 1):
+        if not latest.add(segment):
+            return count
+    return len(segments)
+
+
+def _runs(segments: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
+    """Adjacent segments that fit into one, so that compaction does not leave a trail of small files."""
+    runs: list[list[Segment]] = []
+    size = bytes_max
+    for segment in segments:
+        if size + segment.end > bytes_max:
+            runs.append([])
+            size = 0
+        runs[-1].append(segment)
+        size += segment.end
+    return runs

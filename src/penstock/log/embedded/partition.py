@@ -1,0 +1,258 @@
+"""One partition of the embedded engine: its segments, its committed end, and reading from both.
+
+The loop owns everything here except `writer`, which belongs to the commit thread. The list of segments is never changed in place: it is
+replaced, so a reader in another thread goes on with the list it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from penstock.errors import CorruptBlock, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
+from penstock.log.api import READ_BYTES_DEFAULT, Batch, EngineStats, OnAppended, Partition, TopicConfig, TopicInfo
+from penstock.log.block import Block
+from penstock.log.embedded.segment import Segment, SegmentWriter
+from penstock.log.embedded.tail import Tail
+
+if TYPE_CHECKING:
+    from penstock.log.embedded.commit import Committer, PartitionCommit
+
+_log = structlog.get_logger(__name__)
+
+
+class _Extent(NamedTuple):
+    """A segment and how far a reader may go in it, fixed when the read began."""
+
+    segment: Segment
+    end: int
+
+
+class EmbeddedPartition(Partition):
+    def __init__(
+        self,
+        info: TopicInfo,
+        index: int,
+        directory: Path,
+        segments: list[Segment],
+        writer: SegmentWriter,
+        tail: Tail,
+        committer: Committer,
+        readers: ThreadPoolExecutor,
+        stats: EngineStats,
+    ) -> None:
+        self.topic = info.name
+        self.index = index
+        self.topic_id = bytes.fromhex(info.id)
+        self.config: TopicConfig = info.config
+        self.internal = info.name.startswith("__")
+        self.directory = directory
+        self.writer = writer
+        self.segments: Sequence[Segment] = segments
+        self.tail = tail
+        self.compacted_to = 0
+        """Offsets below were looked at by a compaction in this run."""
+        self.merged: weakref.WeakSet[Segment] = weakref.WeakSet()
+        """Segments a rewrite made in this run: they are as good as it gets, however small their blocks."""
+        self._committer = committer
+        self._readers = readers
+        self._stats = stats
+        self._loop = asyncio.get_running_loop()
+        self._committed_end = writer.next_offset
+        self._failure: str | None = None
+        self._closed: PenstockError | None = None
+        self._waiting: list[tuple[Batch, OnAppended]] = []
+        self._watchers: dict[int, Callable[[], None]] = {}
+        self._watcher_ids = 0
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} partition {self.index}"
+
+    @property
+    def start_offset(self) -> int:
+        return self.segments[0].base_offset
+
+    @property
+    def committed_end(self) -> int:
+        return self._committed_end
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.end for segment in self.segments)
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    def append(self, batch: Batch, done: OnAppended) -> None:
+        if self._closed is not None or self._failure is not None:
+            self._loop.call_soon(done, self._closed or WriteFailed(self._failure))
+            return
+        self._waiting.append((batch, done))
+        self._committer.submit(self)
+
+    def take_waiting(self) -> list[tuple[Batch, OnAppended]]:
+        """What the next commit writes. A partition that failed meanwhile answers here and has nothing to write."""
+        waiting, self._waiting = self._waiting, []
+        error = self._closed or (WriteFailed(self._failure) if self._failure is not None else None)
+        if error is not None:
+            for _, done in waiting:
+                self._loop.call_soon(done, error)
+            return []
+        return waiting
+
+    def apply(self, part: PartitionCommit) -> None:
+        """A commit is over: make what it wrote readable."""
+        if part.rolled is not None:
+            self.segments = [*self.segments, part.rolled]
+        if part.error is not None:
+            return
+        self.segments[-1].end = part.end
+        self._committed_end = part.next_offset
+        for header, data in zip(part.headers, part.blocks, strict=True):
+            self.tail.add(header.base_offset, data)
+
+    def notify(self) -> None:
+        for callback in list(self._watchers.values()):
+            callback()
+
+    def fail(self, reason: str) -> None:
+        """Refuse writes from now on. Any thread may call this; the first reason stays."""
+        if self._failure is None:
+            self._failure = reason
+            _log.error("partition refuses writes", topic=self.topic, partition=self.index, reason=reason)
+
+    def close(self, *, deleted: bool) -> None:
+        self._closed = (
+            TopicNotFound(f"topic not found: {self.topic} (it was deleted)")
+            if deleted
+            else ShuttingDown("the broker is stopping; send again when it is back")
+        )
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._watcher_ids += 1
+        key = self._watcher_ids
+        self._watchers[key] = callback
+
+        def stop() -> None:
+            self._watchers.pop(key, None)
+
+        return stop
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def read_cached(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block] | None:
+        self._check(offset)
+        if offset == self._committed_end:
+            return []
+        return self.tail.blocks_from(offset, max_bytes)
+
+    async def read(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block]:
+        cached = self.read_cached(offset, max_bytes)
+        if cached is not None:
+            return cached
+        extents = self._extents()
+        return await self._loop.run_in_executor(self._readers, self._read_extents, extents, offset, max_bytes)
+
+    async def offset_at(self, timestamp_ms: int) -> int:
+        end = self._committed_end
+        extents = self._extents()
+        found = await self._loop.run_in_executor(self._readers, self._find_time, extents, timestamp_ms)
+        return end if found is None else min(found, end)
+
+    async def timestamp_of(self, offset: int) -> int | None:
+        blocks = await self.read(offset, 1)
+        if not blocks:
+            return None
+        at = blocks[0].index_of(offset)
+        return blocks[0].timestamps(at, at + 1)[0]
+
+    def _check(self, offset: int) -> None:
+        if not self.start_offset <= offset <= self._committed_end:
+            raise OffsetOutOfRange(
+                f"offset {offset} out of range: {self} holds {self.start_offset} to {self._committed_end} (exclusive)"
+            )
+
+    def _extents(self) -> list[_Extent]:
+        return [_Extent(segment, segment.end) for segment in self.segments]
+
+    # -- reading, in a reader thread ---------------------------------------------------------------------------------------
+
+    def _read_extents(self, extents: list[_Extent], offset: int, max_bytes: int) -> list[Block]:
+        at = max(bisect_right(extents, offset, key=lambda extent: extent.segment.base_offset) - 1, 0)
+        blocks: list[Block] = []
+        size = 0
+        for segment, end in extents[at:]:
+            position = segment.position_of(offset)
+            try:
+                while position < end:
+                    try:
+                        for _, block in segment.blocks_from(position, end):
+                            position += block.size_bytes
+                            if block.next_offset <= offset:
+                                continue
+                            size += block.size_bytes
+                            if blocks and size > max_bytes:
+                                return blocks
+                            blocks.append(block)
+                            if size >= max_bytes:
+                                return blocks
+                    except CorruptBlock:
+                        position = self._behind_damage(segment, position, end, offset, damaged_first=not blocks)
+            except CorruptBlock as error:
+                if blocks:
+                    return blocks  # whoever asks for what comes next gets the error
+                self._stats.corrupt_blocks += 1
+                _log.error("corrupt block", topic=self.topic, partition=self.index, error=str(error))
+                raise
+        return blocks
+
+    def _behind_damage(self, segment: Segment, position: int, end: int, offset: int, *, damaged_first: bool) -> int:
+        """Where to go on when the wanted offset lies behind a damaged block; raises where it may lie inside."""
+        behind = segment.next_whole_block(position, end) if damaged_first else None
+        if behind is None or behind[1].base_offset > offset:
+            raise segment.corrupt(position, self._damage_text(position, behind, segment))
+        return behind[0]
+
+    def _damage_text(self, position: int, behind: tuple[int, Block] | None, segment: Segment) -> str:
+        if behind is None:
+            return "no whole block follows it in this segment"
+        return f"its {behind[0] - position} bytes cannot be read; offset {behind[1].base_offset} and later ones can"
+
+    def _find_time(self, extents: list[_Extent], timestamp_ms: int) -> int | None:
+        at = bisect_left(extents, timestamp_ms, key=lambda extent: extent.segment.index.last_timestamp_ms)
+        for segment, end in extents[at:]:
+            for _, block in segment.blocks_from(segment.position_at(timestamp_ms), end):
+                if block.last_timestamp_ms >= timestamp_ms:
+                    return block.offsets()[block.index_at_time(timestamp_ms)]
+        return None
+
+    # -- retention -------------------------------------------------------------------------------------------------------
+
+    async def delete_before(self, offset: int) -> int:
+        sealed_after = [segment.base_offset for segment in self.segments[1:]]
+        await self.drop_oldest(bisect_right(sealed_after, offset))
+        return self.start_offset
+
+    async def drop_oldest(self, count: int) -> None:
+        """Remove the oldest sealed segments; the one being written always stays."""
+        count = min(count, len(self.segments) - 1)
+        if count <= 0:
+            return
+        dropped, self.segments = self.segments[:count], self.segments[count:]
+        await self._loop.run_in_executor(self._readers, _remove_segments, dropped)
+
+
+def _remove_segments(segments: Sequence[Segment]) -> None:
+    # Oldest first: a crash in between leaves a log that begins later, not one with a hole.
+    for segment in segments:
+        segment.remove()

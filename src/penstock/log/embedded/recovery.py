@@ -1,0 +1,237 @@
+"""Opening a partition, after a clean stop or a crash.
+
+After a clean stop the saved indexes are trusted and nothing is scanned. Otherwise the last segment is scanned from where its index was
+last saved, every block checked:
+- reserved space (zeros) behind the last whole block is cut off silently;
+- a torn tail, bytes that are no whole block with nothing whole behind them, is cut off once with a log line, after a copy of it was
+  put aside (`<base>.torn-at-<position>`): nothing is ever deleted on a guess;
+- damage with whole blocks behind it is not a torn tail. It stays where it is and is reported.
+
+What the journal holds is put back first (`redo`), so that scanning sees the log as it was promised.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from penstock.errors import CorruptBlock, MissingSegment
+from penstock.log.api import EngineStats, TopicInfo
+from penstock.log.embedded.crashpoints import Site
+from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.index import SegmentIndex
+from penstock.log.embedded.journal import journal_paths, read_records
+from penstock.log.embedded.rewrite import DRAFT_SUFFIX, finish_interrupted_rewrites
+from penstock.log.embedded.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, SegmentWriter, load_index, log_path
+
+_log = structlog.get_logger(__name__)
+_TMP_SUFFIX: Final = ".tmp"
+_ZERO_STEP_BYTES: Final = 1 << 20
+
+
+class PartitionRecovery:
+    """Brings one partition directory into a state that can be read and written. Methods block; used before serving."""
+
+    def __init__(self, disk: Disk, stats: EngineStats, *, clean: bool, accept_gaps: bool) -> None:
+        self._disk = disk
+        self._stats = stats
+        self._clean = clean
+        self._accept_gaps = accept_gaps
+
+    def open(self, info: TopicInfo, directory: Path, now_ms: int) -> tuple[list[Segment], SegmentWriter]:
+        self._tidy(directory)
+        paths = sorted(directory.glob(f"*{LOG_SUFFIX}"))
+        least_offset = self._drop_unused_last(paths)
+        segments = [self._open_sealed(path) for path in paths[:-1]]
+        last_timestamp_ms = segments[-1].index.last_timestamp_ms if segments else 0
+        if paths:
+            segments.append(self._open_last(paths[-1], last_timestamp_ms))
+        self._check_sequence(info, segments)
+        if not segments or segments[-1].index.sealed:
+            return self._begin_segment(directory, segments, least_offset, now_ms)
+        last = segments[-1]
+        writer = SegmentWriter(
+            self._disk,
+            last,
+            create=False,
+            created_ms=last.index.first_timestamp_ms or now_ms,
+            last_timestamp_ms=last.index.last_timestamp_ms,
+        )
+        return segments, writer
+
+    def _drop_unused_last(self, paths: list[Path]) -> int:
+        """Forget a last segment that nothing was written to: it may stem from a roll that failed, after which the one before went
+        on. Returns the offset it began at, which a new one must not go below."""
+        if len(paths) < 2:
+            return 0
+        fd = self._disk.open_read(paths[-1])
+        try:
+            unused = self._data_end(fd, 0, paths[-1].stat().st_size) == 0
+        finally:
+            os.close(fd)
+        if not unused:
+            return 0
+        path = paths.pop()
+        self._disk.unlink(path)
+        return int(path.stem)
+
+    def _begin_segment(
+        self, directory: Path, segments: list[Segment], least_offset: int, now_ms: int
+    ) -> tuple[list[Segment], SegmentWriter]:
+        before = segments[-1].index if segments else SegmentIndex(0)
+        base_offset = max(before.next_offset, least_offset)
+        index = SegmentIndex(base_offset, before.last_timestamp_ms)
+        segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0)
+        writer = SegmentWriter(
+            self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=before.last_timestamp_ms
+        )
+        self._disk.sync_directory(directory)
+        return [*segments, segment], writer
+
+    def _tidy(self, directory: Path) -> None:
+        """Finish or undo what a crash interrupted; only files whose suffix says that they are ours to take away."""
+        for path in sorted(directory.iterdir()):
+            if path.suffix in (DRAFT_SUFFIX, DELETED_SUFFIX, _TMP_SUFFIX):
+                self._disk.unlink(path)
+        finish_interrupted_rewrites(self._disk, directory)
+
+    def _open_sealed(self, path: Path) -> Segment:
+        base_offset = int(path.stem)
+        size = path.stat().st_size
+        index = load_index(path, base_offset, size, self._disk)
+        segment = Segment(self._disk, path, base_offset, index or SegmentIndex(base_offset), size)
+        if index is None or not index.sealed:
+            segment.index.sealed = True
+            segment.rebuild_index(size)
+            segment.save_index(segment.index.encode(), sync=False)
+        return segment
+
+    def _open_last(self, path: Path, last_timestamp_ms: int) -> Segment:
+        base_offset = int(path.stem)
+        size = path.stat().st_size
+        index = load_index(path, base_offset, size, self._disk)
+        segment = Segment(self._disk, path, base_offset, index or SegmentIndex(base_offset, last_timestamp_ms), size)
+        if index is not None and index.sealed:
+            return segment
+        if index is None or not _load_entries(segment):
+            segment.index = SegmentIndex(base_offset, last_timestamp_ms)
+        elif self._clean and index.covers == size:
+            return segment
+        segment.end = self._scan(segment, segment.index.covers, size)
+        self._cut(segment, size)
+        return segment
+
+    def _scan(self, segment: Segment, position: int, size: int) -> int:
+        """Check and index the blocks from `position` on; returns where the last whole one ends."""
+        while position < size:
+            try:
+                for block_at, block in segment.blocks_from(position, size):
+                    segment.index.add(block, block_at)
+                    position = block_at + block.size_bytes
+            except CorruptBlock as error:
+                behind = segment.next_whole_block(position, size)
+                if behind is None:
+                    return position
+                self._stats.corrupt_blocks += 1
+                _log.error("corrupt block; the blocks behind it stay readable", error=str(error), resumes_at=behind[0])
+                position = behind[0]
+        return position
+
+    def _cut(self, segment: Segment, size: int) -> None:
+        end = segment.end
+        fd = self._disk.open_append(segment.path, create=False)
+        try:
+            if end < size:
+                data_end = self._data_end(fd, end, size)
+                if data_end > end:
+                    self._stats.torn_tails += 1
+                    kept = segment.path.with_suffix(f".torn-at-{end}")
+                    self._disk.write_file(kept, self._disk.pread(fd, data_end - end, end))
+                    _log.warning(
+                        "torn tail cut",
+                        file=str(segment.path),
+                        position=end,
+                        bytes=data_end - end,
+                        kept_as=kept.name,
+                        next_offset=segment.index.next_offset,
+                    )
+                    self._disk.crash_point(Site.RECOVERY_TAIL_KEPT)
+                self._disk.truncate(fd, end)
+            # What is readable from here on must not vanish in a power cut, so it is synced before anyone reads it.
+            self._disk.fdatasync(fd)
+            self._disk.crash_point(Site.RECOVERY_CUT)
+        finally:
+            os.close(fd)
+
+    def _data_end(self, fd: int, position: int, size: int) -> int:
+        """Where the last byte that is not zero ends; `position` where all are."""
+        end = position
+        while position < size:
+            window = self._disk.pread(fd, min(_ZERO_STEP_BYTES, size - position), position)
+            kept = window.rstrip(b"\0")
+            if kept:
+                end = position + len(kept)
+            position += max(len(window), 1)
+        return end
+
+    def _check_sequence(self, info: TopicInfo, segments: list[Segment]) -> None:
+        if info.config.cleanup == "compact":
+            return  # removing records leaves gaps by design
+        for before, after in itertools.pairwise(segments):
+            if before.index.next_offset == after.base_offset:
+                continue
+            text = (
+                f"topic {info.name!r}: {before.path} ends at offset {before.index.next_offset}, but the next segment, "
+                f"{after.path.name}, begins at {after.base_offset}; a segment file is missing or damaged at its end"
+            )
+            if not self._accept_gaps:
+                raise MissingSegment(
+                    f"{text}; restore it from a backup, or start with --accept-gap to serve what is there"
+                )
+            _log.error("gap accepted", detail=text)
+
+
+def _load_entries(segment: Segment) -> bool:
+    try:
+        return segment.index.load_entries(segment.index_path.read_bytes())
+    except OSError:
+        return False
+
+
+def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, int], Path | None]) -> int:
+    """Put every block the journal holds where it belongs; returns how many were not there.
+
+    Only the last segment of a partition can miss any: beginning a new one syncs the one before, and segments before the last may
+    have been rewritten since. Harmless to repeat.
+    """
+    redone = 0
+    touched: set[Path] = set()
+    for path in journal_paths(directory):
+        for entries in read_records(path.read_bytes()):
+            for entry in entries:
+                target = last_segment_of(entry.topic_id, entry.partition)
+                if target is None or int(target.stem) != entry.segment_base:
+                    continue
+                fd = disk.open_append(target, create=False)
+                try:
+                    if disk.pread(fd, len(entry.data), entry.position) != entry.data:
+                        disk.write_all(fd, entry.data, entry.position)
+                        touched.add(target)
+                        redone += 1
+                finally:
+                    os.close(fd)
+    for target in touched:
+        fd = disk.open_append(target, create=False)
+        try:
+            disk.fdatasync(fd)
+        finally:
+            os.close(fd)
+    disk.crash_point(Site.RECOVERY_REDONE)
+    if redone:
+        _log.info("journal applied", blocks=redone)
+    return redone

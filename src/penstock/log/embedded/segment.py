@@ -1,0 +1,250 @@
+"""One segment: a run of blocks in a file named by the offset of its first record.
+
+Writing happens at the end of a partition's last segment only (`SegmentWriter`); every other segment is sealed and never changes, it
+can only be replaced as a whole by a rewrite. Readers hold a `Segment`, which keeps its file open, so a segment that is replaced or
+deleted under a reader stays readable to it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import CorruptBlock
+from penstock.log.block import BODY_BYTES_MAX, HEADER_BYTES, MAGIC, Block, BlockHeader
+from penstock.log.embedded.crashpoints import Site
+from penstock.log.embedded.disk import AppendFile, Disk
+from penstock.log.embedded.index import HEAD_BYTES, STEP_BYTES, SegmentIndex
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+DELETED_SUFFIX: Final = ".deleted"
+# Space is reserved ahead in steps: large enough to be rare, small enough that an idle topic costs little disk.
+RESERVE_STEP_BYTES: Final = 256 << 10
+
+
+def log_path(directory: Path, base_offset: int) -> Path:
+    return directory / f"{base_offset:020d}{LOG_SUFFIX}"
+
+
+class Segment:
+    """A segment as readers see it. `end` is how far it may be read."""
+
+    __slots__ = ("__weakref__", "_disk", "_fd", "base_offset", "end", "index", "path")
+
+    def __init__(self, disk: Disk, path: Path, base_offset: int, index: SegmentIndex, end: int) -> None:
+        self._disk = disk
+        self._fd = -1
+        self.path = path
+        self.base_offset = base_offset
+        self.index = index
+        self.end = end
+
+    @property
+    def index_path(self) -> Path:
+        return self.path.with_suffix(INDEX_SUFFIX)
+
+    def open(self) -> int:
+        """The file, opened once and closed when nobody holds this object any more."""
+        if self._fd < 0:
+            fd = self._disk.open_read(self.path)
+            weakref.finalize(self, os.close, fd)
+            self._fd = fd
+        return self._fd
+
+    def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
+        """Whole, checked blocks with their positions. Raises CorruptBlock where one is damaged."""
+        fd = self.open()
+        window, window_at = b"", position
+        while position < end:
+            at = position - window_at
+            needed = HEADER_BYTES
+            if len(window) - at >= HEADER_BYTES:
+                needed = self._header(window, at, position).size_bytes
+            if position + needed > end:
+                raise self.corrupt(position, f"a block of {needed} bytes would end beyond the segment")
+            if len(window) - at < needed:
+                window = self._disk.pread(fd, min(max(needed, STEP_BYTES * 4), end - position), position)
+                window_at = position
+                if len(window) < needed:
+                    raise self.corrupt(position, "the file ends inside a block")
+                continue
+            try:
+                block = Block(window, at)
+            except CorruptBlock as error:
+                raise self.corrupt(position, str(error)) from None
+            yield position, block
+            position += block.size_bytes
+
+    def _header(self, window: bytes, at: int, position: int) -> BlockHeader:
+        try:
+            return BlockHeader(window, at)
+        except CorruptBlock as error:
+            raise self.corrupt(position, str(error)) from None
+
+    def corrupt(self, position: int, why: str) -> CorruptBlock:
+        return CorruptBlock(f"corrupt block in {self.path} at byte {position}: {why}")
+
+    def next_whole_block(self, position: int, end: int) -> tuple[int, Block] | None:
+        """The first undamaged block that begins after `position`: where reading can go on behind damage."""
+        fd = self.open()
+        at = position + 1
+        while at < end:
+            window = self._disk.pread(fd, min(STEP_BYTES * 4, end - at), at)
+            found = window.find(MAGIC)
+            while found >= 0:
+                block = self._block_at(fd, at + found, end)
+                if block is not None:
+                    return at + found, block
+                found = window.find(MAGIC, found + 1)
+            # Windows overlap so that a magic split between two of them is still found.
+            at += max(len(window) - len(MAGIC) + 1, 1)
+        return None
+
+    def _block_at(self, fd: int, position: int, end: int) -> Block | None:
+        try:
+            size_bytes = BlockHeader(self._disk.pread(fd, HEADER_BYTES, position)).size_bytes
+            if position + size_bytes > end or size_bytes > BODY_BYTES_MAX + HEADER_BYTES:
+                return None
+            return Block(self._disk.pread(fd, size_bytes, position))
+        except CorruptBlock:
+            return None
+
+    def position_of(self, offset: int) -> int:
+        self._ensure_entries()
+        return self.index.position_of(offset)
+
+    def position_at(self, timestamp_ms: int) -> int:
+        self._ensure_entries()
+        return self.index.position_at(timestamp_ms)
+
+    def _ensure_entries(self) -> None:
+        if not self.index.loaded:
+            try:
+                loaded = self.index.load_entries(self.index_path.read_bytes())
+            except OSError:
+                loaded = False
+            if not loaded:
+                self.rebuild_index(self.end)
+
+    def rebuild_index(self, end: int) -> None:
+        """Make the index anew from the log, passing over damage."""
+        index = SegmentIndex(self.base_offset)
+        index.sealed = self.index.sealed
+        position = 0
+        while position < end:
+            try:
+                for block_at, block in self.blocks_from(position, end):
+                    index.add(block, block_at)
+                    position = block_at + block.size_bytes
+            except CorruptBlock:
+                behind = self.next_whole_block(position, end)
+                if behind is None:
+                    break
+                position = behind[0]
+        index.covers = end
+        index.next_offset = max(index.next_offset, self.index.next_offset)
+        self.index = index
+
+    def remove(self) -> None:
+        """Take the files away. Renamed first, so that what a crash leaves is recognisable as meant to go."""
+        self.open()  # readers that hold this object go on reading
+        doomed = self.path.with_suffix(DELETED_SUFFIX)
+        self._disk.rename(self.path, doomed)
+        self._disk.crash_point(Site.RETENTION_RENAMED)
+        self._disk.unlink(self.index_path)
+        self._disk.unlink(doomed)
+        self._disk.crash_point(Site.RETENTION_REMOVED)
+
+    def save_index(self, encoded: bytes, *, sync: bool) -> None:
+        self._disk.write_file(self.index_path, encoded, sync=sync)
+
+
+def load_index(segment_path: Path, base_offset: int, size_bytes: int, disk: Disk) -> SegmentIndex | None:
+    """The head of the saved index, if it is whole and belongs to this log file."""
+    try:
+        with segment_path.with_suffix(INDEX_SUFFIX).open("rb") as file:
+            index = SegmentIndex.decode_head(file.read(HEAD_BYTES), base_offset)
+    except OSError:
+        return None
+    if index is None or index.covers > size_bytes or (index.sealed and index.covers != size_bytes):
+        return None
+    if index.covers:
+        fd = disk.open_read(segment_path)
+        try:
+            if BlockHeader(disk.pread(fd, HEADER_BYTES, 0)).checksum != index.first_checksum:
+                return None
+        except CorruptBlock:
+            return None
+        finally:
+            os.close(fd)
+    return index
+
+
+class SegmentWriter:
+    """The end of a partition: the segment that takes new blocks. Used by the commit thread only."""
+
+    __slots__ = ("_disk", "created_ms", "file", "last_timestamp_ms", "saved_covers", "segment")
+
+    def __init__(self, disk: Disk, segment: Segment, *, create: bool, created_ms: int, last_timestamp_ms: int) -> None:
+        self._disk = disk
+        self.segment = segment
+        self.file = AppendFile(
+            disk, segment.path, create=create, end=segment.end, reserve_step_bytes=RESERVE_STEP_BYTES
+        )
+        self.created_ms = created_ms
+        self.last_timestamp_ms = last_timestamp_ms
+        self.saved_covers = segment.index.covers
+
+    @property
+    def next_offset(self) -> int:
+        return self.segment.index.next_offset
+
+    def write(self, data: bytes, header_of: list[BlockHeader]) -> None:
+        """Write blocks that were laid out for this position, and index them."""
+        position = self.file.write(data)
+        index = self.segment.index
+        for header in header_of:
+            index.add(header, position)
+            position += header.size_bytes
+        self.last_timestamp_ms = header_of[-1].last_timestamp_ms
+
+    def save_index(self, encoded: bytes) -> None:
+        """Save the index of a moment. What it covers is not scanned after a crash, so it must be synced by now."""
+        self.segment.save_index(encoded, sync=False)
+        self.saved_covers = self.segment.index.covers
+
+    def seal(self) -> None:
+        """Finish this segment for good: nothing after this changes its file."""
+        self.file.cut(self.file.end)
+        self.file.sync()
+        self._disk.crash_point(Site.ROLL_SYNCED)
+        self.segment.index.sealed = True
+        try:
+            self.segment.save_index(self.segment.index.encode(), sync=True)
+        except OSError:
+            self.segment.index.sealed = False
+            raise
+        self._disk.crash_point(Site.ROLL_SEALED)
+
+    def roll(self, now_ms: int) -> SegmentWriter:
+        """Seal this segment and begin the next. Where that fails, this one goes on as it was."""
+        self.seal()
+        try:
+            directory = self.segment.path.parent
+            base_offset = self.next_offset
+            index = SegmentIndex(base_offset, self.last_timestamp_ms)
+            segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0)
+            writer = SegmentWriter(
+                self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=self.last_timestamp_ms
+            )
+            self._disk.sync_directory(directory)
+        except OSError:
+            self.segment.index.sealed = False
+            raise
+        self._disk.crash_point(Site.ROLL_CREATED)
+        self.file.close()
+        return writer

@@ -1,0 +1,98 @@
+"""The newest blocks of each partition, kept in memory as they were written.
+
+Most readers are close to the end of the log. What they need is here, so they are answered at once on the event loop, and many readers
+of one block share one decoded object. Bounded per partition and in all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+
+from penstock.log.block import Block
+
+
+class TailBudget:
+    """Memory for all tails together. The partition written to least recently gives way first."""
+
+    __slots__ = ("_bytes_max", "_bytes_used", "_tails")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes_used = 0
+        self._tails: OrderedDict[int, Tail] = OrderedDict()
+
+    @property
+    def bytes_used(self) -> int:
+        return self._bytes_used
+
+    def changed(self, tail: Tail, by_bytes: int) -> None:
+        self._bytes_used += by_bytes
+        self._tails[id(tail)] = tail
+        self._tails.move_to_end(id(tail))
+        while self._bytes_used > self._bytes_max and self._tails:
+            _, oldest = self._tails.popitem(last=False)
+            self._bytes_used -= oldest.forget()
+
+    def drop(self, tail: Tail) -> None:
+        if self._tails.pop(id(tail), None) is not None:
+            self._bytes_used -= tail.forget()
+
+
+class Tail:
+    """The last blocks of one partition, without a gap between them and the committed end."""
+
+    __slots__ = ("_blocks", "_budget", "_bytes", "_bytes_max", "_offsets")
+
+    def __init__(self, budget: TailBudget, bytes_max: int) -> None:
+        self._budget = budget
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._offsets: list[int] = []
+        self._blocks: list[bytes | Block] = []
+
+    @property
+    def start_offset(self) -> int | None:
+        return self._offsets[0] if self._offsets else None
+
+    def add(self, base_offset: int, data: bytes) -> None:
+        before = self._bytes
+        self._offsets.append(base_offset)
+        self._blocks.append(data)
+        self._bytes += len(data)
+        cut = 0
+        while self._bytes > self._bytes_max and cut < len(self._blocks) - 1:
+            self._bytes -= _size(self._blocks[cut])
+            cut += 1
+        if cut:
+            del self._offsets[:cut], self._blocks[:cut]
+        self._budget.changed(self, self._bytes - before)
+
+    def blocks_from(self, offset: int, max_bytes: int) -> list[Block] | None:
+        """Blocks from the one that holds `offset` on, at least one; None where the tail does not reach back that far."""
+        at = bisect_right(self._offsets, offset) - 1
+        if at < 0:
+            return None
+        found: list[Block] = []
+        size = 0
+        for index in range(at, len(self._blocks)):
+            block = self._blocks[index]
+            size += _size(block)
+            if found and size > max_bytes:
+                break
+            if not isinstance(block, Block):
+                block = self._blocks[index] = Block(block)
+            found.append(block)
+        return found
+
+    def forget(self) -> int:
+        """Empty the tail; returns how many bytes that freed."""
+        freed = self._bytes
+        self._bytes = 0
+        self._offsets.clear()
+        self._blocks.clear()
+        return freed
+
+
+def _size(block: bytes | Block) -> int:
+    return block.size_bytes if isinstance(block, Block) else len(block)
