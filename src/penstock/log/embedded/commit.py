@@ -16,7 +16,6 @@ is unknown, so they refuse writes until a restart has looked (retrying could ack
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import threading
 import time
@@ -30,138 +29,19 @@ import structlog
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, WriteFailed
-from penstock.log.api import Appended, Batch, EngineStats, OnAppended
-from penstock.log.block import BlockHeader, encode_block
+from penstock.log.api import EngineStats
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
 from penstock.log.embedded.journal import Journal, JournalEntry, encode_record
+from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.options import EngineOptions
-from penstock.log.embedded.segment import Segment, SegmentWriter
+from penstock.log.embedded.segment import SegmentWriter
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
-
-
-class PartitionCommit:
-    """One partition's part of a commit: filled in by the commit thread, applied on the loop."""
-
-    __slots__ = (
-        "appends",
-        "base_offset",
-        "blocks",
-        "data",
-        "end",
-        "error",
-        "headers",
-        "next_offset",
-        "partition",
-        "rolled",
-        "timestamp_ms",
-    )
-
-    def __init__(self, partition: EmbeddedPartition, appends: list[tuple[Batch, OnAppended]]) -> None:
-        self.partition = partition
-        self.appends = appends
-        self.rolled: Segment | None = None
-        self.error: PenstockError | None = None
-        self.blocks: list[bytes] = []
-        self.headers: list[BlockHeader] = []
-        self.data = b""
-        self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
-
-    def lay_out(self, now_ms: int, block_bytes_target: int) -> None:
-        """Build the blocks at the partition's end and make sure of the space for them."""
-        self.blocks.clear()
-        self.headers.clear()
-        partition = self.partition
-        writer = partition.writer
-        size = sum(batch.size_bytes for batch, _ in self.appends)
-        config = partition.config
-        filled = writer.file.end
-        if filled and (filled + size > config.segment_bytes or now_ms - writer.created_ms >= config.segment_ms):
-            writer = partition.writer = writer.roll(now_ms)
-            self.rolled = writer.segment
-        self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
-        self.base_offset = offset = writer.next_offset
-        compress = config.compression == "zstd"
-        for batch in gather([batch for batch, _ in self.appends], block_bytes_target):
-            block = encode_block(
-                offset, self.timestamp_ms, batch.values, batch.keys, batch.headers, batch.expiries, compress=compress
-            )
-            self.blocks.append(block)
-            self.headers.append(BlockHeader(block))
-            offset += len(batch)
-        self.next_offset = offset
-        self.data = self.blocks[0] if len(self.blocks) == 1 else b"".join(self.blocks)
-        writer.file.reserve(len(self.data))
-
-    def write(self) -> None:
-        self.partition.writer.write(self.data, self.headers)
-        self.end = self.partition.writer.file.end
-
-    def answer(self) -> None:
-        """Tell every append how it went; on the loop."""
-        offset = self.base_offset
-        for batch, done in self.appends:
-            done(self.error or Appended(offset, self.timestamp_ms))
-            offset += len(batch)
-
-
-def gather(batches: Sequence[Batch], block_bytes_target: int) -> list[Batch]:
-    """The same records in order, as few batches as keep near the target: small appends join, a large one is cut."""
-    gathered: list[Batch] = []
-    joining: list[Batch] = []
-    joining_bytes = 0
-    for batch in itertools.chain.from_iterable(_cut(batch, block_bytes_target) for batch in batches):
-        if joining and joining_bytes + batch.size_bytes > block_bytes_target:
-            gathered.append(_join(joining))
-            joining, joining_bytes = [], 0
-        joining.append(batch)
-        joining_bytes += batch.size_bytes
-    gathered.append(_join(joining))
-    return gathered
-
-
-def _cut(batch: Batch, bytes_target: int) -> list[Batch]:
-    if batch.size_bytes <= bytes_target:
-        return [batch]
-    pieces: list[Batch] = []
-    start = size = 0
-    for row in range(len(batch)):
-        cells = (column[row] for column in (batch.values, batch.keys, batch.headers) if column is not None)
-        row_bytes = sum(len(cell) for cell in cells if cell is not None)
-        if size and size + row_bytes > bytes_target:
-            pieces.append(batch.rows(start, row))
-            start, size = row, 0
-        size += row_bytes
-    pieces.append(batch.rows(start, len(batch)))
-    return pieces
-
-
-def _join(batches: list[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    values: list[bytes | None] = []
-    for batch in batches:
-        values += batch.values
-    return Batch(
-        values,
-        _join_column(batches, [batch.keys for batch in batches], None),
-        _join_column(batches, [batch.headers for batch in batches], None),
-        _join_column(batches, [batch.expiries for batch in batches], 0),
-    )
-
-
-def _join_column(batches: list[Batch], columns: Sequence[Sequence[_T] | None], absent: _T) -> list[_T] | None:
-    if all(column is None for column in columns):
-        return None
-    joined: list[_T] = []
-    for batch, column in zip(batches, columns, strict=True):
-        joined += [absent] * len(batch) if column is None else column
-    return joined
 
 
 class Committer:

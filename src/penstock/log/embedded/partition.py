@@ -23,7 +23,8 @@ from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.embedded.tail import Tail
 
 if TYPE_CHECKING:
-    from penstock.log.embedded.commit import Committer, PartitionCommit
+    from penstock.log.embedded.commit import Committer
+    from penstock.log.embedded.layout import PartitionCommit
 
 _log = structlog.get_logger(__name__)
 
