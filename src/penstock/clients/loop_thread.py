@@ -1,0 +1,64 @@
+"""One event loop in one background thread: what a sync client drives its async twin with."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+import uvloop
+
+from penstock.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for callers in other threads, one loop for the life of the object.
+
+    The thread is a daemon: a program that forgets to close its client still ends.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        return not self._thread.is_alive()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop and wait for its result. An interrupt of the waiting thread cancels it."""
+        if self.closed:
+            work.close()
+            raise InvalidRequest("this client is closed; connect again to go on")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise InvalidRequest("a sync client cannot be used inside its own loop thread; use the async client there")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise InvalidRequest("this client was closed while it waited for an answer") from None
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread. Closing again does nothing."""
+        if not self.closed:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            while remaining := asyncio.all_tasks(self._loop):
+                for task in remaining:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(remaining))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()

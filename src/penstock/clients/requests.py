@@ -1,0 +1,185 @@
+"""Requests over a connection that may have to be made again.
+
+What was never written is written to the next connection; what was written and may be carried out twice without harm is written
+again; the rest fails with ConnectionLost, because whether it was carried out is unknown. Connecting is one task however many
+requests wait for it, retried with growing, jittered delays, bounded in number and in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Generic
+
+from penstock.clients.options import ClientOptions
+from penstock.clients.pipeline import Exchange, Message, Pipeline
+from penstock.clients.url import Address
+from penstock.clients.window import Window
+from penstock.clock import Clock
+from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
+
+SUBMISSIONS_MAX = 4
+"""How often one request is written, or queued to be, before its caller hears of the lost connections."""
+
+OnLost = Callable[[Pipeline[Message]], None]
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Requests(Generic[Message]):
+    """The client's end of the conversation. `log_in` is run on each new connection before anything else."""
+
+    def __init__(
+        self,
+        address: Address,
+        tls: ssl.SSLContext | None,
+        new_pipeline: Callable[[OnLost[Message]], Pipeline[Message]],
+        log_in: Callable[[Pipeline[Message]], Awaitable[None]] | None,
+        options: ClientOptions,
+        *,
+        clock: Clock,
+        random: Random,
+        sleep: Sleep,
+    ) -> None:
+        self._address = address
+        self._tls = tls
+        self._new_pipeline = new_pipeline
+        self._log_in = log_in
+        self._options = options
+        self._clock = clock
+        self._random = random
+        self._sleep = sleep
+        self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
+        self._pipeline: Pipeline[Message] | None = None
+        self._connecting: asyncio.Task[Pipeline[Message]] | None = None
+        self._open: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect now, with one attempt, so that a wrong address is heard of at once."""
+        await self._connect(attempts_max=1)
+
+    async def perform(self, exchange: Exchange[Message]) -> None:
+        """Send it and wait until its replies are in."""
+        for submission in range(1, SUBMISSIONS_MAX + 1):
+            await self.submit(exchange)
+            try:
+                await exchange.finished
+                return
+            except ConnectionLost:
+                if submission == SUBMISSIONS_MAX or (exchange.written and not exchange.repeatable):
+                    raise
+                exchange.begin_again()
+
+    async def submit(self, exchange: Exchange[Message], *, after: Exchange[Message] | None = None) -> None:
+        """Send it, once there is room and a connection, without waiting for replies.
+
+        Where `after` has failed by then, this one fails too, unwritten, so that it cannot overtake.
+        """
+        requests, size_bytes = exchange.awaited, len(exchange.data)
+        await self._window.enter(requests, size_bytes)
+        try:
+            pipeline = await self._connect(self._options.retry.attempts_max)
+        except BaseException:
+            self._window.leave(requests, size_bytes)
+            raise
+
+        def settled(finished: asyncio.Future[None]) -> None:
+            self._window.leave(requests, size_bytes)
+            self._open.discard(finished)
+            if not finished.cancelled():
+                finished.exception()  # seen, even where nobody waits any more
+
+        self._open.add(exchange.finished)
+        exchange.finished.add_done_callback(settled)
+        if after is not None and after.finished.done() and (after.finished.cancelled() or after.finished.exception()):
+            exchange.fail(ConnectionLost(f"not sent: the connection to {self._address} was lost before its turn came"))
+        else:
+            pipeline.submit(exchange)
+
+    async def close(self) -> None:
+        """Let what is in flight finish (each within its own time), then hang up. Closing again does nothing."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+
+    # -- connecting ------------------------------------------------------------------------------------------------------
+
+    async def _connect(self, attempts_max: int) -> Pipeline[Message]:
+        if self._closed:
+            raise InvalidRequest("this client is closed; connect again to go on")
+        if self._pipeline is not None:
+            return self._pipeline
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect_with_retries(attempts_max))
+            self._connecting.add_done_callback(self._connected)
+        try:
+            return await asyncio.shield(self._connecting)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise InvalidRequest("this client was closed while it was connecting") from None
+            raise
+
+    def _connected(self, connecting: asyncio.Task[Pipeline[Message]]) -> None:
+        self._connecting = None
+        if not connecting.cancelled():
+            connecting.exception()  # seen, even where nobody waits any more
+
+    def _lost(self, pipeline: Pipeline[Message]) -> None:
+        if self._pipeline is pipeline:
+            self._pipeline = None
+
+    async def _connect_with_retries(self, attempts_max: int) -> Pipeline[Message]:
+        started_s = self._clock.monotonic()
+        delays_s = self._options.retry.delays_s(self._random)
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                pipeline = await self._connect_once()
+            except (OSError, TimeoutError, ConnectionLost, RequestTimeout) as error:
+                delay_s = next(delays_s, None)
+                elapsed_s = self._clock.monotonic() - started_s
+                if (
+                    attempts >= attempts_max
+                    or delay_s is None
+                    or elapsed_s + delay_s > self._options.retry.elapsed_s_max
+                    or isinstance(error, ssl.SSLCertVerificationError)
+                ):
+                    raise self._unreachable(error, attempts, elapsed_s) from error
+                await self._sleep(delay_s)
+            else:
+                self._pipeline = pipeline
+                return pipeline
+
+    async def _connect_once(self) -> Pipeline[Message]:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._options.connect_timeout_s):
+            _, pipeline = await loop.create_connection(
+                lambda: self._new_pipeline(self._lost), self._address.host, self._address.port, ssl=self._tls
+            )
+            try:
+                if self._log_in is not None:
+                    await self._log_in(pipeline)
+            except BaseException:
+                pipeline.close()
+                raise
+        return pipeline
+
+    def _unreachable(self, error: Exception, attempts: int, elapsed_s: float) -> PenstockError:
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {self._options.connect_timeout_s:g} s"
+        elif isinstance(error, ConnectionRefusedError):
+            reason = "nothing listens there; is the broker running?"
+        elif isinstance(error, ssl.SSLCertVerificationError):
+            reason = f"its certificate is not trusted ({error.verify_message}); name the authority that signed it with ?ca=FILE"
+        else:
+            reason = str(error) or type(error).__name__
+        tried = "" if attempts == 1 else f" ({attempts} attempts in {elapsed_s:.1f} s)"
+        return Unreachable(f"cannot connect to {self._address}: {reason}{tried}")

@@ -1,0 +1,82 @@
+"""Broker addresses as URLs: `scheme://[user[:password]@]host[:port][?ca=FILE&cert=FILE&key=FILE]`.
+
+A scheme that ends in `s` is the same protocol over TLS. `ca` names the certificates to trust, `cert` and `key` a client certificate.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from penstock.errors import InvalidRequest
+
+_TLS_OPTIONS = ("ca", "cert", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a broker listens and who asks."""
+
+    scheme: str
+    host: str
+    port: int
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls_files: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+def parse_url(url: str, *, port: int) -> Address:
+    """Take a broker URL apart; `port` is the protocol's usual one. Raises InvalidRequest with what to change."""
+    try:
+        parts = urlsplit(url)
+        host, given_port = parts.hostname, parts.port
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)) if parts.query else {}
+    except ValueError as error:
+        raise InvalidRequest(f"{_without_password(url)!r} is not a broker address: {error}") from None
+    if not parts.scheme or not host:
+        raise InvalidRequest(
+            f"{_without_password(url)!r} is not a broker address: write it as scheme://host:port, for example flymq://127.0.0.1:{port}"
+        )
+    if parts.path not in ("", "/") or parts.fragment:
+        raise InvalidRequest(f"a broker address ends after the port; remove {parts.path or '#' + parts.fragment!r}")
+    for name, value in options.items():
+        if name not in _TLS_OPTIONS or not value:
+            raise InvalidRequest(
+                f"address option {name!r} is unknown or empty; known are {', '.join(_TLS_OPTIONS)}, each with a file"
+            )
+    return Address(
+        scheme=parts.scheme,
+        host=host,
+        port=port if given_port is None else given_port,
+        user=None if parts.username is None else unquote(parts.username),
+        password=None if parts.password is None else unquote(parts.password),
+        tls_files=options,
+    )
+
+
+def client_tls(ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """A context that verifies the broker: against `ca`, else the machine's trust store; `cert` and `key` identify this client."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(file for file in (ca, cert, key) if file is not None)
+        raise InvalidRequest(f"cannot load the TLS files {files}: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _without_password(url: str) -> str:
+    """A URL fit for an error message."""
+    scheme, separator, rest = url.rpartition("://")
+    credentials, at, host = rest.rpartition("@")
+    if not at:
+        return url
+    return f"{scheme}{separator}{credentials.partition(':')[0]}@{host}"

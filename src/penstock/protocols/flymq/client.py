@@ -1,0 +1,458 @@
+"""The async FlyMQ client.
+
+Requests are pipelined over one connection within a bounded window (`penstock.clients.requests` has the rules of retrying). A batch is
+encoded into one buffer per chunk, and its replies are decoded as arrays; one future stands for a whole chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from random import Random
+from types import TracebackType
+from typing import Literal, Self
+
+from penstock.clients.options import ClientOptions
+from penstock.clients.pipeline import Pipeline
+from penstock.clients.records import (
+    FetchResult,
+    GroupDescription,
+    Lag,
+    PartitionDescription,
+    Record,
+    RecordMetadata,
+    TopicDescription,
+)
+from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests, Sleep
+from penstock.clients.url import client_tls, parse_url
+from penstock.clock import Clock, SystemClock
+from penstock.errors import (
+    AuthenticationRequired,
+    BatchFailed,
+    GroupNotFound,
+    InvalidRequest,
+    InvalidTopicName,
+    PenstockError,
+    Unreachable,
+)
+from penstock.protocols.flymq import reply_decoding as replies
+from penstock.protocols.flymq import request_encoding as requests
+from penstock.protocols.flymq.codec import ReplyDecoder
+from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
+from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_of
+from penstock.protocols.flymq.reply_messages import GroupState
+from penstock.protocols.flymq.wire import PARTITION_AUTO
+
+SCHEMES = ("flymq", "flymqs")
+PORT = 9092
+CHUNK_RECORDS_MAX = 1024
+CHUNK_BYTES = 256 << 10
+"""About how much of a batch is encoded and written at a time: enough to fill a socket buffer, little enough to overlap with replies."""
+TOPIC_BYTES_MAX = 249
+FETCH_RECORDS = 1000
+"""Records a fetch asks for unless told otherwise; the most that deployed brokers give."""
+
+Values = Iterable[bytes] | Iterable[tuple[bytes | None, bytes]]
+
+
+class AsyncFlyMQClient:
+    """A FlyMQ client for asyncio programs.
+
+    ```python
+    async with AsyncFlyMQClient("flymq://127.0.0.1:9092") as client:
+        await client.send("orders", b"one", key=b"k")
+        async for record in client.records("orders"):
+            print(record.offset, record.value)
+    ```
+    Errors are those of `penstock.errors`; `error.retriable` says whether trying again can help. One client serves any number of
+    concurrent tasks of one event loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: ssl.SSLContext | bool | None = None,
+        options: ClientOptions | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        address = parse_url(url, port=PORT)
+        if address.scheme not in SCHEMES:
+            raise InvalidRequest(f"{address} is not a FlyMQ address: write flymq://host:port, or flymqs:// for TLS")
+        if tls is None:
+            tls = address.scheme == "flymqs" or bool(address.tls_files)
+        self.address = address
+        self._options = options or ClientOptions()
+        self._sleep = sleep
+        self._clock = clock or SystemClock()
+        self._requests: Requests[Replies] = Requests(
+            address,
+            (client_tls(**address.tls_files) if tls else None) if isinstance(tls, bool) else tls,
+            self._new_pipeline,
+            self._log_in if address.user is not None else None,
+            self._options,
+            clock=self._clock,
+            random=random or Random(),  # noqa: S311 - jitter guards no secret
+            sleep=sleep,
+        )
+
+    async def open(self) -> None:
+        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
+        await self._requests.open()
+
+    async def close(self) -> None:
+        """Wait for answers still on their way, then hang up. Closing again does nothing."""
+        await self._requests.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- producing -------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None
+    ) -> RecordMetadata:
+        """Store one record; returns where, once it is committed. Without a partition the key decides, or else they take turns.
+
+        ConnectionLost and RequestTimeout leave open whether it was stored.
+        """
+        _check_topic(topic)
+        _check_bytes([value], [key])
+        data = requests.encode_produce(topic, value, key, _partition_field(partition))
+        exchange = Produces(data, records=1, timeout_s=self._options.request_timeout_s)
+        await self._requests.perform(exchange)
+        result = exchange.results[0]
+        if isinstance(result, PenstockError):
+            raise result
+        return result
+
+    async def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+        """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
+
+        Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
+        """
+        _check_topic(topic)
+        keys, values = _columns(records)
+        _check_bytes(values, keys or ())
+        results: list[RecordMetadata | PenstockError] = []
+        for submission in range(1, SUBMISSIONS_MAX + 1):
+            lost, may_go_on = await self._send_chunks(topic, values, keys, partition, results)
+            if lost is None:
+                break
+            if not may_go_on or submission == SUBMISSIONS_MAX:
+                results += [lost] * (len(values) - len(results))
+                break
+        return _all_stored(results)
+
+    async def _send_chunks(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        partition: int | None,
+        results: list[RecordMetadata | PenstockError],
+    ) -> tuple[PenstockError | None, bool]:
+        """Send what `results` does not cover yet and extend it, up to a lost connection: that error, and whether going on is safe."""
+        field = _partition_field(partition)
+        sent: list[Produces] = []
+        stopped: PenstockError | None = None
+        for first, last in _chunks(values, len(results)):
+            data = requests.encode_produce_many(topic, values[first:last], keys and keys[first:last], field)
+            exchange = Produces(data, records=last - first, timeout_s=self._options.request_timeout_s)
+            try:
+                await self._requests.submit(exchange, after=sent[-1] if sent else None)
+            except Unreachable as error:
+                stopped = error
+                break
+            sent.append(exchange)
+        for exchange in sent:
+            try:
+                await exchange.finished
+            except PenstockError as error:
+                results += exchange.results
+                return error, not exchange.written and not exchange.results
+            results += exchange.results
+        return stopped, False
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_records: int = FETCH_RECORDS,
+        filter: str | None = None,  # noqa: A002
+    ) -> FetchResult:
+        """Read up to `max_records` records of one partition from `offset` on; none at its end.
+
+        `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
+        values that have such a member.
+        """
+        _check_topic(topic)
+        native = filter is not None
+        data = requests.encode_fetch(topic, _index_field(partition), _offset_field(offset), max_records, filter)
+        rows = replies.decode_fetched(await self._read(data), native=native)
+        if rows.keys is None:
+            records = [
+                Record(topic, partition, row_offset, None, value)
+                for row_offset, value in zip(rows.offsets, rows.values, strict=True)
+            ]
+        else:
+            records = [
+                Record(topic, partition, row_offset, key, value)
+                for row_offset, key, value in zip(rows.offsets, rows.keys, rows.values, strict=True)
+            ]
+        return FetchResult(records, rows.next_offset)
+
+    def batches(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        filter: str | None = None,  # noqa: A002
+        limit: int | None = None,
+    ) -> AsyncGenerator[list[Record], None]:
+        """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
+        _check_topic(topic)
+        return read_batches(
+            self,
+            topic,
+            partition,
+            start,
+            group,
+            follow=follow,
+            commit=commit,
+            wanted=filter,
+            limit=limit,
+            sleep=self._sleep,
+        )
+
+    async def records(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        filter: str | None = None,  # noqa: A002
+        limit: int | None = None,
+    ) -> AsyncGenerator[Record, None]:
+        """Iterate over the records of one partition or of all of them; order holds within a partition.
+
+        `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading goes on where the group's committed
+        offsets stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless
+        `commit` is false): a record counts as read once all of its batch was handed out and the next record was asked for. Without
+        `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more. `limit` ends it after
+        so many records.
+        """
+        batches = self.batches(
+            topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                for record in batch:
+                    yield record
+
+    # -- topics ----------------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
+        """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
+        compression, segment_bytes, segment_ms."""
+        _check_topic(name)
+        settings = {setting: str(value) for setting, value in config.items()}
+        await self._read(requests.encode_create_topic(name, partitions, settings))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records; one that does not exist is no error."""
+        _check_topic(name)
+        await self._write(requests.encode_delete_topic(name))
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return replies.decode_names(await self._read(requests.encode_list_topics()))
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """Raises TopicNotFound."""
+        _check_topic(name)
+        metadata = replies.decode_topic_metadata(await self._read(requests.encode_metadata(name)))
+        partitions = [
+            PartitionDescription(each.index, each.start_offset, each.next_offset) for each in metadata.partitions
+        ]
+        return TopicDescription(metadata.topic, partitions, metadata.config)
+
+    # -- groups ----------------------------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
+    ) -> int:
+        """Join a group as a member for as long as the connection lasts; returns the offset to start at."""
+        _check_topic(topic)
+        return replies.decode_offset(
+            await self._read(requests.encode_subscribe(topic, group, _index_field(partition), mode))
+        )
+
+    async def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
+        """Store `offset` as the next one the group will read."""
+        _check_topic(topic)
+        await self._read(requests.encode_commit(topic, group, _index_field(partition), _offset_field(offset)))
+
+    async def committed(self, topic: str, group: str, partition: int) -> int | None:
+        """The next offset the group will read, None where it has committed nothing."""
+        _check_topic(topic)
+        try:
+            (described,) = await self.describe_group(group, topic)
+        except GroupNotFound:
+            return None
+        return described.offsets.get(partition)
+
+    async def reset(self, topic: str, group: str, partition: int, to: Start) -> int:
+        """Move a group's committed offset to "earliest", "latest", an offset, or a time; returns the offset it has now."""
+        _check_topic(topic)
+        if isinstance(to, datetime):
+            return await self.seek_to_time(topic, group, partition, to)
+        mode, offset = ("offset", _offset_field(to)) if isinstance(to, int) else (to, None)
+        await self._read(requests.encode_reset_offset(topic, group, _index_field(partition), mode, offset))
+        return replies.decode_offset(await self._read(requests.encode_get_offset(topic, group, partition)))
+
+    async def seek_to_time(self, topic: str, group: str | None, partition: int, time: datetime | int) -> int:
+        """The first offset at or after a time (a datetime, or milliseconds since 1970); committed for the group if one is given."""
+        _check_topic(topic)
+        timestamp_ms = timestamp_ms_of(time)
+        data = requests.encode_seek_to_timestamp(topic, group or "", _index_field(partition), timestamp_ms)
+        return replies.decode_offset(await self._read(data))
+
+    async def groups(self) -> list[GroupDescription]:
+        """Every group of every topic."""
+        return [_group(state) for state in replies.decode_groups(await self._read(requests.encode_list_groups()))]
+
+    async def describe_group(self, group: str, topic: str | None = None) -> list[GroupDescription]:
+        """A group's committed offsets, one entry for each topic it reads. Raises GroupNotFound."""
+        if topic is not None:
+            _check_topic(topic)
+            return [_group(replies.decode_group(await self._read(requests.encode_describe_group(topic, group))))]
+        found = [each for each in await self.groups() if each.group == group]
+        if not found:
+            raise GroupNotFound(f"consumer group not found: {group}")
+        return found
+
+    async def delete_group(self, group: str, topic: str | None = None) -> None:
+        """Forget a group's offsets, in one topic or in all. Raises GroupNotFound."""
+        await self._write(requests.encode_delete_group(topic or "", group))
+
+    async def lag(self, topic: str, group: str, partition: int) -> Lag:
+        """How many records of a partition the group has yet to read."""
+        _check_topic(topic)
+        lag = replies.decode_lag(await self._read(requests.encode_get_lag(topic, group, _index_field(partition))))
+        return Lag(lag.committed, lag.latest, lag.lag)
+
+    # -- the connection --------------------------------------------------------------------------------------------------
+
+    async def ping(self) -> float:
+        """Ask for nothing and return how long the answer took, in seconds."""
+        started_s = self._clock.monotonic()
+        await self._read(requests.encode_whoami())
+        return self._clock.monotonic() - started_s
+
+    async def _read(self, data: bytes) -> bytes:
+        """A request that changes nothing, or twice the same as once: it is sent again where the connection was lost."""
+        return await self._call(data, repeatable=True)
+
+    async def _write(self, data: bytes) -> bytes:
+        return await self._call(data, repeatable=False)
+
+    async def _call(self, data: bytes, *, repeatable: bool) -> bytes:
+        call = Call(data, timeout_s=self._options.request_timeout_s, repeatable=repeatable)
+        await self._requests.perform(call)
+        return call.payload
+
+    def _new_pipeline(self, on_lost: OnLost[Replies]) -> Pipeline[Replies]:
+        return Pipeline(str(self.address), ReplyDecoder(), replies_in, on_lost)
+
+    async def _log_in(self, pipeline: Pipeline[Replies]) -> None:
+        data = requests.encode_auth(self.address.user or "", self.address.password or "")
+        call = Call(data, timeout_s=self._options.connect_timeout_s, repeatable=False)
+        pipeline.submit(call)
+        await call.finished
+        if not replies.decode_authenticated(call.payload):
+            raise AuthenticationRequired(f"{self.address} does not accept the password of user {self.address.user!r}")
+
+
+def _columns(records: Values) -> tuple[list[bytes | None] | None, list[bytes]]:
+    rows = list(records)
+    if rows and isinstance(rows[0], tuple):
+        keys, values = zip(*rows, strict=True)
+        return list(keys), list(values)
+    return None, rows  # type: ignore[return-value]  # checked by _check_bytes
+
+
+def _chunks(values: Sequence[bytes], first: int) -> Iterator[tuple[int, int]]:
+    """Bounds of what is sent at a time, from row `first` on."""
+    while first < len(values):
+        sample = values[first : first + CHUNK_RECORDS_MAX]
+        size_bytes = sum(map(len, sample))
+        count = len(sample) if size_bytes <= CHUNK_BYTES else max(1, CHUNK_BYTES * len(sample) // size_bytes)
+        yield first, first + count
+        first += count
+
+
+def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMetadata]:
+    stored = [result for result in results if isinstance(result, RecordMetadata)]
+    if len(stored) == len(results):
+        return stored
+    errors = [result for result in results if isinstance(result, PenstockError)]
+    if not stored and len({type(error) for error in errors}) == 1:
+        raise errors[0]
+    raise BatchFailed(
+        f"{len(errors)} of {len(results)} records were not acknowledged; the first error: {errors[0]}", results
+    ) from errors[0]
+
+
+def _group(state: GroupState) -> GroupDescription:
+    return GroupDescription(state.topic, state.group, state.members, state.offsets)
+
+
+def _check_topic(name: str) -> None:
+    size = len(name.encode())
+    if not 1 <= size <= TOPIC_BYTES_MAX:
+        raise InvalidTopicName(f"topic name has {size} bytes: use 1 to {TOPIC_BYTES_MAX}")
+
+
+def _check_bytes(values: Iterable[bytes], keys: Iterable[bytes | None]) -> None:
+    kinds = set(map(type, values)) - {bytes} | set(map(type, keys)) - {bytes, type(None)}
+    if kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InvalidRequest(f"keys and values are bytes, not {names}; turn text into bytes with .encode()")
+
+
+def _partition_field(partition: int | None) -> int:
+    return PARTITION_AUTO if partition is None else _index_field(partition)
+
+
+def _index_field(partition: int) -> int:
+    if not 0 <= partition < 1 << 31:
+        raise InvalidRequest(f"partition {partition} is out of range: partitions are numbered from 0")
+    return partition
+
+
+def _offset_field(offset: int) -> int:
+    if not 0 <= offset < 1 << 63:
+        raise InvalidRequest(f"offset {offset} is out of range: offsets are numbered from 0")
+    return offset

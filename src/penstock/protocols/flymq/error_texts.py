@@ -1,0 +1,86 @@
+"""Errors as FlyMQ carries them: text only, so the text must say which error it is.
+
+One table, used from both ends. Every error class that a broker can answer with has an opening; `error_text` puts it in front of a
+message that lacks it, and `error_for` finds the class again. The openings are the words that deployed brokers use where they have
+some, because deployed clients look for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationRequired,
+    CorruptBlock,
+    CorruptMetadata,
+    GroupNotFound,
+    InvalidRequest,
+    InvalidTopicName,
+    LimitExceeded,
+    MissingSegment,
+    NoSpace,
+    NotSupported,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    PenstockError,
+    ProtocolViolation,
+    RecordTooLarge,
+    ServerError,
+    ShuttingDown,
+    TopicExists,
+    TopicNotFound,
+    WriteFailed,
+)
+
+
+class _Opening(NamedTuple):
+    words: str
+    """What is put in front of a message that does not open with words of its own."""
+    own: re.Pattern[str]
+    """The openings this class is known by."""
+
+
+def _opening(words: str, *others: str) -> _Opening:
+    return _Opening(words, re.compile("|".join([re.escape(words), *others])))
+
+
+OPENINGS: Mapping[type[PenstockError], _Opening] = {
+    TopicNotFound: _opening("topic not found"),
+    TopicExists: _opening("topic already exists"),
+    PartitionNotFound: _opening("partition not found", r"partition -?\d+ (?:not found|out of range)"),
+    OffsetOutOfRange: _opening("offset out of range", r"EOF\b", r"offset -?\d+ is out of range"),
+    GroupNotFound: _opening("consumer group not found"),
+    InvalidTopicName: _opening("invalid topic name"),
+    RecordTooLarge: _opening("record too large"),
+    InvalidRequest: _opening("invalid request", "unknown subscribe mode", "unknown reset mode"),
+    ProtocolViolation: _opening("invalid binary format", "buffer too small", "gzip:"),
+    NotSupported: _opening("not supported", "unknown opcode", r"\w+ \(opcode 0x[0-9a-f]+\) is not available"),
+    LimitExceeded: _opening("limit exceeded"),
+    AuthenticationRequired: _opening("authentication required", "invalid username or password"),
+    AccessDenied: _opening("access denied", "unauthorized"),
+    CorruptBlock: _opening("corrupt block"),
+    CorruptMetadata: _opening("corrupt metadata"),
+    MissingSegment: _opening("missing segment"),
+    NoSpace: _opening("no space left"),
+    WriteFailed: _opening("write failed"),
+    ShuttingDown: _opening("shutting down"),
+}
+
+
+def error_text(error: PenstockError) -> str:
+    """The ERROR text for an error: its message, opening with the words that name its class."""
+    opening = next((OPENINGS[kind] for kind in type(error).__mro__ if kind in OPENINGS), None)
+    if opening is None or opening.own.match(error.message):
+        return error.message
+    return f"{opening.words}: {error.message}"
+
+
+def error_for(text: str) -> PenstockError:
+    """The error that an ERROR text stands for; ServerError where its opening is not known."""
+    for kind, opening in OPENINGS.items():
+        if opening.own.match(text):
+            return kind(text)
+    return ServerError(text)

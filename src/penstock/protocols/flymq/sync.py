@@ -1,0 +1,196 @@
+"""The FlyMQ client for programs without an event loop: the async client, driven in one background thread."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import Literal, Self
+
+from penstock.clients.loop_thread import LoopThread
+from penstock.clients.options import ClientOptions
+from penstock.clients.records import (
+    FetchResult,
+    GroupDescription,
+    Lag,
+    Record,
+    RecordMetadata,
+    TopicDescription,
+)
+from penstock.clients.url import Address
+from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient, Values
+from penstock.protocols.flymq.reading import Start
+
+
+class FlyMQClient:
+    """The same calls as `AsyncFlyMQClient`, each waiting for its answer. Any number of threads may share one client.
+
+    ```python
+    with penstock.connect("flymq://127.0.0.1:9092") as client:
+        client.send("orders", b"one", key=b"k")
+        for record in client.records("orders"):
+            print(record.offset, record.value)
+    ```
+    """
+
+    def __init__(
+        self, url: str, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
+    ) -> None:
+        self._client = AsyncFlyMQClient(url, tls=tls, options=options)
+        self._thread = LoopThread(f"penstock client of {self._client.address}")
+        try:
+            self._thread.run(self._client.open())
+        except BaseException:
+            self._thread.close()
+            raise
+
+    @property
+    def address(self) -> Address:
+        return self._client.address
+
+    def close(self) -> None:
+        """Wait for answers still on their way, then hang up. Closing again does nothing."""
+        if not self._thread.closed:
+            self._thread.run(self._client.close())
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- producing -------------------------------------------------------------------------------------------------------
+
+    def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> RecordMetadata:
+        """Store one record; returns where, once it is committed. For many records, `send_many` is much faster."""
+        return self._thread.run(self._client.send(topic, value, key, partition))
+
+    def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+        """Store many records (values, or pairs of key and value), in order; returns where each is, once all are committed."""
+        return self._thread.run(self._client.send_many(topic, records, partition))
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_records: int = FETCH_RECORDS,
+        filter: str | None = None,  # noqa: A002
+    ) -> FetchResult:
+        """Read up to `max_records` records of one partition from `offset` on; none at its end."""
+        return self._thread.run(self._client.fetch(topic, partition, offset, max_records, filter))
+
+    def batches(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        filter: str | None = None,  # noqa: A002
+        limit: int | None = None,
+    ) -> Iterator[list[Record]]:
+        """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
+        batches = self._client.batches(
+            topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+        )
+        try:
+            while (batch := self._thread.run(_next(batches))) is not None:
+                yield batch
+        finally:
+            if not self._thread.closed:
+                self._thread.run(batches.aclose())
+
+    def records(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        filter: str | None = None,  # noqa: A002
+        limit: int | None = None,
+    ) -> Iterator[Record]:
+        """Iterate over the records of one partition or of all of them; see `AsyncFlyMQClient.records`."""
+        for batch in self.batches(
+            topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+        ):
+            yield from batch
+
+    # -- topics ----------------------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
+        """Create a topic; one that exists stays as it is. `config` as in `AsyncFlyMQClient.create_topic`."""
+        self._thread.run(self._client.create_topic(name, partitions, **config))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records; one that does not exist is no error."""
+        self._thread.run(self._client.delete_topic(name))
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return self._thread.run(self._client.topics())
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """Raises TopicNotFound."""
+        return self._thread.run(self._client.describe_topic(name))
+
+    # -- groups ----------------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
+    ) -> int:
+        """Join a group as a member for as long as the connection lasts; returns the offset to start at."""
+        return self._thread.run(self._client.subscribe(topic, group, partition, mode))
+
+    def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
+        """Store `offset` as the next one the group will read."""
+        self._thread.run(self._client.commit(topic, group, partition, offset))
+
+    def committed(self, topic: str, group: str, partition: int) -> int | None:
+        """The next offset the group will read, None where it has committed nothing."""
+        return self._thread.run(self._client.committed(topic, group, partition))
+
+    def reset(self, topic: str, group: str, partition: int, to: Start) -> int:
+        """Move a group's committed offset to "earliest", "latest", an offset, or a time; returns the offset it has now."""
+        return self._thread.run(self._client.reset(topic, group, partition, to))
+
+    def seek_to_time(self, topic: str, group: str | None, partition: int, time: datetime | int) -> int:
+        """The first offset at or after a time (a datetime, or milliseconds since 1970); committed for the group if one is given."""
+        return self._thread.run(self._client.seek_to_time(topic, group, partition, time))
+
+    def groups(self) -> list[GroupDescription]:
+        """Every group of every topic."""
+        return self._thread.run(self._client.groups())
+
+    def describe_group(self, group: str, topic: str | None = None) -> list[GroupDescription]:
+        """A group's committed offsets, one entry for each topic it reads. Raises GroupNotFound."""
+        return self._thread.run(self._client.describe_group(group, topic))
+
+    def delete_group(self, group: str, topic: str | None = None) -> None:
+        """Forget a group's offsets, in one topic or in all. Raises GroupNotFound."""
+        self._thread.run(self._client.delete_group(group, topic))
+
+    def lag(self, topic: str, group: str, partition: int) -> Lag:
+        """How many records of a partition the group has yet to read."""
+        return self._thread.run(self._client.lag(topic, group, partition))
+
+    # -- the connection --------------------------------------------------------------------------------------------------
+
+    def ping(self) -> float:
+        """Ask for nothing and return how long the answer took, in seconds."""
+        return self._thread.run(self._client.ping())
+
+
+async def _next(batches: AsyncGenerator[list[Record], None]) -> list[Record] | None:
+    return await anext(batches, None)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from penstock.clients.loop_thread import LoopThread
+from penstock.errors import InvalidRequest, TopicNotFound
+
+
+async def thread_name() -> str:
+    return threading.current_thread().name
+
+
+async def wait_for_ever(started: threading.Event) -> None:
+    started.set()
+    await asyncio.Event().wait()
+
+
+async def fail() -> None:
+    raise TopicNotFound("topic not found: t")
+
+
+def test_work_runs_in_the_thread_and_errors_come_back() -> None:
+    thread = LoopThread("a client")
+    assert thread.run(thread_name()) == "a client"
+    with pytest.raises(TopicNotFound):
+        thread.run(fail())
+    thread.close()
+
+
+def test_a_closed_thread_refuses_work_and_may_be_closed_again() -> None:
+    thread = LoopThread("a client")
+    thread.close()
+    thread.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        thread.run(thread_name())
+
+
+def test_closing_ends_whoever_waits() -> None:
+    thread = LoopThread("a client")
+    started = threading.Event()
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            thread.run(wait_for_ever(started))
+        except InvalidRequest as error:
+            caught.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert started.wait(5)
+    thread.close()
+    waiter.join(5)
+    assert [str(error) for error in caught] == ["this client was closed while it waited for an answer"]
+
+
+def test_the_loop_thread_itself_is_refused_instead_of_waiting_for_itself() -> None:
+    thread = LoopThread("a client")
+
+    async def nested() -> str:
+        return thread.run(thread_name())
+
+    with pytest.raises(InvalidRequest, match="async client"):
+        thread.run(nested())
+    thread.close()

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.clients.url import Address, client_tls, parse_url
+from penstock.errors import InvalidRequest
+
+
+def test_a_full_address_is_taken_apart() -> None:
+    address = parse_url("flymqs://ann:s%40cret@[::1]:9093?ca=ca.pem&cert=me.pem", port=9092)
+    assert address == Address("flymqs", "::1", 9093, "ann", "s@cret", {"ca": "ca.pem", "cert": "me.pem"})
+    assert str(address) == "flymqs://[::1]:9093"
+
+
+def test_the_port_defaults_to_the_protocols_own() -> None:
+    assert parse_url("flymq://broker.example", port=9092) == Address("flymq", "broker.example", 9092)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("127.0.0.1:9092", "write it as scheme://host:port"),
+        ("", "write it as scheme://host:port"),
+        ("flymq://", "write it as scheme://host:port"),
+        ("flymq://host:99999", "Port out of range"),
+        ("flymq://host:port", "not a broker address"),
+        ("flymq://host/topic", "ends after the port; remove '/topic'"),
+        ("flymq://host?timeout=3", "'timeout' is unknown"),
+        ("flymq://host?ca=", "'ca' is unknown or empty"),
+    ],
+)
+def test_an_address_that_makes_no_sense_is_refused_with_what_to_change(url: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        parse_url(url, port=9092)
+
+
+def test_a_password_never_shows_in_an_error_or_in_a_repr() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_url("flymq://ann:hunter2@host:port", port=9092)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(parse_url("flymq://ann:hunter2@host", port=9092))
+
+
+def test_missing_tls_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot load the TLS files .*absent\.pem"):
+        client_tls(ca=str(tmp_path / "absent.pem"))
