@@ -78,6 +78,7 @@ class EmbeddedEngine(Engine):
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()
+        self._maintaining = asyncio.Lock()
         self._take_lock()
         try:
             await self._loop.run_in_executor(None, self._prepare)
@@ -140,9 +141,9 @@ class EmbeddedEngine(Engine):
         self._maintenance_task.cancel()
         await asyncio.gather(self._maintenance_task, return_exceptions=True)
         partitions = [partition for parts in self._partitions.values() for partition in parts]
-        await self._committer.drained()
         for partition in partitions:
             partition.close(deleted=False)
+        await self._committer.drained()
         clean = await self._committer.run(lambda: self._close_partitions(partitions))
         await self._loop.run_in_executor(None, self._stop_threads)
         if clean:
@@ -235,7 +236,7 @@ class EmbeddedEngine(Engine):
         self._topics[info.name] = info
 
     async def delete_topic(self, name: str) -> None:
-        async with self._changing:
+        async with self._changing, self._maintaining:
             info = self._topics.pop(name, None)
             if info is None:
                 raise TopicNotFound(f"topic not found: {name}")
@@ -243,7 +244,7 @@ class EmbeddedEngine(Engine):
             for partition in parts:
                 partition.close(deleted=True)
                 self._tails.drop(partition.tail)
-            await self._committer.drained()
+            # Tasks of the commit thread run in order, so a commit under way is over by then, and no later one names these.
             await self._committer.run(lambda: self._close_deleted(parts))
             await self._loop.run_in_executor(None, self._files.remove, info)
 
@@ -287,8 +288,8 @@ class EmbeddedEngine(Engine):
     async def maintain(self) -> None:
         """One pass of retention, merging and compaction over every partition."""
         for partition in [partition for parts in self._partitions.values() for partition in parts]:
-            if partition.topic in self._topics:
-                async with self._changing:
+            async with self._maintaining:
+                if partition.topic in self._topics:
                     await self._maintenance.run(partition)
         await self._loop.run_in_executor(None, self._reserve.hold)
 

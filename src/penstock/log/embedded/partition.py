@@ -104,7 +104,9 @@ class EmbeddedPartition(Partition):
     def take_waiting(self) -> list[tuple[Batch, OnAppended]]:
         """What the next commit writes. A partition that failed meanwhile answers here and has nothing to write."""
         waiting, self._waiting = self._waiting, []
-        error = self._closed or (WriteFailed(self._failure) if self._failure is not None else None)
+        error: PenstockError | None = WriteFailed(self._failure) if self._failure is not None else None
+        if isinstance(self._closed, TopicNotFound):
+            error = self._closed
         if error is not None:
             for _, done in waiting:
                 self._loop.call_soon(done, error)
@@ -133,6 +135,7 @@ class EmbeddedPartition(Partition):
             _log.error("partition refuses writes", topic=self.topic, partition=self.index, reason=reason)
 
     def close(self, *, deleted: bool) -> None:
+        """Take no more appends. Those that wait are still written, unless the topic is deleted."""
         self._closed = (
             TopicNotFound(f"topic not found: {self.topic} (it was deleted)")
             if deleted
