@@ -1,0 +1,35 @@
+"""A real engine in a temporary directory, and a broker on it, under a clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.access import OpenAccess
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, clock: ManualClock) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(tmp_path / "data", clock=clock)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    await broker.start()
+    yield broker
+    await broker.close()

@@ -1,0 +1,127 @@
+"""Topics through the broker: creating, describing, deleting, and the bounds on them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.topics import PartitionDescription
+from penstock.errors import (
+    InvalidRequest,
+    InvalidTopicName,
+    LimitExceeded,
+    PartitionNotFound,
+    TopicExists,
+    TopicNotFound,
+)
+from penstock.log.api import TopicConfig
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import START_MS, ManualClock
+from tests.broker.producing import produce
+
+WHO = ANONYMOUS
+
+
+def bounded(engine: EmbeddedEngine, clock: ManualClock, limits: BrokerLimits) -> Broker:
+    return Broker(engine, clock=clock, limits=limits, access=OpenAccess())
+
+
+async def test_a_created_topic_is_listed_and_described(broker: Broker) -> None:
+    info = await broker.create_topic(WHO, "site/hall", TopicConfig(partitions=2))
+    await broker.create_topic(WHO, "a", TopicConfig())
+    assert broker.topic_names(WHO) == ["a", "site/hall"]
+    assert broker.has_topic("a")
+    assert not broker.has_topic("b")
+    await produce(broker, "site/hall", [b"x", b"y"], partition=1)
+    described = broker.describe_topic(WHO, "site/hall")
+    assert described.info == info
+    assert (info.name, info.created_ms, info.config.partitions) == ("site/hall", START_MS, 2)
+    empty, written = described.partitions
+    assert empty == PartitionDescription(0, 0, 0, empty.size_bytes, None)
+    assert (written.index, written.start_offset, written.committed_end, written.failure) == (1, 0, 2, None)
+    assert written.size_bytes > empty.size_bytes
+
+
+async def test_a_topic_that_exists_is_not_created_again(broker: Broker) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
+    with pytest.raises(TopicExists, match="topic t exists already"):
+        await broker.create_topic(WHO, "t", TopicConfig())
+    await broker.ensure_topic(WHO, "t")
+    assert broker.describe_topic(WHO, "t").info.config.partitions == 2
+
+
+async def test_several_writers_that_miss_a_topic_create_it_once(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    defaults = TopicConfig(partitions=5, retention_ms=1000)
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess(), topic_defaults=defaults)
+    await asyncio.gather(*(broker.ensure_topic(WHO, "t") for _ in range(20)))
+    assert broker.describe_topic(WHO, "t").info.config == TopicConfig(partitions=1, retention_ms=1000)
+
+
+async def test_a_deleted_topic_is_gone(broker: Broker) -> None:
+    first = await broker.create_topic(WHO, "t", TopicConfig())
+    await produce(broker, "t", [b"x"])
+    await broker.delete_topic(WHO, "t")
+    assert broker.topic_names(WHO) == []
+    for missing in (lambda: broker.describe_topic(WHO, "t"), lambda: broker.partition(WHO, "t", 0)):
+        with pytest.raises(TopicNotFound, match="t"):
+            missing()
+    with pytest.raises(TopicNotFound, match="topic not found: t"):
+        await broker.delete_topic(WHO, "t")
+    second = await broker.create_topic(WHO, "t", TopicConfig())
+    assert second.id != first.id
+    assert broker.partition(WHO, "t", 0).committed_end == 0
+
+
+@pytest.mark.parametrize("name", ["", "../evil", "a//b", "a\nb", "x" * 250])
+async def test_a_bad_name_creates_nothing(broker: Broker, name: str) -> None:
+    with pytest.raises(InvalidTopicName):
+        await broker.create_topic(WHO, name, TopicConfig())
+    with pytest.raises(InvalidTopicName):
+        await broker.ensure_topic(WHO, name)
+    assert broker.topic_names(WHO) == []
+
+
+async def test_settings_out_of_bounds_create_nothing(broker: Broker) -> None:
+    for partitions in (0, -1):
+        with pytest.raises(InvalidRequest, match=f"partitions is {partitions}"):
+            await broker.create_topic(WHO, "t", TopicConfig(partitions=partitions))
+    assert broker.topic_names(WHO) == []
+
+
+async def test_defaults_out_of_bounds_stop_the_start(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = Broker(
+        engine, clock=clock, limits=BrokerLimits(), access=OpenAccess(), topic_defaults=TopicConfig(segment_ms=1)
+    )
+    with pytest.raises(InvalidRequest, match="segment_ms is 1"):
+        await broker.start()
+
+
+@pytest.mark.parametrize("index", [1, -1])
+async def test_a_partition_out_of_range_is_not_found(broker: Broker, index: int) -> None:
+    await broker.ensure_topic(WHO, "t")
+    with pytest.raises(PartitionNotFound, match=f"partition {index}"):
+        broker.partition(WHO, "t", index)
+
+
+async def test_topics_are_bounded_and_internal_ones_do_not_count(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = bounded(engine, clock, BrokerLimits(topics_max=2))
+    await broker.start()
+    results = await asyncio.gather(*(broker.ensure_topic(WHO, f"t{n}") for n in range(3)), return_exceptions=True)
+    assert [type(result) for result in results if result is not None] == [LimitExceeded]
+    await broker.delete_topic(WHO, "t0")
+    await broker.ensure_topic(WHO, "t9")
+    await broker.close()
+
+
+async def test_partitions_are_bounded_for_one_topic_and_for_all(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = bounded(engine, clock, BrokerLimits(partitions_max=5, partitions_per_topic_max=3))
+    with pytest.raises(LimitExceeded, match="4 partitions are too many for one topic: at most 3"):
+        await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=3))
+    with pytest.raises(LimitExceeded, match="3 more partitions do not fit beside the 3 there are"):
+        await broker.create_topic(WHO, "u", TopicConfig(partitions=3))
+    await broker.create_topic(WHO, "u", TopicConfig(partitions=2))

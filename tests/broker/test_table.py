@@ -1,0 +1,183 @@
+"""The table: what is committed is in memory and survives; what is not is nowhere; damage stops the start."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.broker.table import KEY_BYTES_MAX, Table
+from penstock.errors import CorruptBlock, CorruptMetadata, InvalidRequest, LimitExceeded, PenstockError, ShuttingDown
+from penstock.log.api import Appended, Batch, TopicConfig
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import ManualClock
+
+
+class Setting(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+    size: int = 0
+
+
+SettingTable = Table[str, Setting]
+
+
+def new_table(engine: EmbeddedEngine, entries_max: int = 1000, value_bytes_max: int = 1000) -> SettingTable:
+    return Table(engine, "__settings", str, Setting, entries_max=entries_max, value_bytes_max=value_bytes_max)
+
+
+async def loaded(engine: EmbeddedEngine) -> SettingTable:
+    table = new_table(engine)
+    await table.load()
+    return table
+
+
+async def append(engine: EmbeddedEngine, values: list[bytes | None], keys: list[bytes | None]) -> None:
+    placed: asyncio.Future[Appended | PenstockError] = asyncio.get_running_loop().create_future()
+    engine.partition("__settings", 0).append(Batch(values, keys), placed.set_result)
+    assert isinstance(await placed, Appended)
+
+
+async def test_an_entry_is_in_memory_once_it_is_committed_and_not_before(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    committing = table.put("a", Setting("one"))
+    assert table.get("a") is None
+    await committing
+    assert table.get("a") == Setting("one")
+    deleting = table.delete("a")
+    assert table.get("a") == Setting("one")
+    await deleting
+    assert table.get("a") is None
+    assert len(table) == 0
+
+
+async def test_of_several_changes_in_flight_the_last_one_made_wins(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    await asyncio.gather(*(table.put("a", Setting("x", n)) for n in range(100)))
+    assert table.get("a") == Setting("x", 99)
+
+
+async def test_changes_of_one_turn_share_their_commits(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    commits = engine.stats.commits
+    await asyncio.gather(*(table.put(str(n), Setting("x", n)) for n in range(500)))
+    assert engine.stats.commits - commits <= 3
+    assert len(table) == 500
+
+
+async def test_a_table_is_what_it_was_after_a_restart(tmp_path: Path, clock: ManualClock) -> None:
+    engine = EmbeddedEngine(tmp_path, clock=clock)
+    await engine.start()
+    table = await loaded(engine)
+    await asyncio.gather(*(table.put(str(n % 300), Setting("x", n)) for n in range(1000)))
+    await table.change([(str(n), None) for n in range(100)])
+    entries = dict(table.items())
+    await engine.close()
+
+    engine = EmbeddedEngine(tmp_path, clock=clock)
+    await engine.start()
+    seen: list[tuple[str, Setting | None]] = []
+    reloaded: SettingTable = Table(
+        engine, "__settings", str, Setting, entries_max=1000, on_change=lambda key, value: seen.append((key, value))
+    )
+    await reloaded.load()
+    assert dict(reloaded.items()) == entries
+    assert len(entries) == 200
+    assert {key: value for key, value in dict(seen).items() if value is not None} == entries
+    await reloaded.put("new", Setting("y"))
+    assert reloaded.get("new") == Setting("y")
+    await engine.close()
+
+
+async def test_what_does_not_fit_is_refused_before_anything_is_written(engine: EmbeddedEngine) -> None:
+    table = new_table(engine, entries_max=2)
+    await table.load()
+    with pytest.raises(InvalidRequest, match="value of 1005 bytes does not fit table __settings: at most 1000"):
+        await table.put("a", Setting("x" * 1000))
+    with pytest.raises(InvalidRequest, match=f"at most {KEY_BYTES_MAX}"):
+        await table.put("k" * KEY_BYTES_MAX, Setting("x"))
+    first, second = table.put("a", Setting("x")), table.put("b", Setting("x"))
+    with pytest.raises(LimitExceeded, match="full with 2 entries"):
+        await table.put("c", Setting("x"))
+    await asyncio.gather(first, second)
+    await table.put("a", Setting("y"))
+    assert dict(table.items()) == {"a": Setting("y"), "b": Setting("x")}
+    assert engine.partition("__settings", 0).committed_end == 3
+
+
+async def test_a_waiter_that_gives_up_does_not_undo_the_change(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    abandoned = table.put("a", Setting("x"))
+    abandoned.cancel()
+    await table.put("b", Setting("y"))
+    assert table.get("a") == Setting("x")
+
+
+async def test_closing_waits_for_what_is_in_flight_and_takes_no_more(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    committing = table.put("a", Setting("x"))
+    await table.close()
+    assert committing.done()
+    assert table.get("a") == Setting("x")
+    with pytest.raises(ShuttingDown):
+        await table.put("b", Setting("x"))
+
+
+async def test_a_table_that_is_not_loaded_takes_no_changes(engine: EmbeddedEngine) -> None:
+    with pytest.raises(ShuttingDown, match="not open"):
+        await new_table(engine).put("a", Setting("x"))
+
+
+async def test_a_failed_commit_reaches_the_caller_and_not_the_memory(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    await engine.delete_topic("__settings")
+    with pytest.raises(PenstockError, match="__settings"):
+        await table.put("a", Setting("x"))
+    assert table.get("a") is None
+
+
+async def test_records_of_an_older_release_take_defaults_and_of_a_newer_one_lose_what_is_new(
+    engine: EmbeddedEngine,
+) -> None:
+    await engine.create_topic("__settings", TopicConfig(cleanup="compact"))
+    encode = msgspec.msgpack.encode
+    await append(engine, [encode(["old"]), encode(["new", 7, "more"])], [encode("a"), encode("b")])
+    table = await loaded(engine)
+    assert dict(table.items()) == {"a": Setting("old", 0), "b": Setting("new", 7)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(b"\xc1", b"\x91\xa1x"), (b"\xa1a", b"\xc1"), (None, b"\x91\xa1x"), (b"\xa1a", b"")]
+)
+async def test_a_record_that_cannot_be_understood_stops_the_start(
+    engine: EmbeddedEngine, key: bytes | None, value: bytes
+) -> None:
+    await engine.create_topic("__settings", TopicConfig(cleanup="compact"))
+    await append(engine, [b"\x91\xa1x"], [b"\xa1z"])
+    await append(engine, [value], [key])
+    with pytest.raises(CorruptMetadata, match="__settings has a record at offset 1"):
+        await new_table(engine).load()
+
+
+async def test_a_damaged_block_stops_the_start_and_the_text_names_file_and_position(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    engine = EmbeddedEngine(tmp_path, clock=clock)
+    await engine.start()
+    table = await loaded(engine)
+    for text in ("first", "the-second-one", "third"):
+        await table.put(text, Setting(text))
+    await engine.close()
+    damaged = [path for path in tmp_path.rglob("*") if path.is_file() and b"the-second-one" in path.read_bytes()]
+    assert len(damaged) == 1
+    damaged[0].write_bytes(damaged[0].read_bytes().replace(b"the-second-one", b"the-sEcond-one"))
+
+    engine = EmbeddedEngine(tmp_path, clock=clock)
+    await engine.start()
+    with pytest.raises(CorruptBlock) as failure:
+        await new_table(engine).load()
+    assert "table __settings cannot be loaded at offset 1" in failure.value.message
+    assert damaged[0].name in failure.value.message
+    assert "does not start with a part of its state" in failure.value.message
+    await engine.close()
