@@ -14,6 +14,7 @@ from penstock.config import Config, FlyMQListener, Listeners, Topic, load_config
 from penstock.config.messages import settings_under
 from penstock.errors import ConfigError
 from penstock.log.api import Durability, TopicConfig
+from penstock.log.embedded.options import EngineOptions
 from penstock.net.limits import ListenerLimits
 
 LISTENER = "[listeners.flymq]\n"
@@ -187,6 +188,10 @@ def test_defaults_are_those_of_the_log_the_broker_and_the_listeners() -> None:
     assert config.limits.in_flight_bytes_max == net.in_flight_bytes_max
     assert config.limits.in_flight_total_bytes_max == net.in_flight_total_bytes_max
     assert config.limits.send_buffer_bytes_max == net.send_buffer_high_bytes
+    engine = EngineOptions()
+    for field in fields(engine):
+        if field.name in type(config.log).model_fields:
+            assert getattr(config.log, field.name) == getattr(engine, field.name), field.name
 
 
 def test_in_code_keywords_are_all_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -257,8 +262,9 @@ def test_an_unknown_setting_names_the_file_and_what_may_be_meant(file: Path) -> 
             ),
             "penstock.toml: log.retention is not a setting; did you mean log.retention_ms or log.retention_bytes?",
             (
-                "penstock.toml: log.zap is not a setting; log knows retention_ms, retention_bytes, compression, segment_bytes, "
-                "segment_ms"
+                "penstock.toml: log.zap is not a setting; log knows retention_ms, retention_bytes, compression, segment_bytes, segment_ms, "
+                "journal_bytes, checkpoint_bytes, tail_bytes_per_partition, tail_bytes_max, reader_threads, maintenance_interval_s, "
+                "tombstone_ms, compact_dirty_ratio, reserve_bytes, accept_gaps"
             ),
             "penstock.toml: listeners.flymq.bnd is not a setting; did you mean listeners.flymq.bind?",
             "penstock.toml: listeners.flymq.tls.certificate is not a setting; did you mean listeners.flymq.tls.cert?",
@@ -317,6 +323,8 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
         ('limits.topics_max = "many"', 'limits.topics_max = "many" is not a whole number'),
         ("limits.topics_max = 1.5", "limits.topics_max = 1.5 is not a whole number"),
         ("limits.topics_max = 0", "limits.topics_max = 0 is too small: at least 1"),
+        ("log.compact_dirty_ratio = 0", "log.compact_dirty_ratio = 0 is too small: more than 0.0"),
+        ('log.compact_dirty_ratio = "half"', 'log.compact_dirty_ratio = "half" is not a number'),
         ("data_dir = 5", 'data_dir = 5 is not a text: write it between quotes, as in data_dir = "..."'),
         ("admin = 5", "admin = 5 is not a section: write [admin] in the file, with its settings below"),
         ('admin.bind = ":9"', "admin.bind: ':9' names no host: write \"127.0.0.1:9\" for this machine only"),

@@ -99,12 +99,16 @@ def _problem(path: Path, problem: Mapping[str, Any]) -> str:
             return f"{key}: {context['error']}"
         case "literal_error":
             return f"{shown} is not known: use {context['expected']}"
+        case "greater_than":
+            return f"{shown} is too small: more than {context['gt']}"
         case "greater_than_equal":
             return f"{shown} is too small: at least {context['ge']}"
         case "less_than_equal":
             return f"{shown} is too large: at most {context['le']}"
         case "int_parsing" | "int_type" | "int_from_float":
             return f"{shown} is not a whole number"
+        case "float_parsing" | "float_type":
+            return f"{shown} is not a number"
         case "bool_parsing" | "bool_type":
             return f"{shown} is neither true nor false"
         case "string_type" | "path_type":

@@ -144,7 +144,7 @@ class Admin(Section):
 
 
 class Log(Section):
-    """`[log]`: how records are stored where a topic does not say otherwise. Retention bounds hold per partition."""
+    """`[log]`: how records are stored where a topic does not say otherwise, and what the engine may use. Retention holds per partition."""
 
     retention_ms: OptionalDurationMs = None
     """Records older than this may be deleted; "forever" keeps them."""
@@ -155,6 +155,26 @@ class Log(Section):
     """A segment of this size is sealed and the next one begun."""
     segment_ms: SegmentMs = 7 * 24 * 3600 * 1000
     """A segment of this age is sealed too, so that retention by time can take it."""
+    journal_bytes: Size = Field(64 << 20, ge=1 << 20, le=1 << 32)
+    """A journal of this size is retired by a checkpoint; two of them are the most a restart has to redo."""
+    checkpoint_bytes: Size = Field(32 << 20, ge=1 << 20)
+    """A segment's index is saved each time it has grown by this much."""
+    tail_bytes_per_partition: Size = Field(4 << 20, ge=0)
+    """How much of each partition's end is kept in memory for readers."""
+    tail_bytes_max: Size = Field(256 << 20, ge=0)
+    """The same for all partitions together."""
+    reader_threads: int = Field(4, ge=1, le=64)
+    """Reads that need the disk are done by these."""
+    maintenance_interval_s: Seconds = Field(30.0, ge=0.1)
+    """How often retention, merging and compaction look for work."""
+    tombstone_ms: DurationMs = 24 * 3600 * 1000
+    """How long compaction keeps the record that deletes a key."""
+    compact_dirty_ratio: float = Field(0.5, gt=0, le=1)
+    """A compacted partition is rewritten when this part of its sealed bytes is new."""
+    reserve_bytes: Size = 8 << 20
+    """Disk space held back so that group offsets can still be written when the disk is full."""
+    accept_gaps: bool = False
+    """Start although a segment file is missing between two others."""
 
 
 class Topic(Section):
