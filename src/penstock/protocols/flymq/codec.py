@@ -300,15 +300,16 @@ def _take_alike(
 
 
 def inflate(call: Call, limits: CodecLimits) -> Request:
-    """The request inside a gzip payload."""
+    """The request inside a gzip payload; its size is that of the payload inflated."""
     assert isinstance(call.body, Compressed)
     try:
         payload = _gunzip(call.body.payload, limits.inflated_bytes_max)
     except ProtocolViolation as violation:
         return Call(call.opcode, BadRequest(violation.message), call.request_bytes)
+    request_bytes = HEADER_BYTES + len(payload)
     if call.opcode == _PRODUCE:
-        return _produce_run(payload, call.request_bytes)[0]
-    return Call(call.opcode, decode_request(call.opcode, payload), call.request_bytes)
+        return _produce_run(payload, request_bytes)[0]
+    return Call(call.opcode, decode_request(call.opcode, payload), request_bytes)
 
 
 def _gunzip(data: bytes, bytes_max: int) -> bytes:

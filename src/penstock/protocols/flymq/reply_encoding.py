@@ -35,7 +35,6 @@ from penstock.protocols.flymq.wire import (
     MAGIC,
     PARTITION_METADATA,
     RECORD_METADATA,
-    ROW_FIXED_BYTES,
     VERSION,
     Opcode,
     frame,
@@ -125,11 +124,6 @@ def encode_consumed(opcode: int, key: bytes | None, value: bytes | None) -> byte
 # --- FETCH ---
 
 _NATIVE_HEAD = np.dtype([("offset", ">u8"), ("key_size", ">u4"), ("value_size", ">u4")])
-
-
-def fetched_bytes(key_bytes: int, value_bytes: int, count: int) -> int:
-    """What `count` records with these totals take in a FETCH reply."""
-    return key_bytes + value_bytes + count * ROW_FIXED_BYTES
 
 
 def encode_fetched(opcode: int, parts: Sequence[Rows | UniformRows], next_offset: int, *, native: bool) -> bytes:

@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from penstock.protocols.flymq.wire import ROW_FIXED_BYTES
+
 VECTOR_ROWS_MIN = 16
 """Below this many rows, going one by one is faster than setting up arrays."""
 
@@ -38,6 +40,26 @@ class Rows:
     keys: Sequence[bytes | None] | None
     values: Sequence[bytes | None]
 
+    def fitting(self, bytes_max: int) -> int:
+        """How many rows from the first on take no more than this in a reply."""
+        size = 0
+        for row, value in enumerate(self.values):
+            size += ROW_FIXED_BYTES + len(value or b"")
+            if self.keys is not None:
+                size += len(self.keys[row] or b"")
+            if size > bytes_max:
+                return row
+        return len(self.values)
+
+    def head(self, count: int) -> Rows:
+        return Rows(self.offsets[:count], self.keys and self.keys[:count], self.values[:count])
+
+    @property
+    def size_bytes(self) -> int:
+        """What the rows take in a reply."""
+        size = len(self.values) * ROW_FIXED_BYTES + sum(map(len, filter(None, self.values)))
+        return size if self.keys is None else size + sum(map(len, filter(None, self.keys)))
+
 
 @dataclass(slots=True)
 class UniformRows:
@@ -46,6 +68,16 @@ class UniformRows:
     offsets: Sequence[int]
     value_bytes: int
     data: bytes | memoryview
+
+    def fitting(self, bytes_max: int) -> int:
+        return min(len(self.offsets), bytes_max // (ROW_FIXED_BYTES + self.value_bytes))
+
+    def head(self, count: int) -> UniformRows:
+        return UniformRows(self.offsets[:count], self.value_bytes, self.data[: count * self.value_bytes])
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.offsets) * (ROW_FIXED_BYTES + self.value_bytes)
 
 
 @dataclass(slots=True)

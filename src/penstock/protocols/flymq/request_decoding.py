@@ -72,13 +72,14 @@ def _consume(reader: ByteReader) -> Consume:
 
 def _create_topic(reader: ByteReader) -> CreateTopic:
     topic, partitions = reader.text16("topic"), reader.i32("partitions")
-    config = {}
+    settings = []
     if reader.remaining:
-        for _ in range(reader.count32("settings", 4)):
-            name = reader.text16("setting name")
-            config[name] = reader.text16(f"value of setting {name!r}")
+        settings = [
+            (reader.text16("setting name"), reader.text16("setting value"))
+            for _ in range(reader.count32("settings", 4))
+        ]
         reader.finish("settings")
-    return CreateTopic(topic, partitions, config)
+    return CreateTopic(topic, partitions, settings)
 
 
 def _metadata(reader: ByteReader) -> Metadata:

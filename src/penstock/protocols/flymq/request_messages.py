@@ -27,8 +27,8 @@ class Consume:
 class CreateTopic:
     topic: str
     partitions: int
-    config: dict[str, str]
-    """Penstock's own tail: settings as strings, checked by the session."""
+    settings: list[tuple[str, str]]
+    """Penstock's own tail: pairs of name and value, checked by the broker."""
 
 
 @dataclass(slots=True)

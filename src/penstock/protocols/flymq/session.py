@@ -1,0 +1,309 @@
+"""One FlyMQ conversation: requests in, replies out in the same order, and nothing of sockets.
+
+Requests wait in a queue that the connection bounds (`hold`: above its bound the socket is not read). Writes are started one after
+another without waiting for each other's commit. Any other request waits until everything before it is answered, so that a FETCH
+behind a PRODUCE on one connection sees that record; and whatever comes behind it waits for it. While the peer does not take its
+replies (`writable` is False), nothing is started.
+
+Refusals are answered with ERROR and the conversation goes on; only broken framing ends it. An exception that is no refusal is a bug
+of ours: it is logged once per session, answered with `internal error`, and the conversation goes on too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+
+from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.broker import Broker
+from penstock.broker.producer import Placement
+from penstock.clock import Clock
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.net.session import Connection
+from penstock.protocols.flymq.codec import CodecLimits, RequestDecoder, inflate
+from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
+from penstock.protocols.flymq.operations import Answer, Dialect, Node, Operations, refusal
+from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced
+from penstock.protocols.flymq.reply_messages import Failed, Placed
+from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
+from penstock.protocols.flymq.wire import Opcode
+from penstock.protocols.replies import ReplyQueue, ReplySlot
+
+REQUEST_BYTES_MIN = 256
+"""What a waiting request counts for at least: a header alone takes 8 bytes on the wire, its message some 200 in memory."""
+CALLS_PER_TURN_MAX = 64
+"""Requests other than writes that one session answers before it lets others have their turn of the loop."""
+_PRODUCE = int(Opcode.PRODUCE)
+_INTERNAL_ERROR = encode_error("internal error: the server's log has the details")
+
+log = structlog.get_logger("penstock.protocols.flymq")
+
+
+@dataclass(slots=True)
+class FlyMQStats:
+    """What the sessions of one listener count; plain numbers, exported on scrape."""
+
+    requests: list[int] = field(default_factory=lambda: [0] * 256)
+    """By opcode, unknown ones too."""
+    errors: int = 0
+    """Requests answered with ERROR."""
+    internal_errors: int = 0
+    """Those of them that were our fault."""
+
+    def requests_by_name(self) -> dict[str, int]:
+        """Only what has been asked for; opcodes that are not in the contract together, as `unknown`."""
+        known = {int(opcode): opcode.name.lower() for opcode in Opcode}
+        named: dict[str, int] = {}
+        for opcode, count in enumerate(self.requests):
+            if count:
+                name = known.get(opcode, "unknown")
+                named[name] = named.get(name, 0) + count
+        return named
+
+
+class FlyMQ:
+    """What all sessions of one listener share. Called with a connection, it opens a session: it is the listener's factory."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        node: Node,
+        principal: Principal = ANONYMOUS,
+        dialect: Dialect = Dialect.AUTO,
+        codec_limits: CodecLimits | None = None,
+        fetch_limits: FetchLimits | None = None,
+    ) -> None:
+        self.broker = broker
+        self.node = node
+        self.principal = principal
+        self.dialect = dialect
+        self.codec_limits = codec_limits or CodecLimits()
+        self.fetcher = Fetcher(fetch_limits or FetchLimits(), clock)
+        self.stats = FlyMQStats()
+
+    def __call__(self, connection: Connection) -> FlyMQSession:
+        return FlyMQSession(self, connection)
+
+
+class FlyMQSession:
+    """Implements `penstock.net.session.Session`."""
+
+    def __init__(self, shared: FlyMQ, connection: Connection) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._broker = shared.broker
+        self._principal = shared.principal
+        self._limits = shared.codec_limits
+        self._stats = shared.stats
+        self._connection = connection
+        self._id = f"{connection.listener}/{connection.peer}"
+        self._operations = Operations(
+            shared.broker, shared.fetcher, shared.node, shared.dialect, shared.principal, self._id
+        )
+        self._decoder = RequestDecoder(shared.codec_limits)
+        self._replies = ReplyQueue(connection.send, self._loop.call_soon)
+        self._waiting: deque[Request] = deque()
+        self._writes_in_flight = 0
+        self._task: asyncio.Task[None] | None = None
+        self._turn_scheduled = False
+        self._bug_logged = False
+
+    # --- what the network calls ---
+
+    def receive(self, data: bytes) -> None:
+        requests = self._decoder.feed(data)
+        if requests:
+            self._connection.hold(sum(map(_held_bytes, requests)))
+            self._waiting += requests
+            self._advance()
+        self._connection.frame_pending(self._decoder.partial)
+        if self._decoder.violation is not None:
+            raise self._decoder.violation
+
+    def resume(self) -> None:
+        self._advance()
+
+    def closed(self) -> None:
+        self._broker.unsubscribe(self._id)
+        waiting, self._waiting = self._waiting, deque()
+        if waiting:
+            self._connection.release(sum(map(_held_bytes, waiting)))
+
+    # --- the order of things ---
+
+    def _advance(self) -> None:
+        """Start what may be started."""
+        calls = 0
+        while self._waiting and self._task is None and self._connection.writable:
+            request = self._waiting[0]
+            if isinstance(request, ProduceRun):
+                self._waiting.popleft()
+                self._produce(request)
+                continue
+            if self._writes_in_flight:
+                break
+            if calls == CALLS_PER_TURN_MAX:
+                self._advance_later()
+                break
+            calls += 1
+            self._waiting.popleft()
+            self._call(request)
+        self._replies.flush()
+
+    def _advance_later(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_scheduled = False
+        self._advance()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what must wait. Nothing else is started meanwhile, and it is not cancelled: half a CREATE_TOPIC helps no one."""
+        self._task = self._loop.create_task(self._until_done(work))
+
+    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
+        self._task = None
+        self._advance()
+
+    # --- writes ---
+
+    def _produce(self, run: ProduceRun) -> None:
+        self._stats.requests[_PRODUCE] += len(run.values)
+        if self._broker.has_topic(run.topic):
+            self._write(run, self._replies.reserve(), _held_bytes(run))
+        else:
+            self._in_background(self._create_and_write(run, self._replies.reserve(), _held_bytes(run)))
+
+    async def _create_and_write(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
+        try:
+            await self._broker.ensure_topic(self._principal, run.topic)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._refuse(run, slot, held_bytes, error)
+        else:
+            self._write(run, slot, held_bytes)
+
+    def _write(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
+        self._writes_in_flight += 1
+        try:
+            self._broker.produce(
+                self._principal,
+                run.topic,
+                run.partition,
+                run.values,
+                run.keys,
+                done=partial(self._written, run, slot, held_bytes),
+            )
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._writes_in_flight -= 1
+            if isinstance(error, InvalidRequest) and len(run.values) > 1:
+                self._write_one_by_one(run, slot, held_bytes)
+            else:
+                self._refuse(run, slot, held_bytes, error)
+
+    def _write_one_by_one(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
+        """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
+        self._replies.fill(slot, b"")
+        for row, value in enumerate(run.values):
+            key = run.keys[row] if run.keys is not None else None
+            single = ProduceRun(run.topic, run.partition, None if key is None else [key], [value], 0)
+            self._write(single, self._replies.reserve(), held_bytes if row == 0 else 0)
+
+    def _written(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, placements: list[Placement]) -> None:
+        self._writes_in_flight -= 1
+        parts: list[Placed | Failed] = []
+        for partition, rows, result in placements:
+            if isinstance(result, PenstockError):
+                count = len(run.values[rows]) if isinstance(rows, slice) else len(rows)
+                parts.append(Failed(rows, self._error(_PRODUCE, run, result, count)))
+            else:
+                parts.append(Placed(rows, partition, result.base_offset, result.timestamp_ms))
+        self._answer(slot, encode_produced(run.topic, run.keys, run.values, parts), held_bytes)
+        if self._writes_in_flight:
+            self._replies.flush_soon()
+        else:
+            self._advance()
+
+    def _refuse(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, error: Exception) -> None:
+        count = len(run.values)
+        self._answer(slot, self._error(_PRODUCE, run, error, count) * count, held_bytes)
+
+    # --- everything else ---
+
+    def _call(self, call: Call) -> None:
+        slot = self._replies.reserve()
+        if isinstance(call.body, Compressed):
+            self._operations.note_dialect(native=True)
+            self._in_background(self._inflate(call, slot))
+            return
+        answer = self._start(call)
+        if isinstance(answer, bytes):
+            self._answer(slot, answer, _held_bytes(call))
+        else:
+            self._in_background(self._finish(call, answer, slot, _held_bytes(call)))
+
+    def _start(self, call: Call) -> Answer:
+        self._stats.requests[call.opcode] += 1
+        body = call.body
+        if isinstance(body, BadRequest):
+            self._stats.errors += 1
+            return encode_error(body.message)
+        try:
+            return self._operations.answer(call.opcode, body)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            return self._error(call.opcode, body, error)
+
+    async def _finish(self, call: Call, answer: Coroutine[Any, Any, bytes], slot: ReplySlot, held_bytes: int) -> None:
+        try:
+            reply = await answer
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._error(call.opcode, call.body, error)
+        self._answer(slot, reply, held_bytes)
+
+    async def _inflate(self, call: Call, slot: ReplySlot) -> None:
+        held_bytes = _held_bytes(call)
+        request = await asyncio.to_thread(inflate, call, self._limits)
+        grown_bytes = _held_bytes(request) - held_bytes
+        if grown_bytes > 0:
+            self._connection.hold(grown_bytes)
+            held_bytes += grown_bytes
+        if isinstance(request, ProduceRun):
+            self._stats.requests[_PRODUCE] += 1
+            await self._create_and_write(request, slot, held_bytes)
+            return
+        answer = self._start(request)
+        if isinstance(answer, bytes):
+            self._answer(slot, answer, held_bytes)
+        else:
+            await self._finish(request, answer, slot, held_bytes)
+
+    def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
+        self._replies.fill(slot, reply)
+        self._connection.release(held_bytes)
+
+    def _error(self, opcode: int, body: object, error: Exception, count: int = 1) -> bytes:
+        """The ERROR frame for `count` requests that ended this way."""
+        self._stats.errors += count
+        if isinstance(error, PenstockError):
+            return encode_error(refusal(body, error))
+        self._stats.internal_errors += count
+        if not self._bug_logged:
+            self._bug_logged = True
+            connection = self._connection
+            log.error(
+                "request_failed", opcode=opcode, listener=connection.listener, peer=connection.peer, exc_info=error
+            )
+        return _INTERNAL_ERROR
+
+
+def _held_bytes(request: Request) -> int:
+    return max(request.request_bytes, REQUEST_BYTES_MIN)
