@@ -12,6 +12,7 @@ Small runs use the cache, because keys repeat; large runs use numpy, which is as
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -83,18 +84,12 @@ def split_by_turn(count: int, turn: int, partitions: int) -> list[Share]:
 
 def split_by_key(keys: Sequence[bytes | None], turn: int, partitions: int) -> tuple[list[Share], int]:
     """Records of which some have keys. Returns the shares and the next turn: records without a key take turns."""
-    keyed = [key for key in keys if key is not None]
-    hashes = iter(key_hashes(keyed))
-    shares: dict[int, list[int]] = {}
+    hashes = iter(key_hashes([key for key in keys if key is not None]))
+    shares: defaultdict[int, list[int]] = defaultdict(list)
     for row, key in enumerate(keys):
         if key is None:
-            partition = turn % partitions
+            shares[turn % partitions].append(row)
             turn += 1
         else:
-            partition = next(hashes) % partitions
-        rows = shares.get(partition)
-        if rows is None:
-            shares[partition] = [row]
-        else:
-            rows.append(row)
+            shares[next(hashes) % partitions].append(row)
     return [Share(partition, rows) for partition, rows in shares.items()], turn
