@@ -322,4 +322,4 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
 
 TestBrokerAgainstModel = BrokerAgainstModel.TestCase
-TestBrokerAgainstModel.settings = settings(max_examples=30, stateful_step_count=40, deadline=None, derandomize=True)
+TestBrokerAgainstModel.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=True)

@@ -20,6 +20,7 @@ from penstock.errors import (
     LimitExceeded,
     PartitionNotFound,
     TopicNotFound,
+    WriteFailed,
 )
 from penstock.log.api import Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
@@ -213,6 +214,19 @@ async def test_a_reader_starts_at_the_earliest_the_latest_or_where_its_group_is(
             broker.start_position(WHO, "t", "g", partition, "earliest")
 
 
+async def test_a_group_that_retention_has_passed_starts_at_the_earliest_record_left(broker: Broker) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig(segment_bytes=1 << 16))
+    await broker.commit_offset(WHO, "t", "g", 0, 1)
+    for _ in range(4):
+        await produce(broker, "t", [b"x" * (40 << 10)])
+    start = await broker.partition(WHO, "t", 0).delete_before(3)
+    assert start > 1
+    assert broker.start_position(WHO, "t", "g", 0, "committed") == start
+    assert broker.start_position(WHO, "t", "g", 0, "earliest") == start
+    assert await broker.reset_offset(WHO, "t", "h", 0, "earliest") == start
+    assert broker.lag(WHO, "t", "g", 0).records == 4 - start
+
+
 async def test_a_reset_sets_the_group_and_creates_it(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     assert await broker.reset_offset(WHO, "t", "g", 0, "latest") == 0
@@ -351,3 +365,28 @@ async def test_members_are_bounded(engine: EmbeddedEngine, clock: ManualClock) -
     groups.leave("s1")
     groups.join("t", "b", "s3")
     assert [(info.group, info.members) for info in groups.infos()] == [("a", ("s2",)), ("b", ("s3",))]
+
+
+# -- a disk that fails ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_that_fails_is_told_and_changes_nothing(engine: EmbeddedEngine, broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "t")
+    await broker.commit_offset(WHO, "t", "g", 0, 1)
+    engine.partition(GROUPS_TOPIC, 0).fail("the disk is gone")
+    for group in ("g", "new"):
+        with pytest.raises(WriteFailed, match="the disk is gone"):
+            await broker.commit_offset(WHO, "t", group, 0, 2)
+    with pytest.raises(WriteFailed):
+        await broker.delete_group(WHO, "g")
+    assert [(info.group, offsets_of(info)) for info in broker.list_groups(WHO)] == [("g", {0: 1})]
+
+
+async def test_a_topic_can_be_deleted_although_its_offsets_cannot(engine: EmbeddedEngine, broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "t")
+    await broker.commit_offset(WHO, "t", "g", 0, 1)
+    engine.partition(GROUPS_TOPIC, 0).fail("the disk is gone")
+    await broker.delete_topic(WHO, "t")
+    await broker.ensure_topic(WHO, "t")
+    assert broker.list_groups(WHO) == []
+    assert broker.start_position(WHO, "t", "g", 0, "committed") == 0
