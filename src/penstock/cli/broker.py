@@ -1,0 +1,63 @@
+"""A connection to the broker that `--server` names, for the length of one command or of one press of the Tab key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli.options import server_url
+
+if TYPE_CHECKING:
+    from penstock.protocols.flymq.sync import FlyMQClient
+
+COMPLETION_S_MAX = 0.5
+
+
+@contextmanager
+def connected(context: typer.Context, server: str | None) -> Iterator[FlyMQClient]:
+    """A client that has connected; where it cannot, the error says so at once."""
+    import penstock
+    from penstock.errors import Unreachable
+
+    try:
+        client = penstock.connect(server_url(context, server))
+    except Unreachable as error:
+        raise Unreachable(f"{error} Start one with: penstock serve, or name another with --server") from error
+    with client:
+        yield client
+
+
+@contextmanager
+def _connected_briefly(context: typer.Context) -> Iterator[FlyMQClient]:
+    import penstock
+    from penstock.clients.options import ClientOptions
+    from penstock.clients.retry import NO_RETRY
+
+    options = ClientOptions(connect_timeout_s=COMPLETION_S_MAX, request_timeout_s=COMPLETION_S_MAX, retry=NO_RETRY)
+    with penstock.connect(server_url(context, context.params.get("server")), options=options) as client:
+        yield client
+
+
+def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Topic names for the shell; none where the broker does not answer at once."""
+    from penstock.errors import PenstockError
+
+    try:
+        with _connected_briefly(ctx) as client:
+            return [name for name in client.topics() if name.startswith(incomplete)]
+    except PenstockError:
+        return []
+
+
+def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Group names for the shell; none where the broker does not answer at once."""
+    from penstock.errors import PenstockError
+
+    try:
+        with _connected_briefly(ctx) as client:
+            return sorted({each.group for each in client.groups() if each.group.startswith(incomplete)})
+    except PenstockError:
+        return []

@@ -1,0 +1,236 @@
+"""The checks of `penstock doctor`: what a machine must have to run a broker well, each with what to do where it has not.
+
+A check measures one thing and never changes the machine: what it writes, it writes into a file of its own that it removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.units import Address, parse_address, round_size
+
+PYTHON_MIN = (3, 11)
+JAVA_MIN = 17
+OPEN_FILES_ADVISED = 16_384
+OPEN_FILES_MIN = 1_024
+FREE_BYTES_ADVISED = 5 << 30
+FREE_BYTES_MIN = 256 << 20
+FLUSHES_MAX = 200
+FLUSH_S_MAX = 2.0
+FLUSH_BYTES = 4096
+FLUSH_P99_MS_ADVISED = 20.0
+# A flush that returns faster than any storage can is one that a cache without a battery answered.
+FLUSH_P50_MS_CREDIBLE = 0.005
+JAVA_S_MAX = 10.0
+VOLATILE_FILE_SYSTEMS = ("tmpfs", "ramfs")
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found: `advice` says what to do unless all is well."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def python() -> Finding:
+    found = "{}.{}.{}".format(*sys.version_info[:3])
+    if sys.version_info < PYTHON_MIN:
+        return Finding("Python", "fail", found, "install Python {}.{} or later".format(*PYTHON_MIN))
+    return Finding("Python", "ok", found)
+
+
+def uvloop() -> Finding:
+    from importlib.metadata import version
+
+    try:
+        importlib.import_module("uvloop")
+    except ImportError as error:
+        return Finding(
+            "uvloop", "fail", str(error), "install penstock again with: pip install --force-reinstall penstock"
+        )
+    return Finding("uvloop", "ok", version("uvloop"))
+
+
+def java(env: Mapping[str, str] = os.environ) -> Finding:
+    """Spark runs on Java; the broker does not need it."""
+    advice = f"only Spark needs it: install Java {JAVA_MIN} or later (on Debian: apt install openjdk-17-jre-headless)"
+    home = env.get("JAVA_HOME")
+    program = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH"))
+    if program is None:
+        return Finding("Java", "warn", "not found", advice)
+    try:
+        done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=JAVA_S_MAX, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("Java", "warn", f"{program} does not run: {error}", advice)
+    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
+    if version is None:
+        return Finding("Java", "warn", f"{program} does not tell its version", advice)
+    if int(version[1]) < JAVA_MIN:
+        return Finding("Java", "warn", f"{version[1]} at {program}", advice)
+    return Finding("Java", "ok", f"{version[1]} at {program}")
+
+
+def open_files(limits: Callable[[], tuple[int, int]] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)) -> Finding:
+    """Each connection and each active segment takes a descriptor."""
+    limit = limits()[0]
+    if limit == resource.RLIM_INFINITY or limit >= OPEN_FILES_ADVISED:
+        return Finding("open files", "ok", "no limit" if limit == resource.RLIM_INFINITY else f"{limit} at most")
+    advice = f"raise it with: ulimit -n {OPEN_FILES_ADVISED} (LimitNOFILE= in a systemd unit)"
+    return Finding("open files", "fail" if limit < OPEN_FILES_MIN else "warn", f"{limit} at most", advice)
+
+
+def port(name: str, bind: str) -> Finding:
+    """Whether the address can be listened on now."""
+    check = f"port {name}"
+    address = parse_address(bind)
+    try:
+        _listen_once(address)
+    except OSError as error:
+        advice = (
+            "another program listens there, perhaps a broker that runs already: stop it or choose another port"
+            if error.errno == errno.EADDRINUSE
+            else "choose an address of this machine and a port this user may open (above 1023)"
+        )
+        return Finding(check, "fail", f"{bind}: {error.strerror or error}", advice)
+    return Finding(check, "ok", f"{bind} is free")
+
+
+def _listen_once(address: Address) -> None:
+    family, kind, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(target)
+        probe.listen(1)
+
+
+def existing_directory(data_dir: Path) -> Path:
+    """The data directory, or the nearest one above it that exists and in which it would be made."""
+    directory = data_dir.absolute()
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return directory
+
+
+def writable(data_dir: Path) -> Finding:
+    directory = existing_directory(data_dir)
+    shown = str(directory) if directory == data_dir.absolute() else f"{data_dir} (to be made in {directory})"
+    if not directory.is_dir():
+        return Finding("data directory", "fail", f"{directory} is not a directory", "choose another with --data-dir")
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        advice = "give this user write access, or choose another with --data-dir"
+        return Finding("data directory", "fail", f"{shown}: {error.strerror or error}", advice)
+    return Finding("data directory", "ok", shown)
+
+
+def free_space(data_dir: Path) -> Finding:
+    free = shutil.disk_usage(existing_directory(data_dir)).free
+    status: Literal["ok", "warn", "fail"] = (
+        "ok" if free >= FREE_BYTES_ADVISED else "warn" if free >= FREE_BYTES_MIN else "fail"
+    )
+    advice = (
+        ""
+        if status == "ok"
+        else "make room, or choose a larger disk with --data-dir; retention bounds what a topic takes"
+    )
+    return Finding("free space", status, round_size(free), advice)
+
+
+def file_system(data_dir: Path, mounts: Path = Path("/proc/mounts")) -> Finding:
+    """The kind of file system below the data directory: some forget, and some only say that they flushed."""
+    kind = _file_system_of(existing_directory(data_dir).resolve(), mounts)
+    if kind is None:
+        return Finding("file system", "ok", "unknown")
+    if kind in VOLATILE_FILE_SYSTEMS:
+        advice = "it lives in memory and is empty after a restart: choose a disk with --data-dir"
+        return Finding("file system", "warn", kind, advice)
+    if kind in NETWORK_FILE_SYSTEMS:
+        return Finding(
+            "file system", "warn", kind, "it is on the network: a local disk is faster, and its flushes can be trusted"
+        )
+    return Finding("file system", "ok", kind)
+
+
+def _file_system_of(directory: Path, mounts: Path) -> str | None:
+    best, kind = -1, None
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, place, found, *_ = line.split(" ")
+        place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place)
+        if directory.is_relative_to(place) and len(place) >= best:
+            best, kind = len(place), found
+    return kind
+
+
+def flush_latencies_ms(directory: Path, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+    """How long the disk takes to store 4 KiB for good, measured a bounded number of times; sorted."""
+    latencies = []
+    began = clock()
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        data = os.urandom(FLUSH_BYTES)
+        for _ in range(FLUSHES_MAX):
+            file.write(data)
+            before = clock()
+            os.fdatasync(file.fileno())
+            after = clock()
+            latencies.append((after - before) * 1000)
+            if after - began > FLUSH_S_MAX:
+                break
+    return sorted(latencies)
+
+
+def flush(data_dir: Path, measure: Callable[[Path], list[float]] = flush_latencies_ms) -> Finding:
+    """What a durable acknowledgement costs at least."""
+    try:
+        latencies = measure(existing_directory(data_dir))
+    except OSError as error:
+        return Finding(
+            "disk flush", "fail", str(error.strerror or error), "choose a data directory on a disk that works"
+        )
+    p50, p99 = latencies[len(latencies) // 2], latencies[min(len(latencies) - 1, len(latencies) * 99 // 100)]
+    found = f"p50 {p50:.3g} ms, p99 {p99:.3g} ms"
+    if p50 < FLUSH_P50_MS_CREDIBLE:
+        return Finding("disk flush", "warn", found, "too fast to be true: check that the disk does not ignore flushes")
+    if p99 > FLUSH_P99_MS_ADVISED:
+        advice = 'single records will wait this long: use a faster disk, more in flight, or durability = "interval:<ms>" per topic'
+        return Finding("disk flush", "warn", found, advice)
+    return Finding("disk flush", "ok", found)
+
+
+def all_checks(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding]:
+    """Every check in turn; the slow ones last."""
+    yield python()
+    yield uvloop()
+    yield open_files()
+    for name, bind in binds:
+        yield port(name, bind)
+    access = writable(data_dir)
+    yield access
+    yield free_space(data_dir)
+    yield file_system(data_dir)
+    if access.status == "ok":
+        yield flush(data_dir)
+    yield java()

@@ -1,0 +1,83 @@
+"""`penstock config`: what the broker would run with, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, SetOption, config_from_flags, wants_json
+
+if TYPE_CHECKING:
+    from penstock.config import Config
+
+app = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
+
+
+@app.command()
+def check(
+    context: typer.Context,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    settings: SetOption = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Leave out what is at its default.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the configuration and print every value with where it comes from.
+
+    Reads the same file, environment and flags as [bold]penstock serve[/bold], and starts
+    nothing. Ends with 1 where something is wrong, with one line a problem.
+
+    Examples:
+      penstock config check --config penstock.toml
+      penstock config check --changed
+    """
+    effective = config_from_flags(config, data_dir=data_dir, settings=settings)
+    _validate_topic_names(effective)
+    origins = effective.origins
+    shown = {key: value for key, value in effective.values.items() if not changed or origins[key] != "default"}
+    if wants_json(context, as_json):
+        terminal.print_json({key: {"value": _plain(value), "origin": origins[key]} for key, value in shown.items()})
+    else:
+        terminal.print_table(
+            ["setting", "value", "origin"], [(key, written(key, value), origins[key]) for key, value in shown.items()]
+        )
+
+
+def _validate_topic_names(config: Config) -> None:
+    from penstock.broker.topics import validate_topic_name
+    from penstock.errors import ConfigError, InvalidTopicName
+
+    problems = []
+    for index, topic in enumerate(config.topics):
+        try:
+            validate_topic_name(topic.name)
+        except InvalidTopicName as error:
+            problems.append(
+                f"{config.origins[f'topics[{index}].name'].removeprefix('file ')}: topics[{index}].name: {error}"
+            )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | list) or value is None else str(value)
+
+
+def written(key: str, value: Any) -> str:
+    """A value as a person would write it into the file: with its unit where it has one."""
+    from penstock.units import format_duration_ms, format_size
+
+    if value is None:
+        return "forever" if key.rsplit(".", 1)[-1].startswith("retention") else "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    name = key.removesuffix("_max")
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return format_size(value)
+    if isinstance(value, int) and name.endswith("_ms"):
+        return format_duration_ms(value)
+    if isinstance(value, float) and name.endswith("_s"):
+        return format_duration_ms(round(value * 1000))
+    return "none" if value == [] else str(value)

@@ -1,0 +1,54 @@
+"""`penstock doctor`: is this machine fit to run a broker?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, config_from_flags, wants_json
+
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor(
+    context: typer.Context,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on a warning too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: Python, uvloop, limits, ports, disk, Java.
+
+    Each line says ok, warn or fail, and what to do. Ends with 1 where a check
+    fails. Run it while the broker is stopped: its ports must be free.
+
+    Examples:
+      penstock doctor
+      penstock doctor --config penstock.toml --data-dir /var/lib/penstock
+    """
+    from penstock.cli.checks import all_checks
+
+    effective = config_from_flags(config, data_dir=data_dir)
+    binds = [(name, listener.bind) for name, listener in effective.listeners.enabled()]
+    if effective.admin is not None:
+        binds.append(("admin", effective.admin.bind))
+    findings = []
+    machine_readable = wants_json(context, as_json)
+    for finding in all_checks(effective.data_dir, binds):
+        findings.append(finding)
+        if not machine_readable:
+            status = finding.status.ljust(4)
+            if terminal.on_terminal():
+                status = typer.style(status, fg=COLOURS[finding.status], bold=True)
+            print(f"{status}  {finding.check.ljust(14)}  {terminal.visible(finding.found)}")
+            if finding.advice:
+                print(f"{'':22}-> {terminal.visible(finding.advice)}")
+            terminal.flush()
+    if machine_readable:
+        terminal.print_json([asdict(finding) for finding in findings])
+    bad = {"fail", "warn"} if strict else {"fail"}
+    if any(finding.status in bad for finding in findings):
+        raise typer.Exit(1)

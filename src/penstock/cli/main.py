@@ -1,0 +1,110 @@
+"""The command `penstock`: its groups of commands, and what becomes of an error.
+
+Exit codes: 0 done, 1 it failed (one line on standard error says why and what to do), 2 the command line itself is wrong,
+130 interrupted, 141 the reader of our output went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from penstock import __version__
+from penstock.cli import bench, configuration, consume, doctor, group, produce, serve, terminal, topic
+from penstock.cli.options import JsonOption, ServerOption
+from penstock.errors import PenstockError
+
+EXIT_FAILED = 1
+EXIT_BROKEN_PIPE = 141
+ORDER = ("serve", "topic", "produce", "consume", "group", "bench", "doctor", "config")
+
+
+class Commands(TyperGroup):
+    """The root group: turns what a command raises into a line of text and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order in which a newcomer needs them."""
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        debug = bool(ctx.params.get("debug"))
+        try:
+            result = super().invoke(ctx)
+            terminal.flush()
+        except BrokenPipeError:
+            # The interpreter flushes standard output once more when it ends; that must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_BROKEN_PIPE) from None
+        except PenstockError as error:
+            if debug:
+                raise
+            terminal.print_error(str(error))
+            raise typer.Exit(EXIT_FAILED) from None
+        except OSError as error:
+            if debug:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            terminal.print_error(f"{where}{error.strerror or error}")
+            raise typer.Exit(EXIT_FAILED) from None
+        return result
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def penstock(
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """A message broker: wire protocols over one durable log.
+
+    Start one with [bold]penstock serve[/bold], then in another terminal:
+
+      penstock produce orders "hello"
+      penstock consume orders
+    """
+
+
+app.command()(serve.serve)
+app.add_typer(topic.app, name="topic")
+app.command()(produce.produce)
+app.command()(consume.consume)
+app.add_typer(group.app, name="group")
+app.command()(bench.bench)
+app.command()(doctor.doctor)
+app.add_typer(configuration.app, name="config")
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run one command and end the process with its exit code."""
+    try:
+        code = app(args, prog_name="penstock", standalone_mode=False)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "penstock"
+        terminal.print_error(f"{error.format_message().rstrip('.')} (see: {command} --help)")
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(EXIT_FAILED)
+    sys.exit(code or 0)

@@ -1,0 +1,102 @@
+"""Options that several commands share, with one spelling and one meaning.
+
+`--server` and `--json` may stand before the command or after it; the one after it wins.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from penstock.config import Config
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        "-s",
+        metavar="URL",
+        envvar="PENSTOCK_SERVER",
+        show_envvar=False,
+        help="The broker to talk to; PENSTOCK_SERVER sets it too.",
+        show_default=DEFAULT_URL,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        envvar="PENSTOCK_CONFIG",
+        show_envvar=False,
+        help="The TOML file to read; PENSTOCK_CONFIG names it too. Without one the defaults hold.",
+        show_default=False,
+    ),
+]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option("--data-dir", "-d", metavar="DIR", help="Where the log is.", show_default="penstock-data"),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any setting by its dotted key, as in log.retention_ms=7d. Repeatable."
+    ),
+]
+
+
+def given_or_global(context: typer.Context, name: str, given: Any) -> Any:
+    """An option's value after the command, else its value before it."""
+    return given if given not in (None, False) else context.find_root().params.get(name)
+
+
+def server_url(context: typer.Context, given: str | None) -> str:
+    """The broker to talk to. A bare host:port is FlyMQ's."""
+    url: str = given_or_global(context, "server", given) or DEFAULT_URL
+    return url if "://" in url else f"flymq://{url}"
+
+
+def wants_json(context: typer.Context, given: bool) -> bool:
+    return bool(given_or_global(context, "as_json", given))
+
+
+def config_from_flags(
+    file: Path | None,
+    *,
+    data_dir: Path | None = None,
+    bind: str | None = None,
+    admin_bind: str | None = None,
+    durability: str | None = None,
+    log_level: str | None = None,
+    settings: list[str] | None = None,
+) -> Config:
+    """The effective configuration, with the origin of what flags gave."""
+    from penstock.config import load_config
+    from penstock.errors import ConfigError
+
+    overrides: dict[str, object] = {}
+    flags: dict[str, str] = {}
+    for setting in settings or ():
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"flag --set {setting}: write it as KEY=VALUE, as in --set log.retention_ms=7d")
+        overrides[key], flags[key] = text, "--set"
+    named = {
+        "data_dir": (data_dir, "--data-dir"),
+        "listeners.flymq.bind": (bind, "--bind"),
+        "admin.bind": (admin_bind, "--admin-bind"),
+        "durability": (durability, "--durability"),
+        "logging.level": (log_level, "--log-level"),
+    }
+    for key, (value, flag) in named.items():
+        if value is not None:
+            overrides[key], flags[key] = value, flag
+    return load_config(file, overrides=overrides, flags=flags)

@@ -1,0 +1,175 @@
+"""`penstock produce`: records from an argument, a file or standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import complete_topic, connected
+from penstock.cli.options import JsonOption, ServerOption, wants_json
+
+if TYPE_CHECKING:
+    from penstock.cli.lines import KeyedValue
+    from penstock.clients.records import RecordMetadata
+    from penstock.protocols.flymq.sync import FlyMQClient
+
+
+@dataclass
+class Stored:
+    """Where the records went, by partition: how many, first and last offset."""
+
+    records: int = 0
+    partitions: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    def add(self, placed: list[RecordMetadata]) -> None:
+        self.records += len(placed)
+        for each in placed:
+            count, first, _ = self.partitions.get(each.partition, (0, each.offset, each.offset))
+            self.partitions[each.partition] = (count + 1, first, each.offset)
+
+    def as_text(self, topic: str) -> str:
+        what = f"stored {self.records} record{'' if self.records == 1 else 's'} in {topic}"
+        if len(self.partitions) == 1:
+            ((partition, (count, first, last)),) = self.partitions.items()
+            return f"{what}: partition {partition}, " + (
+                f"offset {first}" if count == 1 else f"offsets {first} to {last}"
+            )
+        return f"{what}: {len(self.partitions)} partitions" if self.partitions else what
+
+    def as_json(self, topic: str) -> dict[str, Any]:
+        return {
+            "topic": topic,
+            "records": self.records,
+            "partitions": [
+                {"partition": partition, "records": count, "first_offset": first, "last_offset": last}
+                for partition, (count, first, last) in sorted(self.partitions.items())
+            ],
+        }
+
+
+def produce(
+    context: typer.Context,
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", help="Where to store them.", autocompletion=complete_topic, show_default=False),
+    ],
+    value: Annotated[
+        str | None, typer.Argument(metavar="[VALUE]", help="One record. Without it, records are read from the input.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read records from this file instead of standard input."),
+    ] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="The input is one record, not one a line.")] = False,
+    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY, this text, VALUE."),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            "--partition", "-p", metavar="N", min=0, help="Where to; else the key decides, or partitions take turns."
+        ),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store records in a topic.
+
+    Ends once every record is acknowledged: on disk, unless the topic's
+    durability says otherwise. A topic that does not exist is created, with
+    one partition.
+
+    Examples:
+      penstock produce orders "hello"
+      penstock produce orders --file orders.jsonl
+      tail -f app.log | penstock produce logs
+      penstock produce prices --key-separator : < prices.txt
+    """
+    if value is not None and (file is not None or whole or key_separator is not None):
+        raise typer.BadParameter("VALUE is the record itself: leave it out to use --file, --whole or --key-separator")
+    if key is not None and key_separator is not None:
+        raise typer.BadParameter("--key and --key-separator both give the key: use one of them")
+    stored = Stored()
+    given_key = None if key is None else key.encode(errors="surrogateescape")
+    separator = None if key_separator is None else _separator(key_separator)
+    with connected(context, server) as client:
+        if value is not None:
+            stored.add([client.send(topic, value.encode(errors="surrogateescape"), given_key, partition)])
+        else:
+            with _input(file) as stream:
+                _send_all(client, topic, stream, given_key, separator, partition, stored, whole=whole)
+    if wants_json(context, as_json):
+        terminal.print_json(stored.as_json(topic))
+    else:
+        print(terminal.visible(stored.as_text(topic)))
+
+
+def _separator(text: str) -> bytes:
+    if not text:
+        raise typer.BadParameter(
+            "--key-separator is empty: name the text between key and value, as in --key-separator :"
+        )
+    return text.replace("\\t", "\t").encode(errors="surrogateescape")
+
+
+@contextmanager
+def _input(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None or str(file) == "-":
+        if sys.stdin.isatty():
+            terminal.hint("one record a line; Ctrl-D ends")
+        yield sys.stdin.buffer
+    else:
+        with file.open("rb") as stream:
+            yield stream
+
+
+def _send_all(
+    client: FlyMQClient,
+    topic: str,
+    stream: BinaryIO,
+    key: bytes | None,
+    separator: bytes | None,
+    partition: int | None,
+    stored: Stored,
+    *,
+    whole: bool,
+) -> None:
+    from penstock.cli import lines
+    from penstock.cli.progress import ProgressBar
+    from penstock.errors import BatchFailed, PenstockError
+
+    batches: Iterator[list[bytes]] = iter([[lines.whole(stream)]]) if whole else lines.lines_of(stream)
+    with ProgressBar(topic, _size_bytes(stream)) as progress:
+        try:
+            for batch in batches:
+                records: list[KeyedValue] = (
+                    [(key, line) for line in batch]
+                    if separator is None
+                    else lines.split_keys(batch, separator, stored.records + 1)
+                )
+                stored.add(client.send_many(topic, records, partition))
+                progress.advance(sum(map(len, batch)) + len(batch), len(batch))
+        except BatchFailed as error:
+            stored.add([each for each in error.results if not isinstance(each, PenstockError)])
+            raise
+        finally:
+            if sys.exc_info()[0] is not None and stored.records:
+                terminal.print_note(f"{stored.as_text(topic)} before this:")
+
+
+def _size_bytes(stream: BinaryIO) -> int | None:
+    """The size of a regular file; of a pipe nobody knows it."""
+    import os
+    import stat
+
+    status = os.fstat(stream.fileno())
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

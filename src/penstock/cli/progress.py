@@ -1,0 +1,68 @@
+"""A progress bar on standard error for work that takes long enough to need one, and only where a person watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SHOWN_AFTER_S = 0.5
+
+
+class ProgressBar:
+    """Counts bytes against a total (None where it is unknown) and records; appears after half a second."""
+
+    def __init__(self, what: str, total_bytes: int | None) -> None:
+        self._what = what
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._records = 0
+        self._began = time.monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, size_bytes: int, records: int) -> None:
+        self._done_bytes += size_bytes
+        self._records += records
+        if self._bar is None and sys.stderr.isatty() and time.monotonic() - self._began > SHOWN_AFTER_S:
+            self._show()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done_bytes, records=self._records)
+
+    def _show(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        from penstock.cli import terminal
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[records]} records"),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=terminal.console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._what, total=self._total_bytes, records=self._records)
+        self._bar.start()

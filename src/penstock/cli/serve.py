@@ -1,0 +1,72 @@
+"""`penstock serve`: the broker, in the foreground."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import ConfigOption, DataDirOption, SetOption, config_from_flags
+
+
+def serve(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            "--bind",
+            "-b",
+            metavar="HOST:PORT",
+            help="The FlyMQ address; port 0 picks a free one.",
+            show_default="127.0.0.1:9092",
+        ),
+    ] = None,
+    admin_bind: Annotated[
+        str | None,
+        typer.Option(
+            "--admin-bind",
+            metavar="HOST:PORT",
+            help="The address of health, metrics and the HTTP API.",
+            show_default="127.0.0.1:9600",
+        ),
+    ] = None,
+    durability: Annotated[
+        str | None,
+        typer.Option(
+            "--durability",
+            metavar="MODE",
+            help="What an acknowledgement means: fsync, interval:<ms> or none.",
+            show_default="fsync",
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.", show_default="info"),
+    ] = None,
+    settings: SetOption = None,
+) -> None:
+    """Run a broker in the foreground.
+
+    Prints one line for each listener and then [bold]ready[/bold]. Ctrl-C or SIGTERM
+    stops it, with everything committed.
+
+    Examples:
+      penstock serve
+      penstock serve --config penstock.toml
+      penstock serve --data-dir /var/lib/penstock --bind 127.0.0.1:0
+    """
+    effective = config_from_flags(
+        config,
+        data_dir=data_dir,
+        bind=bind,
+        admin_bind=admin_bind,
+        durability=durability,
+        log_level=log_level,
+        settings=settings,
+    )
+    from penstock import logs
+    from penstock.server import run
+
+    logs.configure(effective.logging.level, form=effective.logging.format)
+    run(effective)
