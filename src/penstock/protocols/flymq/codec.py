@@ -14,19 +14,19 @@ is set and every later `feed` raises it.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from struct import Struct
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.bytes import U32, decode_text
+from penstock.protocols.bytes import I32, U16, U32
 from penstock.protocols.flymq.reply_decoding import decode_produced
-from penstock.protocols.flymq.request_decoding import decode_produce, decode_request
+from penstock.protocols.flymq.request_decoding import decode_request, produce_fault
 from penstock.protocols.flymq.request_messages import (
     BadRequest,
     Call,
@@ -142,24 +142,21 @@ class RequestDecoder(_FrameDecoder[Request]):
     def _take(
         self, opcode: int, flags: int, data: bytes, position: int, frame_end: int, messages: list[Request]
     ) -> int:
-        payload = data[position + HEADER_BYTES : frame_end]
         if flags & COMPRESSION_MASK in COMPRESSION_GZIP:
-            messages.append(Call(opcode, Compressed(payload), frame_end - position))
+            messages.append(Call(opcode, Compressed(data[position + HEADER_BYTES : frame_end]), frame_end - position))
             return frame_end
         if opcode != _PRODUCE:
-            messages.append(Call(opcode, decode_request(opcode, payload), frame_end - position))
+            body = decode_request(opcode, data[position + HEADER_BYTES : frame_end])
+            messages.append(Call(opcode, body, frame_end - position))
             return frame_end
-        run, topic_field_bytes = _produce_run(payload, frame_end - position)
+        run, topic_field_bytes = _first_of_run(data, position, frame_end)
         if isinstance(run, Call):
             messages.append(run)
             return frame_end
-        if messages:
-            last = messages[-1]
-            if isinstance(last, ProduceRun) and last.partition == run.partition and last.topic == run.topic:
-                _join(last, run)
-                run = last
-            else:
-                messages.append(run)
+        last = messages[-1] if messages else None
+        if isinstance(last, ProduceRun) and last.partition == run.partition and last.topic == run.topic:
+            _join(last, run)
+            run = last
         else:
             messages.append(run)
         if len(data) == frame_end:
@@ -168,14 +165,26 @@ class RequestDecoder(_FrameDecoder[Request]):
         return _take_alike(run, data, position, frame_end, topic_field_bytes, self._limits.payload_bytes_max)
 
 
-def _produce_run(payload: bytes, request_bytes: int) -> tuple[ProduceRun | Call, int]:
-    """One PRODUCE frame as a run of one, and the size of its topic field."""
+def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRun | Call, int]:
+    """The PRODUCE frame `data[position:frame_end]` as a run of one, and the size of its topic field."""
+    topic_at = position + HEADER_BYTES + 2
     try:
-        topic, key, value, partition = decode_produce(payload)
-        name = decode_text(topic, "topic")
-    except ProtocolViolation as violation:
-        return Call(_PRODUCE, BadRequest(violation.message), request_bytes), 0
-    return ProduceRun(name, partition, [key] if key else None, [value], request_bytes), 2 + len(topic)
+        # A length that lies may lead out of the frame here; then the sum of all of them does not fit.
+        topic_end = topic_at + U16.unpack_from(data, topic_at - 2)[0]
+        key_at = topic_end + 4
+        key_end = key_at + U32.unpack_from(data, topic_end)[0]
+        value_end = key_end + 4 + U32.unpack_from(data, key_end)[0]
+        (partition,) = I32.unpack_from(data, value_end)
+        if value_end + 4 == frame_end:
+            topic = data[topic_at:topic_end].decode()
+            keys: list[bytes | None] | None = [data[key_at:key_end]] if key_end > key_at else None
+            value = data[key_end + 4 : value_end]
+            return ProduceRun(topic, partition, keys, [value], frame_end - position), topic_end - topic_at + 2
+    except (struct.error, UnicodeDecodeError):
+        pass
+    # Something is wrong with it: read it again, slowly, to say what.
+    fault = produce_fault(data[position + HEADER_BYTES : frame_end])
+    return Call(_PRODUCE, BadRequest(fault), frame_end - position), 0
 
 
 def _join(run: ProduceRun, more: ProduceRun) -> None:
@@ -207,42 +216,42 @@ def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic
     if count < _UNIFORM_FRAMES_MIN or data[probe : probe + key_at] != data[first : first + key_at]:
         return position
     (key_bytes,) = U32.unpack_from(data, first + key_at - 4)
-    value_at = key_at + key_bytes + 4
-    value_bytes = size - 4 - value_at
-    rows = np.frombuffer(data, np.uint8, count * size, position).reshape(count, size)
-    model = np.frombuffer(data, np.uint8, size, first)
+    dtype = _produce_dtype(key_at, key_bytes, size)
+    rows = np.frombuffer(data, dtype, count, position)
+    model = np.frombuffer(data, dtype, 1, first)
     alike = (
-        (rows[:, :key_at] == model[:key_at]).all(axis=1)
-        & (rows[:, key_at + key_bytes : value_at] == model[key_at + key_bytes : value_at]).all(axis=1)
-        & (rows[:, -4:] == model[-4:]).all(axis=1)
+        (rows["head"] == model["head"])
+        & (rows["value_size"] == model["value_size"])
+        & (rows["partition"] == model["partition"])
     )
     if not alike.all():
         count = int(alike.argmin())
-        if count == 0:
-            return position
-    columns = np.frombuffer(data, _record_dtype(key_at, key_bytes, value_at, value_bytes), count, position)
-    _add_keys(run, columns["key"].tolist() if key_bytes else None, count)
-    run.values += columns["value"].tolist() if value_bytes else [b""] * count
+        rows = rows[:count]
+    _add_keys(run, rows["key"].tolist() if key_bytes else None, count)
+    run.values += rows["value"].tolist() if dtype["value"].itemsize else [b""] * count
     run.request_bytes += count * size
     return position + count * size
 
 
 @lru_cache(maxsize=64)
-def _record_dtype(key_at: int, key_bytes: int, value_at: int, value_bytes: int) -> np.dtype[np.void]:
+def _produce_dtype(key_at: int, key_bytes: int, frame_bytes: int) -> np.dtype[np.void]:
+    """A PRODUCE frame; the head ends with the key's length."""
+    value_bytes = frame_bytes - key_at - key_bytes - 8
     return np.dtype(
-        {
-            "names": ["key", "value"],
-            "formats": [f"V{key_bytes}", f"V{value_bytes}"],
-            "offsets": [key_at, value_at],
-            "itemsize": value_at + value_bytes + 4,
-        }
+        [
+            ("head", f"V{key_at}"),
+            ("key", f"V{key_bytes}"),
+            ("value_size", "V4"),
+            ("value", f"V{value_bytes}"),
+            ("partition", "V4"),
+        ]
     )
 
 
 @lru_cache(maxsize=256)
-def _between_values(topic_field_bytes: int) -> Struct:
+def _between_values(topic_field_bytes: int) -> struct.Struct:
     """What stands between two values: partition and frame start, length, topic, key length, value length where there is no key."""
-    return Struct(f">8sI{topic_field_bytes}sII")
+    return struct.Struct(f">8sI{topic_field_bytes}sII")
 
 
 def _take_alike(
@@ -308,7 +317,7 @@ def inflate(call: Call, limits: CodecLimits) -> Request:
         return Call(call.opcode, BadRequest(violation.message), call.request_bytes)
     request_bytes = HEADER_BYTES + len(payload)
     if call.opcode == _PRODUCE:
-        return _produce_run(payload, request_bytes)[0]
+        return _first_of_run(bytes(HEADER_BYTES) + payload, 0, request_bytes)[0]
     return Call(call.opcode, decode_request(call.opcode, payload), request_bytes)
 
 

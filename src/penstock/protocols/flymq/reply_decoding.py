@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.bytes import U64, ByteReader
+from penstock.protocols.bytes import U32, U64, ByteReader
 from penstock.protocols.flymq.reply_messages import (
     VECTOR_ROWS_MIN,
     ClusterPartition,
@@ -44,15 +46,13 @@ def decode_fetched(payload: bytes, *, native: bool) -> Fetched:
     reader = ByteReader(payload)
     count = reader.count32("records", ROW_FIXED_BYTES)
     next_offset = reader.u64("next offset") if native else 0
-    rows = _decode_uniform(payload, reader.position, count, native) if count >= VECTOR_ROWS_MIN else None
-    if rows is None:
-        rows = _decode_rows(reader, count, native)
-        if not native:
-            next_offset = reader.u64("next offset")
-    elif not native:
-        (next_offset,) = U64.unpack_from(payload, len(payload) - 8)
-    rows.next_offset = next_offset
-    return rows
+    fetched = _decode_uniform(payload, reader.position, count, native) if count >= VECTOR_ROWS_MIN else None
+    if fetched is None:
+        fetched, reader.position = _decode_rows(payload, reader.position, count, native)
+    else:
+        reader.position = len(payload) - (0 if native else 8)
+    fetched.next_offset = next_offset if native else reader.u64("next offset")
+    return fetched
 
 
 def _decode_uniform(payload: bytes, start: int, count: int, native: bool) -> Fetched | None:
@@ -68,18 +68,32 @@ def _decode_uniform(payload: bytes, start: int, count: int, native: bool) -> Fet
     return Fetched(rows["offset"].tolist(), None, rows["value"].tolist(), 0)
 
 
-def _decode_rows(reader: ByteReader, count: int, native: bool) -> Fetched:
+def _decode_rows(payload: bytes, position: int, count: int, native: bool) -> tuple[Fetched, int]:
+    """Records of any shape, and where they end."""
     offsets: list[int] = []
     keys: list[bytes | None] = []
     values: list[bytes] = []
-    for _ in range(count):
-        if native:
-            offsets.append(reader.u64("offset"))
-        keys.append(reader.blob32("key") or None)
-        values.append(reader.blob32("value"))
-        if not native:
-            offsets.append(reader.u64("offset"))
-    return Fetched(offsets, keys if any(keys) else None, values, 0)
+    unpack_size, unpack_offset = U32.unpack_from, U64.unpack_from
+    end = len(payload)
+    try:
+        for _ in range(count):
+            if native:
+                offsets += unpack_offset(payload, position)
+                position += 8
+            key_at = position + 4
+            key_end = key_at + unpack_size(payload, position)[0]
+            value_at = key_end + 4
+            position = value_at + unpack_size(payload, key_end)[0]
+            keys.append(payload[key_at:key_end] or None)
+            values.append(payload[value_at:position])
+            if not native:
+                offsets += unpack_offset(payload, position)
+                position += 8
+    except struct.error:
+        position = end + 1
+    if position > end:
+        raise ProtocolViolation(f"buffer too small: record {len(values)} of {count} does not fit into the payload")
+    return Fetched(offsets, keys if any(keys) else None, values, 0), position
 
 
 def decode_names(payload: bytes) -> list[str]:

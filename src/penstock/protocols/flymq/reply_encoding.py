@@ -30,7 +30,6 @@ from penstock.protocols.flymq.wire import (
     FLAG_BINARY,
     GROUP_OFFSET,
     HEADER,
-    HEADER_BYTES,
     LAG,
     MAGIC,
     PARTITION_METADATA,
@@ -44,10 +43,10 @@ from penstock.protocols.flymq.wire import (
 
 
 @lru_cache(maxsize=256)
-def _metadata_dtype(topic_bytes: int) -> np.dtype[np.void]:
+def _metadata_dtype(head_bytes: int) -> np.dtype[np.void]:
     return np.dtype(
         [
-            ("head", f"V{HEADER_BYTES + 2 + topic_bytes}"),
+            ("head", f"V{head_bytes}"),
             ("partition", ">i4"),
             ("offset", ">u8"),
             ("timestamp", ">i8"),
@@ -57,23 +56,23 @@ def _metadata_dtype(topic_bytes: int) -> np.dtype[np.void]:
     )
 
 
-def _metadata_head(topic: bytes) -> bytes:
-    length = 2 + len(topic) + RECORD_METADATA.size
-    return HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, FLAG_BINARY, length) + len(topic).to_bytes(2, "big") + topic
+@lru_cache(maxsize=1024)
+def _metadata_head(topic: str) -> bytes:
+    field = text16(topic)
+    return HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, FLAG_BINARY, len(field) + RECORD_METADATA.size) + field
 
 
 def encode_produced(
     topic: str, keys: Sequence[bytes | None] | None, values: Sequence[bytes], parts: Sequence[Placed | Failed]
 ) -> bytes:
     """The replies to a run, in the order of its records. The parts cover every record once."""
-    name = topic.encode()
     if len(parts) == 1:
-        return _encode_part(name, keys, values, parts[0])
+        return _encode_part(topic, keys, values, parts[0])
     frames: list[bytes] = [b""] * len(values)
     for part in parts:
         rows = part.rows
         part_values = _pick(values, rows)
-        replies = _encode_part(name, None if keys is None else _pick(keys, rows), part_values, part)
+        replies = _encode_part(topic, None if keys is None else _pick(keys, rows), part_values, part)
         size = len(replies) // len(part_values)
         cut = [replies[at : at + size] for at in range(0, len(replies), size)]
         if isinstance(rows, slice):
@@ -89,7 +88,7 @@ def _pick(column: Sequence[Any], rows: slice | list[int]) -> Sequence[Any]:
 
 
 def _encode_part(
-    topic: bytes, keys: Sequence[bytes | None] | None, values: Sequence[bytes], part: Placed | Failed
+    topic: str, keys: Sequence[bytes | None] | None, values: Sequence[bytes], part: Placed | Failed
 ) -> bytes:
     count = len(values)
     if isinstance(part, Failed):
@@ -106,7 +105,7 @@ def _encode_part(
             ]
         )
     row = head + RECORD_METADATA.pack(part.partition, 0, part.timestamp_ms, -1, 0)
-    rows = np.frombuffer(bytearray(row * count), _metadata_dtype(len(topic)))
+    rows = np.frombuffer(bytearray(row * count), _metadata_dtype(len(head)))
     rows["offset"] = np.arange(part.base_offset, part.base_offset + count)
     rows["value_size"] = np.fromiter(map(len, values), np.int32, count)
     if keys is not None:

@@ -47,15 +47,18 @@ def decode_request(opcode: int, payload: bytes) -> Body:
         return BadRequest(violation.message)
 
 
-def decode_produce(payload: bytes) -> tuple[bytes, bytes, bytes, int]:
-    """Topic (not yet checked as UTF-8), key, value and partition of one PRODUCE payload."""
+def produce_fault(payload: bytes) -> str:
+    """What is wrong with a PRODUCE payload that `codec` could not read."""
     reader = ByteReader(payload)
-    topic = reader.take(reader.u16("length of topic"), "topic")
-    key = reader.blob32("key")
-    value = reader.blob32("value")
-    partition = reader.i32("partition")
-    reader.finish("partition")
-    return topic, key, value, partition
+    try:
+        reader.text16("topic")
+        reader.blob32("key")
+        reader.blob32("value")
+        reader.i32("partition")
+        reader.finish("partition")
+    except ProtocolViolation as violation:
+        return violation.message
+    raise AssertionError("a PRODUCE payload with nothing wrong with it was refused")
 
 
 def _no_such_request(opcode: int) -> str:
