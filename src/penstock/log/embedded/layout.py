@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import structlog
+
 from penstock.errors import PenstockError
 from penstock.log.api import Appended, Batch, OnAppended
 from penstock.log.block import BlockHeader, encode_block
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
 
 _T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
 
 
 class PartitionCommit:
@@ -82,7 +85,10 @@ class PartitionCommit:
         """Tell every append how it went; on the loop."""
         offset = self.base_offset
         for batch, done in self.appends:
-            done(self.error or Appended(offset, self.timestamp_ms))
+            try:
+                done(self.error or Appended(offset, self.timestamp_ms))
+            except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
+                _log.exception("the owner of an append failed on its answer", partition=str(self.partition))
             offset += len(batch)
 
 
