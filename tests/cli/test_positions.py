@@ -33,13 +33,13 @@ def test_words_offsets_and_times_are_positions(text: str, position: Position) ->
 
 
 def test_a_time_without_a_zone_is_local() -> None:
-    local = datetime(2025, 1, 31, 8, 0).astimezone()  # noqa: DTZ001 - local time is the point
+    local = datetime(2025, 1, 31, 8, 0).astimezone()
     assert parse_position("2025-01-31T08:00", NOW_MS, flag="--from") == local
 
 
 @pytest.mark.parametrize("text", ["", "first", "-", "-3 fortnights", "10m", "1.5", "2025-13-01", "9" * 30, "-1e400d"])
 def test_anything_else_is_refused_with_the_forms_there_are(text: str) -> None:
     with pytest.raises(
-        InvalidRequest, match="^--to .*is not a position: use earliest, latest, an offset such as 42, a time"
+        InvalidRequest, match=r"^--to .*is not a position: use earliest, latest, an offset such as 42, a time"
     ):
         parse_position(text, NOW_MS, flag="--to")

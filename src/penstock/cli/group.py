@@ -30,7 +30,8 @@ TopicOption = Annotated[
 def list_groups(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
     """List the groups, with how many records each has yet to read.
 
-    penstock group list
+    Examples:
+      penstock group list
     """
     with connected(context, server) as client:
         rows = [_row(client, each) for each in sorted(client.groups(), key=lambda each: (each.group, each.topic))]
@@ -56,8 +57,9 @@ def describe(
 ) -> None:
     """Show a group's committed offset and lag in each partition.
 
-    penstock group describe billing
-    penstock group describe billing --topic orders
+    Examples:
+      penstock group describe billing
+      penstock group describe billing --topic orders
     """
     with connected(context, server) as client:
         rows = [_row(client, each) for each in client.describe_group(group, topic)]

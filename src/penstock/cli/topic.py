@@ -53,9 +53,10 @@ def create(
 ) -> None:
     """Create a topic.
 
-    penstock topic create orders --partitions 3
-    penstock topic create clicks --durability interval:100 --retention-ms 7d
-    penstock topic create prices --cleanup compact
+    Examples:
+      penstock topic create orders --partitions 3
+      penstock topic create clicks --durability interval:100 --retention-ms 7d
+      penstock topic create prices --cleanup compact
     """
     from penstock.errors import TopicExists
 
@@ -89,8 +90,9 @@ def create(
 def list_topics(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
     """List the topics.
 
-    penstock topic list
-    penstock topic list --json | jq -r '.[].name'
+    Examples:
+      penstock topic list
+      penstock topic list --json | jq -r '.[].name'
     """
     with connected(context, server) as client:
         described = [client.describe_topic(name) for name in client.topics()]
@@ -109,7 +111,8 @@ def describe(
 ) -> None:
     """Show a topic's settings and its partitions.
 
-    penstock topic describe orders
+    Examples:
+      penstock topic describe orders
     """
     from penstock.cli.configuration import written
 

@@ -1,0 +1,51 @@
+"""Running the real command inside the test process, with its exit code and both of its outputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Run:
+    """`run("topic", "list")` is what `penstock topic list` does, with `input` on its standard input."""
+    for name in os.environ:
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str, input: bytes = b"") -> Result:  # noqa: A002
+        stdin = tmp_path / "stdin"
+        stdin.write_bytes(input)
+        capfdbinary.readouterr()
+        with stdin.open() as stream, monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", stream)
+            with pytest.raises(SystemExit) as ended:
+                main(list(args))
+        captured = capfdbinary.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Result(code, captured.out, captured.err.decode())
+
+    return run

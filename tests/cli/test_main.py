@@ -1,0 +1,153 @@
+"""What every command has in common: help, version, exit codes, and errors that fit on a line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import penstock
+from penstock.cli import main as cli
+from penstock.cli import terminal
+from tests.cli.conftest import Run
+
+COMMANDS = [
+    ["serve"],
+    ["topic", "create"],
+    ["topic", "list"],
+    ["topic", "describe"],
+    ["topic", "delete"],
+    ["produce"],
+    ["consume"],
+    ["group", "list"],
+    ["group", "describe"],
+    ["group", "reset"],
+    ["group", "delete"],
+    ["bench"],
+    ["doctor"],
+    ["config", "check"],
+]
+
+
+def test_the_version_is_that_of_the_package(run: Run) -> None:
+    result = run("--version")
+    assert (result.code, result.text) == (0, f"penstock {penstock.__version__}\n")
+
+
+def test_help_lists_every_command_in_the_order_of_need(run: Run) -> None:
+    result = run("--help")
+    assert result.code == 0
+    places = [result.text.index(f"│ {command}") for command in cli.ORDER]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_help_of_every_command_has_an_example_and_fits_eighty_columns(run: Run, command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.code == 0
+    assert "Examples:" in result.text
+    assert f"penstock {' '.join(command)}" in result.text.partition("Examples:")[2]
+    assert max(map(len, result.text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["topic", "lst"], "error: No such command 'lst'. Did you mean 'list'? (see: penstock topic --help)\n"),
+        (["produce"], "error: Missing argument 'TOPIC' (see: penstock produce --help)\n"),
+        (["consume", "t", "-Z"], "error: No such option: -Z (see: penstock consume --help)\n"),
+        (
+            ["produce", "t", "v", "--whole"],
+            (
+                "error: Invalid value: VALUE is the record itself: leave it out to use --file, --whole or --key-separator "
+                "(see: penstock produce --help)\n"
+            ),
+        ),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_one_line(run: Run, args: list[str], error: str) -> None:
+    result = run(*args)
+    assert (result.code, result.out, result.err) == (2, b"", error)
+
+
+def test_a_broker_that_is_not_there_ends_with_1_and_says_what_to_do(run: Run) -> None:
+    result = run("topic", "list", "--server", "127.0.0.1:1")
+    assert result.code == 1
+    assert result.err == (
+        "error: cannot connect to flymq://127.0.0.1:1: nothing listens there; is the broker running? "
+        "Start one with: penstock serve, or name another with --server\n"
+    )
+
+
+def test_an_address_of_another_protocol_is_refused(run: Run) -> None:
+    result = run("--server", "amqp://x", "topic", "list")
+    assert result.code == 1
+    assert "no client for 'amqp://'" in result.err
+
+
+def test_a_file_that_cannot_be_opened_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise PermissionError(13, "Permission denied", "secret.txt")
+
+    monkeypatch.setattr(terminal, "flush", fail)
+    result = run("config", "check")
+    assert (result.code, result.err) == (1, "error: secret.txt: Permission denied\n")
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    with pytest.raises(penstock.errors.Unreachable):
+        cli.app(["--debug", "topic", "list", "-s", "127.0.0.1:1"], standalone_mode=False)
+
+
+def test_an_interrupt_ends_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(terminal, "flush", interrupt)
+    result = run("config", "check")
+    assert result.code == 130
+    assert "Traceback" not in result.err
+
+
+def test_saying_no_ends_with_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def abort() -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr(terminal, "flush", abort)
+    assert run("config", "check").code == 1
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "config", "check"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdout is not None
+    assert command.stderr is not None
+    command.stdout.close()
+    error = command.stderr.read()
+    command.stderr.close()
+    assert (command.wait(), error) == (141, b"")
+
+
+def test_importing_the_commands_imports_nothing_heavy() -> None:
+    heavy = "numpy pydantic rich.table uvloop msgspec starlette structlog asyncio"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys, penstock.cli.main; print([m for m in {heavy.split()} if m in sys.modules])",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_completion_can_be_shown_for_a_shell(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    result = run("--show-completion", "bash")
+    assert result.code == 0
+    assert "_PENSTOCK_COMPLETE=complete_bash" in result.text

@@ -1,0 +1,84 @@
+"""What reaches the terminal, and in which form."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from penstock.cli import terminal
+from penstock.errors import InvalidRequest
+
+
+def test_control_characters_are_shown_and_not_obeyed() -> None:
+    assert terminal.visible("a\x1b]0;title\x07b\nc\rd\te\x9bf") == "a\\x1b]0;title\\x07b\\nc\\rd\te\\x9bf"
+
+
+def test_bytes_are_text_where_they_are_utf8() -> None:
+    assert terminal.visible_bytes("grün €".encode()) == "grün €"
+    assert terminal.visible_bytes(b"a\xff\x00b") == "a\\xff\\x00b"
+
+
+def test_in_a_pipe_a_table_is_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_table(["name", "count"], [("a", 1), ("long name", 12_345)], right=["count"])
+    assert capsys.readouterr().out == "name       count\na              1\nlong name  12345\n"
+
+
+def test_at_a_terminal_a_table_has_a_rule_below_its_head(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    terminal.print_table(["name", "count"], [("[red]a[/red]\x1b[31m", 1)], right=["count"])
+    out = capsys.readouterr().out
+    assert "[red]a[/red]\\x1b[31m" in out
+    assert "──" in out
+
+
+def test_fields_stand_under_one_another(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_fields({"topic": "a\nb", "partitions": 3})
+    assert capsys.readouterr().out == "topic       a\\nb\npartitions  3\n"
+
+
+def test_json_is_one_line_in_a_pipe_and_indented_at_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.print_json({"a": "ü"})
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    terminal.print_json({"a": "ü"})
+    assert capsys.readouterr().out == '{"a": "ü"}\n{\n  "a": "ü"\n}\n'
+
+
+def test_bytes_that_are_no_text_become_base64() -> None:
+    assert terminal.json_bytes("value", None) == {"value": None}
+    assert terminal.json_bytes("value", b"x") == {"value": "x"}
+    assert terminal.json_bytes("value", b"\xff\x00") == {"value_base64": "/wA="}
+
+
+def test_each_problem_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_error("one\ntwo\x1b")
+    assert capsys.readouterr().err == "error: one\nerror: two\\x1b\n"
+
+
+def test_hints_are_for_people_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal.hint("psst")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    terminal.hint("psst")
+    assert "psst" in capsys.readouterr().err
+
+
+def test_without_a_terminal_only_yes_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    with pytest.raises(InvalidRequest, match=r"Delete it\? There is no terminal to ask at: add --yes to go on"):
+        terminal.confirm("Delete it?", yes=False)
+    terminal.confirm("Delete it?", yes=True)
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_at_a_terminal_the_person_decides(monkeypatch: pytest.MonkeyPatch, answer: str, goes_on: bool) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda question, err: answer == "y\n")
+    if goes_on:
+        terminal.confirm("Delete it?", yes=False)
+    else:
+        with pytest.raises(typer.Exit):
+            terminal.confirm("Delete it?", yes=False)
