@@ -7,9 +7,7 @@ reads them when it is scraped.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 
 class Histogram:
@@ -33,11 +31,3 @@ class Histogram:
 
 DURATION_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-
-
-@dataclass(slots=True)
-class RequestStats:
-    """What the sessions of one listener count, by the name of the operation (`produce`): requests, and those answered with an error."""
-
-    requests: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))

@@ -26,7 +26,8 @@ from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.disk import Disk
 from penstock.net.stats import ListenerStats
-from penstock.stats import RequestStats
+from penstock.protocols.flymq.session import FlyMQStats
+from penstock.protocols.flymq.wire import Opcode
 from penstock.testing.clock import ManualClock
 
 
@@ -55,7 +56,7 @@ class Node:
     clock: ManualClock
     disk: FailingDisk
     listener: Listening
-    requests: RequestStats
+    sessions: FlyMQStats
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.admin.address.rpartition(":")
@@ -102,17 +103,17 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def running(data_dir: Path) -> AsyncIterator[Node]:
-    clock, disk, listener, requests = ManualClock(), FailingDisk(), Listening(), RequestStats()
+    clock, disk, listener, sessions = ManualClock(), FailingDisk(), Listening(), FlyMQStats()
     engine = EmbeddedEngine(data_dir, clock=clock, disk=disk)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
     admin = AdminServer(
-        "127.0.0.1:0", engine=engine, broker=broker, listeners={"flymq": listener}, requests={"flymq": requests}
+        "127.0.0.1:0", engine=engine, broker=broker, listeners={"flymq": listener}, sessions={"flymq": sessions}
     )
     await admin.start()
     try:
-        yield Node(admin, broker, clock, disk, listener, requests)
+        yield Node(admin, broker, clock, disk, listener, sessions)
     finally:
         disk.failing = False
         await admin.stop()
@@ -173,7 +174,8 @@ async def test_metrics_show_what_happened(node: Node) -> None:
     await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig())
     await node.produce("orders", b"a", b"b", b"c")
     node.listener.stats.connections_open = 2
-    node.requests.requests["produce"] += 1
+    node.sessions.requests[Opcode.PRODUCE] += 1
+    node.sessions.errors += 2
     status, headers, text = await node.get("/metrics")
     assert status == 200
     assert headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -183,6 +185,7 @@ async def test_metrics_show_what_happened(node: Node) -> None:
     assert found["penstock_flush_duration_seconds_count"] >= 1
     assert found['penstock_connections{listener="flymq"}'] == 2
     assert found['penstock_requests_total{listener="flymq",operation="produce"}'] == 1
+    assert found['penstock_request_errors_total{listener="flymq"}'] == 2
     assert found["process_open_fds"] > 0
 
 
@@ -273,7 +276,7 @@ async def test_connections_beyond_the_bound_are_closed_and_the_others_go_on(
 
 
 async def test_an_address_in_use_is_refused_with_advice(node: Node) -> None:
-    second = AdminServer(node.admin.address, engine=node.admin._engine, broker=node.broker, listeners={}, requests={})
+    second = AdminServer(node.admin.address, engine=node.admin._engine, broker=node.broker, listeners={}, sessions={})
     with pytest.raises(
         ConfigError, match=r"admin\.bind: cannot listen on 127\.0\.0\.1:\d+ .*another process listens there"
     ):
@@ -332,7 +335,7 @@ async def test_stop_cuts_off_a_response_that_takes_too_long(node: Node, monkeypa
 async def test_it_can_be_stopped_twice_and_before_it_is_started(node: Node) -> None:
     await node.admin.stop()
     await node.admin.stop()
-    never_started = AdminServer("127.0.0.1:0", engine=node.admin._engine, broker=node.broker, listeners={}, requests={})
+    never_started = AdminServer("127.0.0.1:0", engine=node.admin._engine, broker=node.broker, listeners={}, sessions={})
     with pytest.raises(RuntimeError, match="not started"):
         assert never_started.address
     await never_started.stop()

@@ -9,12 +9,12 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.admin.figures import Figures, PartitionFigures
+from penstock.admin.figures import Figures, PartitionFigures, RequestFigures
 from penstock.admin.metrics import families
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
-from penstock.stats import DURATION_BOUNDS_S, Histogram, RequestStats
+from penstock.stats import DURATION_BOUNDS_S, Histogram
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -145,13 +145,11 @@ def test_listeners_are_told_apart() -> None:
     assert samples["penstock_connections_cut_total", (("listener", "flymq"), ("reason", "idle"))] == 3
 
 
-def test_requests_are_counted_by_operation_with_their_errors() -> None:
-    stats = RequestStats()
-    stats.requests["produce"] = 5
-    stats.requests["fetch"] = 3
-    stats.errors["fetch"] = 1
-    samples = scraped(figures(requests={"flymq": stats}))
-    produce, fetch = ((("listener", "flymq"), ("operation", operation)) for operation in ("produce", "fetch"))
-    assert samples["penstock_requests_total", produce] == 5
-    assert samples["penstock_request_errors_total", produce] == 0
-    assert samples["penstock_request_errors_total", fetch] == 1
+def test_requests_are_counted_by_operation_and_their_errors_by_listener() -> None:
+    samples = scraped(
+        figures(requests={"flymq": RequestFigures({"produce": 5, "fetch": 3}, errors=2, internal_errors=1)})
+    )
+    assert samples["penstock_requests_total", (("listener", "flymq"), ("operation", "produce"))] == 5
+    assert samples["penstock_requests_total", (("listener", "flymq"), ("operation", "fetch"))] == 3
+    assert samples["penstock_request_errors_total", (("listener", "flymq"),)] == 2
+    assert samples["penstock_internal_errors_total", (("listener", "flymq"),)] == 1

@@ -17,7 +17,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.lag import LagReport
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
-from penstock.stats import Histogram, RequestStats
+from penstock.stats import Histogram
 
 # Three and two series each: a scrape at the bounds is 400 KB of text, and gathering it holds the loop for a few milliseconds.
 PARTITIONS_EXPORTED_MAX = 1_000
@@ -29,6 +29,22 @@ class Listener(Protocol):
 
     @property
     def stats(self) -> ListenerStats: ...
+
+
+class SessionStats(Protocol):
+    """What of a protocol's sessions on one listener is read here."""
+
+    @property
+    def errors(self) -> int: ...
+    @property
+    def internal_errors(self) -> int: ...
+    def requests_by_name(self) -> dict[str, int]: ...
+
+
+class RequestFigures(NamedTuple):
+    by_operation: dict[str, int]
+    errors: int
+    internal_errors: int
 
 
 class PartitionFigures(NamedTuple):
@@ -48,7 +64,7 @@ class Figures:
     partitions_failed: int
     lags: LagReport
     listeners: dict[str, ListenerStats]
-    requests: dict[str, RequestStats]
+    requests: dict[str, RequestFigures]
     loop_lag: Histogram
 
 
@@ -58,7 +74,7 @@ class Sources(NamedTuple):
     engine: Engine
     broker: Broker
     listeners: Mapping[str, Listener]
-    requests: Mapping[str, RequestStats]
+    sessions: Mapping[str, SessionStats]
     loop_lag: Histogram
 
 
@@ -92,6 +108,9 @@ async def gather(sources: Sources) -> Figures:
         partitions_failed=len(failed_partitions(engine)),
         lags=lags,
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
-        requests={name: copy.deepcopy(stats) for name, stats in sources.requests.items()},
+        requests={
+            name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)
+            for name, stats in sources.sessions.items()
+        },
         loop_lag=copy.deepcopy(sources.loop_lag),
     )

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from penstock.admin.figures import Listener, Sources, failed_partitions
+from penstock.admin.figures import Listener, SessionStats, Sources, failed_partitions
 from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
 from penstock.broker.broker import Broker
@@ -28,7 +28,6 @@ from penstock.clock import SystemClock
 from penstock.errors import ConfigError
 from penstock.log.api import Engine
 from penstock.net.tcp import BIND_ADVICE
-from penstock.stats import RequestStats
 from penstock.units import Address, parse_address
 
 CONNECTIONS_MAX = 64
@@ -56,14 +55,14 @@ class AdminServer:
         engine: Engine,
         broker: Broker,
         listeners: Mapping[str, Listener],
-        requests: Mapping[str, RequestStats],
+        sessions: Mapping[str, SessionStats],
     ) -> None:
         self.state: State = "starting"
         self._bind = parse_address(bind)
         self._engine = engine
         # The loop is late by real time, whatever time the broker is told.
         self._loop_lag = LoopLag(SystemClock())
-        self._metrics = Metrics(Sources(engine, broker, listeners, requests, self._loop_lag.histogram))
+        self._metrics = Metrics(Sources(engine, broker, listeners, sessions, self._loop_lag.histogram))
         self._server: asyncio.Server | None = None
         self._http = _Connections()
         self._config = uvicorn.Config(

@@ -10,12 +10,12 @@ import asyncio
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from penstock import __version__
 from penstock.admin.figures import Figures, Sources, gather
 from penstock.stats import Histogram
 
@@ -74,7 +74,7 @@ class _Scrape:
 def families(figures: Figures) -> Iterator[Metric]:
     """Every metric family of a scrape."""
     build = GaugeMetricFamily(PREFIX + "build_info", "The version that runs.", labels=["version", "python"])
-    build.add_metric([version("penstock"), platform.python_version()], 1)
+    build.add_metric([__version__, platform.python_version()], 1)
     yield build
     yield from _log(figures)
     yield from _partitions(figures)
@@ -152,14 +152,19 @@ def _listeners(figures: Figures) -> Iterator[Metric]:
 
 
 def _requests(figures: Figures) -> Iterator[Metric]:
-    labels = ["listener", "operation"]
-    requests = CounterMetricFamily(PREFIX + "requests", "Requests received.", labels=labels)
-    errors = CounterMetricFamily(PREFIX + "request_errors", "Requests answered with an error.", labels=labels)
-    for name, stats in figures.requests.items():
-        for operation, count in stats.requests.items():
+    requests = CounterMetricFamily(PREFIX + "requests", "Requests received.", labels=["listener", "operation"])
+    errors = CounterMetricFamily(PREFIX + "request_errors", "Requests answered with an error.", labels=["listener"])
+    internal = CounterMetricFamily(
+        PREFIX + "internal_errors",
+        "Requests answered with an error that is the broker's own fault.",
+        labels=["listener"],
+    )
+    for name, row in figures.requests.items():
+        for operation, count in row.by_operation.items():
             requests.add_metric([name, operation], count)
-            errors.add_metric([name, operation], stats.errors.get(operation, 0))
-    yield from (requests, errors)
+        errors.add_metric([name], row.errors)
+        internal.add_metric([name], row.internal_errors)
+    yield from (requests, errors, internal)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
