@@ -1,0 +1,93 @@
+"""`config check`: the effective configuration, with the origin of each value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.configuration import written
+from tests.cli.conftest import Run
+
+
+def test_every_value_is_printed_with_its_origin(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("penstock.toml").write_text('[listeners.flymq]\n[log]\nsegment_bytes = "64 MiB"\n')
+    monkeypatch.setenv("PENSTOCK_LOG__RETENTION_MS", "7d")
+    result = run("config", "check", "--config", "penstock.toml", "--data-dir", "d", "--set", "limits.topics_max=5")
+    assert result.code == 0
+    rows = {line.split("  ")[0]: line.split(None, 1)[1] for line in result.text.splitlines()}
+    assert rows["setting"].split() == ["value", "origin"]
+    assert rows["data_dir"].split(None, 1) == ["d", "flag --data-dir"]
+    assert rows["log.segment_bytes"].split("  ")[:1] == ["64 MiB"]
+    assert rows["log.segment_bytes"].endswith("file penstock.toml")
+    assert rows["log.retention_ms"].split(None, 1) == ["7d", "environment PENSTOCK_LOG__RETENTION_MS"]
+    assert rows["limits.topics_max"].split(None, 1) == ["5", "flag --set"]
+    assert rows["log.retention_bytes"].split() == ["forever", "default"]
+
+
+def test_only_what_was_changed_can_be_printed(run: Run) -> None:
+    result = run("config", "check", "--changed", "--set", "durability=none")
+    assert result.text == "setting     value  origin\ndurability  none   flag --set\n"
+
+
+def test_programs_get_json(run: Run) -> None:
+    result = run("config", "check", "--changed", "--json", "--data-dir", "d", "--set", "log.retention_ms=7d")
+    assert json.loads(result.out) == {
+        "data_dir": {"value": "d", "origin": "flag --data-dir"},
+        "log.retention_ms": {"value": 604_800_000, "origin": "flag --set"},
+    }
+
+
+def test_the_file_may_be_named_by_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("other.toml").write_text('durability = "none"\n[listeners.flymq]\n')
+    monkeypatch.setenv("PENSTOCK_CONFIG", "other.toml")
+    assert "file other.toml" in run("config", "check", "--changed").text
+
+
+def test_every_problem_has_its_line_and_the_command_ends_with_1(run: Run) -> None:
+    Path("penstock.toml").write_text('durabilty = "fsync"\n[listeners.flymq]\nbind = 5\n')
+    result = run("config", "check", "-c", "penstock.toml")
+    assert (result.code, result.out) == (1, b"")
+    assert sorted(result.err.splitlines()) == [
+        "error: penstock.toml: durabilty is not a setting; did you mean durability?",
+        (
+            "error: penstock.toml: listeners.flymq.bind = 5 is not a text: write it between quotes, as in "
+            'listeners.flymq.bind = "..."'
+        ),
+    ]
+
+
+def test_topic_names_are_checked_as_the_broker_does(run: Run) -> None:
+    Path("penstock.toml").write_text('[listeners.flymq]\n[[topics]]\nname = "ok"\n[[topics]]\nname = "../etc"\n')
+    result = run("config", "check", "-c", "penstock.toml")
+    assert result.code == 1
+    assert result.err.startswith("error: penstock.toml: topics[1].name: topic name '../etc' has a level '..'")
+
+
+def test_a_flag_without_a_value_is_refused(run: Run) -> None:
+    result = run("config", "check", "--set", "durability")
+    assert (result.code, result.err) == (
+        1,
+        "error: flag --set durability: write it as KEY=VALUE, as in --set log.retention_ms=7d\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("log.segment_bytes", 128 << 20, "128 MiB"),
+        ("limits.record_bytes_max", 1000, "1000 B"),
+        ("log.segment_ms", 604_800_000, "7d"),
+        ("listeners.flymq.idle_s_max", 300.0, "5m"),
+        ("listeners.flymq.header_s_max", 0.25, "250ms"),
+        ("log.retention_ms", None, "forever"),
+        ("listeners.flymq.tls", None, "-"),
+        ("admin.insecure", False, "false"),
+        ("limits.topics_max", 5, "5"),
+        ("topics", [], "none"),
+        ("data_dir", Path("d"), "d"),
+    ],
+)
+def test_values_are_shown_as_a_person_writes_them(key: str, value: object, shown: str) -> None:
+    assert written(key, value) == shown

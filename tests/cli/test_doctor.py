@@ -1,0 +1,61 @@
+"""The doctor's report and its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import checks
+from penstock.cli.checks import Finding
+from tests.cli.conftest import Run
+
+FINE = Finding("Python", "ok", "3.11")
+SLOW = Finding("disk flush", "warn", "p50 9 ms", "use a faster disk")
+TAKEN = Finding("port flymq", "fail", "127.0.0.1:9092: in use", "stop it")
+
+
+@pytest.mark.parametrize(
+    ("findings", "args", "code"),
+    [([FINE], [], 0), ([FINE, SLOW], [], 0), ([FINE, SLOW], ["--strict"], 1), ([SLOW, TAKEN, FINE], [], 1)],
+)
+def test_a_failure_ends_with_1_and_a_warning_only_when_asked(
+    run: Run, monkeypatch: pytest.MonkeyPatch, findings: list[Finding], args: list[str], code: int
+) -> None:
+    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds: iter(findings))
+    assert run("doctor", *args).code == code
+
+
+def test_each_line_has_a_verdict_and_each_problem_its_advice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds: iter([FINE, SLOW, TAKEN]))
+    assert run("doctor").text == (
+        "ok    Python          3.11\n"
+        "warn  disk flush      p50 9 ms\n"
+        "                      -> use a faster disk\n"
+        "fail  port flymq      127.0.0.1:9092: in use\n"
+        "                      -> stop it\n"
+    )
+
+
+def test_programs_get_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds: iter([FINE]))
+    assert json.loads(run("doctor", "--json").out) == [
+        {"check": "Python", "status": "ok", "found": "3.11", "advice": ""}
+    ]
+
+
+def test_it_looks_at_the_ports_and_the_directory_of_the_configuration(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def remember(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding]:
+        asked.append((str(data_dir), binds))
+        yield FINE
+
+    monkeypatch.setattr(checks, "all_checks", remember)
+    monkeypatch.setenv("PENSTOCK_LISTENERS__FLYMQ__BIND", "127.0.0.1:7")
+    run("doctor", "--data-dir", "there")
+    assert asked == [("there", [("flymq", "127.0.0.1:7"), ("admin", "127.0.0.1:9600")])]
