@@ -145,6 +145,8 @@ class AsyncFlyMQClient:
         _check_topic(topic)
         keys, values = _columns(records)
         _check_bytes(values, keys or ())
+        largest_bytes = max(map(len, values), default=0) + max((len(key) for key in keys or () if key), default=0)
+        requests.check_record(topic, largest_bytes)
         results: list[RecordMetadata | PenstockError] = []
         for submission in range(1, SUBMISSIONS_MAX + 1):
             lost, may_go_on = await self._send_chunks(topic, values, keys, partition, results)

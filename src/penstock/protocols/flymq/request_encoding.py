@@ -51,6 +51,11 @@ def encode_produce_many(
     return b"".join([part for value in values for part in (heads[len(value)], value, tail)])
 
 
+def check_record(topic: str, record_bytes: int) -> None:
+    """Raises RecordTooLarge where a key and value of this size do not fit into one request."""
+    _produce_head(text16(topic), record_bytes)
+
+
 def _produce_head(topic_field: bytes, record_bytes: int) -> bytes:
     length = len(topic_field) + PRODUCE_FIXED_BYTES + record_bytes
     if length > PAYLOAD_BYTES_MAX:

@@ -1,0 +1,155 @@
+"""A real broker inside a test: the server of `penstock serve`, on its own event loop in a background thread."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.clients.loop_thread import LoopThread
+from penstock.clients.options import ClientOptions
+from penstock.clock import Clock
+from penstock.config import Config
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.server import Server
+from penstock.testing.clock import ManualClock
+from penstock.testing.faults import FaultyDisk
+
+
+class RunningBroker:
+    """A broker for the length of a `with` block, on a free port, in a temporary directory (or one that you give and keep).
+
+    ```python
+    with RunningBroker() as broker:
+        client = broker.connect()
+        client.send("orders", b"one")
+        broker.clock.advance(3600)
+        broker.disk.fail_next_fsync()
+    ```
+    Its clock stands still until the test moves it; `clock=SystemClock()` lets time pass by itself. `config` takes any setting of the
+    configuration file, as in `RunningBroker(durability="none", topics=[{"name": "orders", "partitions": 3}])`. The admin address is
+    off unless `admin` asks for it.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str | None = None,
+        *,
+        clock: Clock | None = None,
+        admin: bool = False,
+        **config: Any,
+    ) -> None:
+        self._own_dir = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="penstock-") if data_dir is None else data_dir)
+        self._clock = clock or ManualClock(now_ms=time.time_ns() // 1_000_000)
+        self._admin = admin
+        self._config = config
+        self._bind = "127.0.0.1:0"
+        self._clients: list[FlyMQClient] = []
+        self._thread: LoopThread | None = None
+        self.disk = FaultyDisk()
+        """The disk under the log, with knobs that make it fail. A restart begins with a sound one."""
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start, or start again after `stop` or `kill`, on the same directory and port."""
+        if self._thread is not None:
+            raise InvalidRequest("this broker is running; stop it before you start it again")
+        settings = {"listeners": {"flymq": {"bind": self._bind}}, **self._config}
+        config = Config(data_dir=self.data_dir, admin={"bind": "127.0.0.1:0"} if self._admin else None, **settings)
+        self.disk = FaultyDisk()
+        self._server = Server(config, clock=self._clock, disk=self.disk)
+        self._thread = LoopThread("penstock broker")
+        try:
+            self._thread.run(self._server.start())
+        except BaseException:
+            self._thread.close()
+            self._thread = None
+            raise
+        self._bind = self.address
+        return self
+
+    def stop(self) -> None:
+        """Stop cleanly, with everything committed. Stopping a broker that does not run does nothing."""
+        if self._thread is not None:
+            try:
+                self._thread.run(self._server.stop())
+            finally:
+                self._thread.close()
+                self._thread = None
+
+    def kill(self) -> None:
+        """Stop at once, with nothing written any more: what was not on disk is lost, and the next start has to recover.
+
+        As far as a thread can: `BrokerProcess.kill9` is the real thing.
+        """
+        if self._thread is not None:
+            self.disk.power_off()
+            try:
+                self._thread.run(self._server.stop())
+            except (OSError, PenstockError):
+                pass  # closing cleanly is what a killed broker does not manage
+            finally:
+                self._thread.close()
+                self._thread = None
+
+    def restart(self) -> None:
+        """Stop cleanly and start again. Clients reconnect by themselves."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Close the clients this broker handed out, stop it, and remove the directory if it was a temporary one."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        try:
+            self.stop()
+        finally:
+            if self._own_dir:
+                shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- use -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> Server:
+        """The running server, for tests that look inside. It lives on another thread's event loop."""
+        return self._server
+
+    @property
+    def address(self) -> str:
+        """host:port of the FlyMQ listener."""
+        return str(self._server.addresses["flymq"])
+
+    @property
+    def url(self) -> str:
+        """What `penstock.connect` takes."""
+        return f"flymq://{self.address}"
+
+    @property
+    def clock(self) -> ManualClock:
+        """The clock to move: `broker.clock.advance(seconds)`."""
+        if not isinstance(self._clock, ManualClock):
+            raise InvalidRequest(
+                "this broker was given a clock that moves by itself; leave `clock` out to move it by hand"
+            )
+        return self._clock
+
+    def connect(self, options: ClientOptions | None = None) -> FlyMQClient:
+        """A new sync client, closed together with the broker."""
+        client = FlyMQClient(self.url, options=options)
+        self._clients.append(client)
+        return client

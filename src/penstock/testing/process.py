@@ -1,0 +1,206 @@
+"""`penstock serve` as a child process, for tests that end it the hard way."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.clients.options import ClientOptions
+from penstock.errors import PenstockError
+from penstock.protocols.flymq.sync import FlyMQClient
+
+OUTPUT_LINES_MAX = 500
+READY = "ready"
+_LISTENING = re.compile(r"\bflymq\b.*?((?:\d{1,3}\.){3}\d{1,3}:\d+)")
+
+
+class BrokerProcessFailed(PenstockError):
+    """The child did not do what was waited for; the message has what it printed."""
+
+    code = "broker_process_failed"
+
+
+class BrokerProcess:
+    """A broker in a process of its own, started and ended as often as a test likes, always on one directory and one port.
+
+    ```python
+    with BrokerProcess(tmp_path / "data") as broker:
+        broker.connect().send("orders", b"one")
+        broker.kill9()
+        broker.start()
+    ```
+    `config` is TOML that is added to the configuration file (without `data_dir` and `[listeners.flymq]`, which are set here).
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        config: str = "",
+        environment: Mapping[str, str] | None = None,
+        start_s_max: float = 30.0,
+        stop_s_max: float = 30.0,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self._config = config
+        self._environment = dict(environment or {})
+        self._start_s_max = start_s_max
+        self._stop_s_max = stop_s_max
+        self._bind = "127.0.0.1:0"
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
+        self._said_ready = threading.Event()
+        self.address = ""
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def start(self, environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Self:
+        """Start and wait until it is ready. `environment` is for this start only, as in `{"PENSTOCK_CRASH_AT": "roll.sealed:1"}`.
+
+        With `wait=False` it returns at once, for a broker that is meant to die on the way up.
+        """
+        if self.running:
+            raise BrokerProcessFailed("the broker process is running; end it before you start it again")
+        self._reap()
+        self._lines.clear()
+        self._said_ready.clear()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "serve", "--config", str(self._write_config())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **self._environment, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+        )
+        self._reader = threading.Thread(target=self._read_output, args=(self._process,), daemon=True)
+        self._reader.start()
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        """Wait until the process prints `ready`; raises with its output if it ends first or takes too long."""
+        deadline_s = time.monotonic() + self._start_s_max
+        while not self._said_ready.wait(0.005):
+            if not self.running:
+                self._reader.join()
+                raise BrokerProcessFailed(f"the broker ended with {self.exit_code} before it was ready:\n{self.output}")
+            if time.monotonic() > deadline_s:
+                raise BrokerProcessFailed(f"the broker was not ready within {self._start_s_max:g} s:\n{self.output}")
+        if not self.address:
+            raise BrokerProcessFailed(f"the broker is ready but named no FlyMQ address:\n{self.output}")
+        self._bind = self.address
+
+    def kill9(self) -> None:
+        """End it as a crash would, now."""
+        self._signal(signal.SIGKILL)
+        self.wait_exit()
+
+    def terminate(self) -> int:
+        """Ask it to stop cleanly; returns its exit code."""
+        self._signal(signal.SIGTERM)
+        return self.wait_exit()
+
+    def pause(self) -> None:
+        """Stop it in its tracks (SIGSTOP), without ending it."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def wait_exit(self) -> int:
+        """Wait until it has ended by itself or was ended; returns its exit code (negative: the signal)."""
+        process = self._started()
+        try:
+            code = process.wait(self._stop_s_max)
+        except subprocess.TimeoutExpired:
+            raise BrokerProcessFailed(f"the broker did not end within {self._stop_s_max:g} s:\n{self.output}") from None
+        self._reader.join()
+        return code
+
+    def close(self) -> None:
+        """End it if it runs."""
+        if self.running:
+            self.kill9()
+        self._reap()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- use -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._started().pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def output(self) -> str:
+        """The last lines it printed, stdout and stderr together."""
+        return "\n".join(self._lines)
+
+    @property
+    def url(self) -> str:
+        return f"flymq://{self.address}"
+
+    def connect(self, options: ClientOptions | None = None) -> FlyMQClient:
+        """A new sync client; the caller closes it."""
+        return FlyMQClient(self.url, options=options)
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _write_config(self) -> Path:
+        path = self.data_dir.with_name(self.data_dir.name + ".toml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'data_dir = "{self.data_dir}"\n{self._config}\n[listeners.flymq]\nbind = "{self._bind}"\n')
+        return path
+
+    def _read_output(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            line = line.rstrip("\n")
+            self._lines.append(line)
+            if self._said_ready.is_set():
+                continue
+            listening = _LISTENING.search(line)
+            if listening:
+                self.address = listening[1]
+            elif line.strip() == READY:
+                self._said_ready.set()
+
+    def _signal(self, number: int) -> None:
+        self._started().send_signal(number)
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise BrokerProcessFailed("the broker process was not started")
+        return self._process
+
+    def _reap(self) -> None:
+        if self._process is not None:
+            self._reader.join()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process = None
