@@ -118,7 +118,7 @@ class _FrameDecoder(ABC, Generic[Message]):
                 return position
             position = self._take(opcode, flags, data, position, frame_end, messages)
         self._check_start(data[position:])
-        self._needed_bytes = HEADER_BYTES
+        self._needed_bytes = HEADER_BYTES if end - position >= 2 else 2
         return position
 
     @staticmethod

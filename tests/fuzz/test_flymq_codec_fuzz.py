@@ -1,0 +1,255 @@
+"""FlyMQ's codec against any bytes in any chunks: only ProtocolViolation may come out, and chunking never matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ProtocolViolation
+from penstock.protocols.flymq import request_encoding
+from penstock.protocols.flymq.codec import (
+    CodecLimits,
+    ProducedRun,
+    Reply,
+    ReplyDecoder,
+    RequestDecoder,
+    inflate,
+)
+from penstock.protocols.flymq.reply_decoding import (
+    decode_authenticated,
+    decode_cluster_metadata_reply,
+    decode_consumed,
+    decode_error,
+    decode_fetched,
+    decode_group,
+    decode_groups,
+    decode_identity,
+    decode_lag,
+    decode_names,
+    decode_offset,
+    decode_topic_metadata,
+)
+from penstock.protocols.flymq.reply_encoding import encode_fetched, encode_produced
+from penstock.protocols.flymq.reply_messages import Fetched, Placed, Rows
+from penstock.protocols.flymq.request_encoding import encode_produce
+from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
+from penstock.protocols.flymq.wire import Opcode, frame
+
+LIMITS = CodecLimits(payload_bytes_max=4096, inflated_bytes_max=4096)
+
+names = st.text(max_size=12)
+numbers = st.integers(-(1 << 31), (1 << 31) - 1)
+offsets = st.integers(0, (1 << 64) - 1)
+produces = st.builds(
+    encode_produce,
+    st.sampled_from(["a", "orders", "ör/ders", ""]),
+    st.binary(max_size=40) | st.sampled_from([b"x" * 20, b"\0" * 20]),
+    st.none() | st.sampled_from([b"k", b"key"]) | st.binary(max_size=5),
+    st.sampled_from([-1, 0, 1]),
+)
+calls = st.one_of(
+    st.builds(request_encoding.encode_consume, names, numbers, offsets),
+    st.builds(
+        request_encoding.encode_create_topic, names, numbers, st.none() | st.dictionaries(names, names, max_size=3)
+    ),
+    st.builds(request_encoding.encode_subscribe, names, names, numbers, names, native=st.booleans()),
+    st.builds(request_encoding.encode_commit, names, names, numbers, offsets),
+    st.builds(request_encoding.encode_fetch, names, numbers, offsets, numbers, st.none() | names),
+    st.builds(request_encoding.encode_reset_offset, names, names, numbers, st.just("offset"), offsets),
+    st.builds(request_encoding.encode_describe_group, names, names),
+    st.builds(request_encoding.encode_seek_to_timestamp, names, names, numbers, st.integers(-(1 << 63), (1 << 63) - 1)),
+    st.builds(request_encoding.encode_auth, names, names),
+    st.just(request_encoding.encode_list_topics()),
+)
+any_frame = st.builds(frame, st.integers(0, 255), st.binary(max_size=60), st.integers(0, 255))
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """Mostly good frames, long runs among them, with a byte changed, removed or added now and then."""
+    frames = draw(st.lists(st.one_of(produces, produces.map(lambda f: f * 30), calls, any_frame), max_size=12))
+    data = bytearray(b"".join(frames))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        match draw(st.sampled_from(["change", "remove", "add"])):
+            case "change" if data:
+                data[at] = draw(st.integers(0, 255))
+            case "remove" if data:
+                del data[at]
+            case _:
+                data.insert(at, draw(st.integers(0, 255)))
+    return bytes(data)
+
+
+def chunked(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[a:b] for a, b in pairwise(places)]
+
+
+def decode(chunks: Sequence[bytes]) -> tuple[list[object], int, bool, bool]:
+    """Records and calls one by one, the bytes they took, whether the framing broke, and whether a frame was left half received."""
+    decoder = RequestDecoder(LIMITS)
+    found: list[object] = []
+    taken = 0
+    for chunk in chunks:
+        try:
+            requests = decoder.feed(chunk)
+        except ProtocolViolation:
+            break
+        for request in requests:
+            taken += request.request_bytes
+            found += flattened(request)
+        if decoder.violation is not None:
+            break
+    return found, taken, decoder.violation is not None, decoder.partial
+
+
+def flattened(request: Request) -> list[object]:
+    if isinstance(request, Call):
+        return [request]
+    assert request.keys is None or len(request.keys) == len(request.values)
+    assert request.keys is None or any(request.keys)
+    keys = request.keys or [None] * len(request.values)
+    return [(request.topic, request.partition, key, value) for key, value in zip(keys, request.values, strict=True)]
+
+
+def reference(data: bytes) -> tuple[list[object], int]:
+    """The same stream read frame by frame, each by a decoder of its own: the slow way, which knows no runs."""
+    found: list[object] = []
+    position = 0
+    while len(data) - position >= 8:
+        length = int.from_bytes(data[position + 4 : position + 8])
+        if data[position : position + 2] != b"\xaf\x01" or length > LIMITS.payload_bytes_max:
+            break
+        end = position + 8 + length
+        if end > len(data):
+            break
+        [request] = RequestDecoder(LIMITS).feed(data[position:end])
+        found += flattened(request)
+        position = end
+    return found, position
+
+
+@given(streams(), st.lists(st.integers(0, 1 << 16), max_size=8))
+@settings(max_examples=400)
+def test_chunking_never_matters(data: bytes, cuts: list[int]) -> None:
+    whole = decode([data])
+    assert decode(chunked(data, cuts)) == whole
+    assert whole[:2] == reference(data)
+
+
+@given(streams())
+@settings(max_examples=100)
+def test_a_dripping_peer_is_understood_like_any_other(data: bytes) -> None:
+    assert decode([data[at : at + 1] for at in range(len(data))]) == decode([data])
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
+@example(b"\xaf\x01\x01\x01\xff\xff\xff\xff", [])
+@example(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", [3])
+def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> None:
+    decode(chunked(data, cuts))
+
+
+@given(st.sampled_from([int(opcode) for opcode in Opcode]), st.binary(max_size=80))
+@settings(max_examples=400)
+def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
+    [request] = RequestDecoder(LIMITS).feed(frame(opcode, payload))
+    if isinstance(request, Call) and isinstance(request.body, BadRequest):
+        assert request.body.message.startswith(
+            ("buffer too small: ", "invalid binary format: ", "unknown opcode: ", Opcode(opcode).name)
+        )
+
+
+@given(st.integers(0, 255), st.binary(max_size=80))
+def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
+    request = inflate(Call(opcode, Compressed(payload), len(payload)), LIMITS)
+    assert isinstance(request, Call)
+    assert isinstance(request.body, BadRequest)
+
+
+@given(calls)
+def test_every_request_our_client_sends_is_understood(data: bytes) -> None:
+    [request] = RequestDecoder().feed(data)
+    assert isinstance(request, Call)
+    assert not isinstance(request.body, BadRequest)
+    assert (request.opcode, request.request_bytes) == (data[2], len(data))
+
+
+records = st.lists(st.tuples(st.none() | st.binary(min_size=1, max_size=8), st.binary(max_size=12)), max_size=60)
+
+
+@given(names, records, numbers)
+def test_produced_records_arrive_as_they_were(
+    topic: str, pairs: list[tuple[bytes | None, bytes]], partition: int
+) -> None:
+    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+    data = request_encoding.encode_produce_many(topic, values, keys, partition)
+    requests = RequestDecoder().feed(data)
+    if not pairs:
+        assert requests == []
+        return
+    assert requests == [ProduceRun(topic, partition, keys if any(keys) else None, values, len(data))]
+
+
+@given(records, st.integers(0, (1 << 63) - 1), st.booleans())
+def test_fetched_records_arrive_as_they_were(
+    pairs: list[tuple[bytes | None, bytes]], next_offset: int, native: bool
+) -> None:
+    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+    rows = Rows(range(7, 7 + len(pairs)), keys, values)
+    payload = encode_fetched(Opcode.FETCH, [rows], next_offset, native=native)[8:]
+    assert decode_fetched(payload, native=native) == Fetched(
+        list(rows.offsets), keys if any(keys) else None, values, next_offset
+    )
+
+
+@given(names, st.lists(st.binary(max_size=9), min_size=1, max_size=40), st.lists(st.integers(0, 3000), max_size=4))
+def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], cuts: list[int]) -> None:
+    data = encode_produced(topic, None, values, [Placed(slice(None), 2, 5, 1_700_000_000_000)])
+    decoder = ReplyDecoder()
+    offsets: list[int] = []
+    for chunk in chunked(data, cuts):
+        for reply in decoder.feed(chunk):
+            assert isinstance(reply, ProducedRun)
+            assert reply.topic == topic
+            offsets += reply.offsets
+    assert offsets == list(range(5, 5 + len(values)))
+
+
+@given(st.binary(max_size=120))
+@settings(max_examples=300)
+def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> None:
+    decode_error(payload)
+    for decode_reply in (
+        decode_authenticated,
+        decode_cluster_metadata_reply,
+        decode_consumed,
+        decode_group,
+        decode_groups,
+        decode_identity,
+        decode_lag,
+        decode_names,
+        decode_offset,
+        decode_topic_metadata,
+        lambda data: decode_fetched(data, native=True),
+        lambda data: decode_fetched(data, native=False),
+    ):
+        try:
+            decode_reply(payload)
+        except ProtocolViolation:
+            continue
+
+
+@given(st.lists(st.binary(max_size=60) | produces | any_frame, max_size=6))
+def test_any_bytes_of_a_server_are_replies_or_a_violation(chunks: list[bytes]) -> None:
+    decoder = ReplyDecoder(LIMITS)
+    for chunk in chunks:
+        try:
+            replies = decoder.feed(chunk)
+        except ProtocolViolation:
+            return
+        assert all(isinstance(reply, Reply | ProducedRun) for reply in replies)
