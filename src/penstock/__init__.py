@@ -9,10 +9,11 @@ nothing: clients are imported when they are asked for.
 
 from __future__ import annotations
 
-import ssl
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    import ssl
+
     from penstock.clients.options import ClientOptions
     from penstock.protocols.flymq.client import AsyncFlyMQClient
     from penstock.protocols.flymq.sync import FlyMQClient

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -125,8 +125,7 @@ class ProducerLoad:
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
-    def _wait(self, reached: object, timeout_s: float, what: str) -> None:
-        assert callable(reached)
+    def _wait(self, reached: Callable[[], bool], timeout_s: float, what: str) -> None:
         deadline_s = time.monotonic() + timeout_s
         with self._progress:
             while not reached():

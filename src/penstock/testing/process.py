@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Self
 
 from penstock.clients.options import ClientOptions
-from penstock.errors import PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
 
 OUTPUT_LINES_MAX = 500
@@ -24,10 +23,8 @@ READY = "ready"
 _LISTENING = re.compile(r"\bflymq\b.*?((?:\d{1,3}\.){3}\d{1,3}:\d+)")
 
 
-class BrokerProcessFailed(PenstockError):
+class BrokerProcessFailed(RuntimeError):
     """The child did not do what was waited for; the message has what it printed."""
-
-    code = "broker_process_failed"
 
 
 class BrokerProcess:
@@ -74,7 +71,7 @@ class BrokerProcess:
         self._reap()
         self._lines.clear()
         self._said_ready.clear()
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - the program is this interpreter
             [sys.executable, "-m", "penstock", "serve", "--config", str(self._write_config())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
