@@ -40,7 +40,8 @@ class State(IntEnum):
     OPEN = 0
     FINISHING = 1  # no more input is taken; what is in flight is being answered
     LINGERING = 2  # everything is answered and our half closed; what the peer still sends is thrown away
-    CLOSED = 3
+    CLOSING = 3  # the transport flushes what was sent and closes
+    GONE = 4
 
 
 class ConnectionOwner(Protocol):
@@ -159,7 +160,7 @@ class TcpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if isinstance(error, ConnectionError):
             self._owner.stats.resets += 1
-        self._state = State.CLOSED
+        self._state = State.GONE
         self._quickack_socket = None
         self.writable = False
         self._flow.lost()
@@ -197,6 +198,8 @@ class TcpConnection(asyncio.Protocol):
 
     def sweep(self, now_s: float) -> None:
         """Look at the deadlines."""
+        if self._state is State.GONE:
+            return
         unsent_bytes = self._transport.get_write_buffer_size()
         if self._state is State.LINGERING and not unsent_bytes:
             if self._linger_until_s is None:
@@ -230,7 +233,7 @@ class TcpConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End at once; what is not sent yet is lost."""
-        self._state = State.CLOSED
+        self._state = State.GONE
         self._transport.abort()
 
     def _open_session(self) -> None:
@@ -256,7 +259,7 @@ class TcpConnection(asyncio.Protocol):
             self._transport.write_eof()
             self._transport.resume_reading()
         else:
-            self._state = State.CLOSED
+            self._state = State.CLOSING
             self._transport.close()
 
     def _violated(self, violation: ProtocolViolation, received: bytes) -> None:

@@ -66,7 +66,7 @@ class Connection(Protocol):
         ...
 
     def frame_pending(self, pending: bool) -> None:
-        """Whether the input ends inside a frame. Net limits how long one frame may take; each hold starts the time anew."""
+        """Whether the input ends inside a frame. The time one frame may take runs from the first True after a False or a hold."""
         ...
 
 

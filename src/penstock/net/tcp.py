@@ -123,12 +123,13 @@ class TcpListener:
         if self._unanswered:
             await _within(grace_s, self._all_answered)
         self.stats.closed_unanswered += len(self._unanswered)
+        for connection in self._unanswered.copy():
+            connection.abort()
         if self._connections:
             await _within(self.limits.linger_s_max, self._all_gone)
         for connection in list(self._connections):
             connection.abort()
-        while self._connections:
-            self._all_gone.clear()
+        if self._connections:
             await self._all_gone.wait()
         self._sweep.stop()
 
@@ -140,6 +141,7 @@ class TcpListener:
 
     def opened(self, connection: TcpConnection) -> None:
         self._connections[connection] = None
+        self._all_gone.clear()
         if self._stopping:
             connection.abort()
 
