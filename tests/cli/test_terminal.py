@@ -38,6 +38,13 @@ def test_fields_stand_under_one_another(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "topic       a\\nb\npartitions  3\n"
 
 
+def test_long_advice_is_broken_into_lines_at_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal.wrapped("-> one two three", indent=2) == "  -> one two three"
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "22")
+    assert terminal.wrapped("-> one two three four five", indent=2) == "  -> one two three\n     four five"
+
+
 def test_json_is_one_line_in_a_pipe_and_indented_at_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def bench(
     import uvloop
 
     from penstock.cli.load import Load
-    from penstock.units import parse_size
+    from penstock.units import format_size, parse_size
 
     try:
         size_bytes = parse_size(size)
@@ -66,11 +66,17 @@ def bench(
     if wants_json(context, as_json):
         terminal.print_json([_as_json(each) for each in measured])
         return
-    terminal.print_table(
-        ["", "conns", "in flight", "payload", "durability", "records/s", "MB/s", "p50 ms", "p99 ms", "max ms"],
-        [_row(each) for each in measured],
-        right=["conns", "in flight", "payload", "records/s", "MB/s", "p50 ms", "p99 ms", "max ms"],
+    terminal.print_fields(
+        {
+            "records": f"{records:,}",
+            "payload": format_size(size_bytes),
+            "partitions": partitions,
+            "durability": measured[0].durability,
+        }
     )
+    print()
+    columns = ["", "connections", "in flight", "records/s", "MB/s", "p50 ms", "p99 ms", "max ms"]
+    terminal.print_table(columns, [_row(each) for each in measured], right=columns[1:])
 
 
 async def _bench(url: str, load: Load, partitions: int, durability: str | None) -> list[Measured]:
@@ -90,14 +96,10 @@ async def _bench(url: str, load: Load, partitions: int, durability: str | None) 
 
 
 def _row(measured: Measured) -> list[object]:
-    from penstock.units import format_size
-
     return [
         measured.phase,
         measured.connections,
         measured.in_flight,
-        format_size(measured.size_bytes),
-        measured.durability,
         f"{measured.records_per_s:,.0f}",
         f"{measured.megabytes_per_s:,.1f}",
         *(f"{measured.latency_ms(percent):.2f}" for percent in (50, 99, 100)),

@@ -45,7 +45,7 @@ def doctor(
                 status = typer.style(status, fg=COLOURS[finding.status], bold=True)
             print(f"{status}  {finding.check.ljust(14)}  {terminal.visible(finding.found)}")
             if finding.advice:
-                print(f"{'':22}-> {terminal.visible(finding.advice)}")
+                print(terminal.wrapped(f"-> {terminal.visible(finding.advice)}", indent=22))
             terminal.flush()
     if machine_readable:
         terminal.print_json([asdict(finding) for finding in findings])

@@ -38,8 +38,9 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
     if wants_json(context, as_json):
         terminal.print_json(rows)
         return
-    if not rows:
+    if not rows and terminal.on_terminal():
         terminal.hint("no groups yet; one begins with: penstock consume TOPIC --group NAME")
+        return
     terminal.print_table(
         ["group", "topic", "members", "lag"],
         [(row["group"], row["topic"], row["members"], row["lag"]) for row in rows],

@@ -16,11 +16,18 @@ from typer.core import TyperGroup
 from penstock import __version__
 from penstock.cli import bench, configuration, consume, doctor, group, produce, serve, terminal, topic
 from penstock.cli.options import JsonOption, ServerOption
-from penstock.errors import PenstockError
+from penstock.errors import AuthenticationRequired, GroupNotFound, PartitionNotFound, PenstockError, TopicNotFound
 
 EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141
 ORDER = ("serve", "topic", "produce", "consume", "group", "bench", "doctor", "config")
+# What a broker cannot know: which command helps.
+ADVICE: dict[type[PenstockError], str] = {
+    TopicNotFound: " (see those there are with: penstock topic list)",
+    GroupNotFound: " (see those there are with: penstock group list)",
+    PartitionNotFound: " (see those there are with: penstock topic describe TOPIC)",
+    AuthenticationRequired: " (name yourself in the address: flymq://user:password@host:port)",
+}
 
 
 class Commands(TyperGroup):
@@ -42,7 +49,8 @@ class Commands(TyperGroup):
         except PenstockError as error:
             if debug:
                 raise
-            terminal.print_error(str(error))
+            advice = next((text for kind, text in ADVICE.items() if isinstance(error, kind)), "")
+            terminal.print_error(f"{error}{advice}")
             raise typer.Exit(EXIT_FAILED) from None
         except OSError as error:
             if debug:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 import typer
@@ -69,4 +70,5 @@ def serve(
     from penstock.server import run
 
     logs.configure(effective.logging.level, form=effective.logging.format)
-    run(effective)
+    # Whoever started this may read the lines through a pipe: the port that was picked, and when it is ready.
+    run(effective, announce=functools.partial(print, flush=True))

@@ -85,6 +85,17 @@ def print_fields(fields: Mapping[str, object]) -> None:
         print(f"{label}  {visible(str(value))}")
 
 
+def wrapped(text: str, *, indent: int) -> str:
+    """The text some columns in; broken into lines at a terminal, one line elsewhere."""
+    if not on_terminal():
+        return " " * indent + text
+    import shutil
+    import textwrap
+
+    width = max(indent + 20, shutil.get_terminal_size().columns)
+    return textwrap.fill(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))
+
+
 def hint(text: str) -> None:
     """A remark for the person at the terminal; nothing where there is none."""
     if sys.stderr.isatty():

@@ -99,8 +99,9 @@ def list_topics(context: typer.Context, server: ServerOption = None, as_json: Js
     if wants_json(context, as_json):
         terminal.print_json([_as_json(each) for each in described])
         return
-    if not described:
+    if not described and terminal.on_terminal():
         terminal.hint("no topics yet; make one with: penstock topic create NAME")
+        return
     rows = [(each.name, len(each.partitions), _records(each), each.config.get("durability", "-")) for each in described]
     terminal.print_table(["topic", "partitions", "records", "durability"], rows, right=["partitions", "records"])
 
