@@ -10,12 +10,12 @@ import asyncio
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from penstock import __version__
 from penstock.admin.figures import Figures, Sources, gather
 from penstock.stats import Histogram
 
@@ -74,7 +74,7 @@ class _Scrape:
 def families(figures: Figures) -> Iterator[Metric]:
     """Every metric family of a scrape."""
     build = GaugeMetricFamily(PREFIX + "build_info", "The version that runs.", labels=["version", "python"])
-    build.add_metric([__version__, platform.python_version()], 1)
+    build.add_metric([version("penstock"), platform.python_version()], 1)
     yield build
     yield from _log(figures)
     yield from _partitions(figures)
