@@ -8,8 +8,11 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +25,8 @@ DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstoc
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
 # Tests of behaviour that crosses rooms, where no single source file is the one under test.
 CROSSING = {"bench", "crash", "fuzz", "interop", "scripts", "spark"}
+# The plugin is loaded by the pytest that is there.
+ONLY_UNDER_PYTEST = {"pytest"}
 EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
@@ -171,3 +176,24 @@ def test_links_between_documents_lead_somewhere() -> None:
                 ):
                     broken.append(f"{named(path)}: {target}")
     assert not broken
+
+
+def test_dependencies_are_what_the_code_imports() -> None:
+    imported = set()
+    for path in python_files(SOURCE):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    owners = packages_distributions()
+    used = {
+        canonical(owners[module][0]) for module in imported - sys.stdlib_module_names - {"penstock"} if module in owners
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert used - ONLY_UNDER_PYTEST == {canonical(requirement) for requirement in project["dependencies"]}
+
+
+def canonical(requirement: str) -> str:
+    """The name in a requirement, in the one form that all its spellings share."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
