@@ -98,6 +98,8 @@ class Committer:
 
     def _start_commit(self) -> None:
         self._scheduled = False
+        for partition in self._gathered:
+            partition.refuse_waiting()
         parts = [
             PartitionCommit(partition, appends) for partition in self._gathered if (appends := partition.take_waiting())
         ]

@@ -27,19 +27,17 @@ from penstock.errors import (
     DataDirectoryInUse,
     InvalidRequest,
     PartitionNotFound,
-    PenstockError,
     TopicExists,
     TopicNotFound,
-    WriteFailed,
 )
-from penstock.log.api import Appended, BatchFor, Engine, EngineStats, OnAllAppended, OnAppended, TopicConfig, TopicInfo
+from penstock.log.api import BatchFor, Engine, EngineStats, OnAllAppended, Partition, TopicConfig, TopicInfo
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve
 from penstock.log.embedded.journal import Journal, journal_paths
 from penstock.log.embedded.maintenance import Maintenance
 from penstock.log.embedded.options import EngineOptions
-from penstock.log.embedded.partition import EmbeddedPartition
+from penstock.log.embedded.partition import AtomicAppend, EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
 from penstock.log.embedded.segment import LOG_SUFFIX, Segment, SegmentWriter
 from penstock.log.embedded.tail import Tail, TailBudget
@@ -258,30 +256,14 @@ class EmbeddedEngine(Engine):
     def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
         if len({part.partition for part in parts}) != len(parts) or not parts:
             raise InvalidRequest("an atomic append names each partition once, and at least one")
-        refused = next((part.partition for part in parts if part.partition.failure is not None), None)
-        if refused is not None:
-            self._loop.call_soon(done, WriteFailed(refused.failure))
+        refusal = next((refusal for part in parts if (refusal := _ours(part.partition).refusal())), None)
+        if refusal is not None:
+            self._loop.call_soon(done, refusal)
             return
-        results: list[Appended | None] = [None] * len(parts)
-        errors: list[PenstockError] = []
-        left = len(parts)
-
-        def collect(at: int) -> OnAppended:
-            def part_done(result: Appended | PenstockError) -> None:
-                nonlocal left
-                left -= 1
-                if isinstance(result, PenstockError):
-                    errors.append(result)
-                else:
-                    results[at] = result
-                if left == 0:
-                    done(errors[0] if errors else [result for result in results if result is not None])
-
-            return part_done
-
+        whole = AtomicAppend(len(parts), done)
         self._committer.submit_atomic()
         for at, part in enumerate(parts):
-            part.partition.append(part.batch, collect(at))
+            _ours(part.partition).append(part.batch, whole.done_for(at), whole)
 
     # -- maintenance -----------------------------------------------------------------------------------------------------
 
@@ -300,6 +282,11 @@ class EmbeddedEngine(Engine):
                 await self.maintain()
             except Exception:  # noqa: BLE001 - housekeeping must not end because one pass met the unexpected
                 _log.exception("maintenance pass failed")
+
+
+def _ours(partition: Partition) -> EmbeddedPartition:
+    assert isinstance(partition, EmbeddedPartition), "an atomic append stays within one engine"
+    return partition
 
 
 def _last_segment_finder(directories: Mapping[bytes, Path]) -> Callable[[bytes, int], Path | None]:

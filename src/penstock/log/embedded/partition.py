@@ -12,12 +12,22 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
 
 from penstock.errors import CorruptBlock, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
-from penstock.log.api import READ_BYTES_DEFAULT, Batch, EngineStats, OnAppended, Partition, TopicConfig, TopicInfo
+from penstock.log.api import (
+    READ_BYTES_DEFAULT,
+    Appended,
+    Batch,
+    EngineStats,
+    OnAllAppended,
+    OnAppended,
+    Partition,
+    TopicConfig,
+    TopicInfo,
+)
 from penstock.log.block import Block
 from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.embedded.tail import Tail
@@ -26,7 +36,39 @@ if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
     from penstock.log.embedded.layout import PartitionCommit
 
+_T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
+
+
+class Waiting(NamedTuple):
+    """An append on its way to the next commit."""
+
+    batch: Batch
+    done: OnAppended
+    whole: AtomicAppend | None
+    """What it is a part of, if it must not be written alone."""
+
+
+class AtomicAppend:
+    """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
+
+    __slots__ = ("_done", "_left", "_results", "refusal")
+
+    def __init__(self, parts: int, done: OnAllAppended) -> None:
+        self.refusal: PenstockError | None = None
+        self._done = done
+        self._left = parts
+        self._results: list[Appended | PenstockError | None] = [None] * parts
+
+    def done_for(self, part: int) -> OnAppended:
+        def part_done(result: Appended | PenstockError) -> None:
+            self._results[part] = result
+            self._left -= 1
+            if self._left == 0:
+                error = next((result for result in self._results if isinstance(result, PenstockError)), None)
+                self._done(error or [result for result in self._results if isinstance(result, Appended)])
+
+        return part_done
 
 
 class _Extent(NamedTuple):
@@ -68,8 +110,8 @@ class EmbeddedPartition(Partition):
         self._loop = asyncio.get_running_loop()
         self._committed_end = writer.next_offset
         self._failure: str | None = None
-        self._closed: PenstockError | None = None
-        self._waiting: list[tuple[Batch, OnAppended]] = []
+        self._closed: type[TopicNotFound | ShuttingDown] | None = None
+        self._waiting: list[Waiting] = []
         self._watchers: dict[int, Callable[[], None]] = {}
         self._watcher_ids = 0
 
@@ -94,24 +136,41 @@ class EmbeddedPartition(Partition):
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    def append(self, batch: Batch, done: OnAppended) -> None:
-        if self._closed is not None or self._failure is not None:
-            self._loop.call_soon(done, self._closed or WriteFailed(self._failure))
+    def append(self, batch: Batch, done: OnAppended, whole: AtomicAppend | None = None) -> None:
+        refusal = self.refusal()
+        if refusal is not None:
+            self._loop.call_soon(done, refusal)
             return
-        self._waiting.append((batch, done))
+        self._waiting.append(Waiting(batch, done, whole))
         self._committer.submit(self)
 
+    def refusal(self) -> PenstockError | None:
+        """Why an append made now would not be taken."""
+        if self._closed is not None:
+            return self._gone()
+        return None if self._failure is None else WriteFailed(self._failure)
+
+    def refuse_waiting(self) -> None:
+        """Before a commit is put together: where the topic was deleted or the partition failed meanwhile, what waits is not written,
+        nor is what would have been written together with it elsewhere."""
+        refusal = self.refusal()
+        if refusal is not None and not isinstance(refusal, ShuttingDown):
+            for waiting in self._waiting:
+                if waiting.whole is not None:
+                    waiting.whole.refusal = refusal
+                self._loop.call_soon(waiting.done, refusal)
+            self._waiting.clear()
+
     def take_waiting(self) -> list[tuple[Batch, OnAppended]]:
-        """What the next commit writes. A partition that failed meanwhile answers here and has nothing to write."""
-        waiting, self._waiting = self._waiting, []
-        error: PenstockError | None = WriteFailed(self._failure) if self._failure is not None else None
-        if isinstance(self._closed, TopicNotFound):
-            error = self._closed
-        if error is not None:
-            for _, done in waiting:
-                self._loop.call_soon(done, error)
-            return []
-        return waiting
+        """What the next commit writes."""
+        taken: list[tuple[Batch, OnAppended]] = []
+        for batch, done, whole in self._waiting:
+            if whole is not None and whole.refusal is not None:
+                self._loop.call_soon(done, whole.refusal)
+            else:
+                taken.append((batch, done))
+        self._waiting.clear()
+        return taken
 
     def apply(self, part: PartitionCommit) -> None:
         """A commit is over: make what it wrote readable."""
@@ -135,12 +194,13 @@ class EmbeddedPartition(Partition):
             _log.error("partition refuses writes", topic=self.topic, partition=self.index, reason=reason)
 
     def close(self, *, deleted: bool) -> None:
-        """Take no more appends. Those that wait are still written, unless the topic is deleted."""
-        self._closed = (
-            TopicNotFound(f"topic not found: {self.topic} (it was deleted)")
-            if deleted
-            else ShuttingDown("the broker is stopping; send again when it is back")
-        )
+        """Take no more appends and reads. Appends that wait are still written, unless the topic is deleted."""
+        self._closed = TopicNotFound if deleted else ShuttingDown
+
+    def _gone(self) -> PenstockError:
+        if self._closed is TopicNotFound:
+            return TopicNotFound(f"topic not found: {self.topic} (it was deleted)")
+        return ShuttingDown("the broker is stopping; send again when it is back")
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         self._watcher_ids += 1
@@ -165,12 +225,14 @@ class EmbeddedPartition(Partition):
         if cached is not None:
             return cached
         extents = self._extents()
-        return await self._loop.run_in_executor(self._readers, self._read_extents, extents, offset, max_bytes)
+        return await self._in_reader(lambda: self._read_extents(extents, offset, max_bytes))
 
     async def offset_at(self, timestamp_ms: int) -> int:
+        if self._closed is not None:
+            raise self._gone()
         end = self._committed_end
         extents = self._extents()
-        found = await self._loop.run_in_executor(self._readers, self._find_time, extents, timestamp_ms)
+        found = await self._in_reader(lambda: self._find_time(extents, timestamp_ms))
         return end if found is None else min(found, end)
 
     async def timestamp_of(self, offset: int) -> int | None:
@@ -180,7 +242,17 @@ class EmbeddedPartition(Partition):
         at = blocks[0].index_of(offset)
         return blocks[0].timestamps(at, at + 1)[0]
 
+    async def _in_reader(self, work: Callable[[], _T]) -> _T:
+        try:
+            return await self._loop.run_in_executor(self._readers, work)
+        except OSError:
+            if self._closed is not None:
+                raise self._gone() from None  # its files went away under the reader
+            raise
+
     def _check(self, offset: int) -> None:
+        if self._closed is not None:
+            raise self._gone()
         if not self.start_offset <= offset <= self._committed_end:
             raise OffsetOutOfRange(
                 f"offset {offset} out of range: {self} holds {self.start_offset} to {self._committed_end} (exclusive)"

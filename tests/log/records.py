@@ -1,0 +1,95 @@
+"""Appending and reading as a test of an engine wants it: call, wait, compare plain records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.errors import PenstockError
+from penstock.log.api import READ_BYTES_DEFAULT, Appended, Batch, BatchFor, Engine, Partition
+from penstock.log.block import Block
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: bytes | None
+    expiry_ms: int
+
+
+def records_of(block: Block, start: int = 0) -> list[Record]:
+    rows = block.count - start
+    return [
+        Record(*row)
+        for row in zip(
+            block.offsets(start),
+            block.timestamps(start),
+            block.keys(start) or [None] * rows,
+            block.values(start),
+            block.headers(start) or [None] * rows,
+            block.expiries(start) or [0] * rows,
+            strict=True,
+        )
+    ]
+
+
+def start_append(partition: Partition, batch: Batch) -> asyncio.Future[Appended]:
+    """Append; the future fails with the error the engine gave. A second call of `done` would raise in the loop."""
+    future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+
+    def done(result: Appended | PenstockError) -> None:
+        if isinstance(result, PenstockError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    partition.append(batch, done)
+    return future
+
+
+async def append(
+    partition: Partition,
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[bytes | None] | None = None,
+    expiries: Sequence[int] | None = None,
+) -> Appended:
+    return await start_append(partition, Batch(values, keys, headers, expiries))
+
+
+def start_atomic_append(engine: Engine, parts: Sequence[BatchFor]) -> asyncio.Future[Sequence[Appended]]:
+    future: asyncio.Future[Sequence[Appended]] = asyncio.get_running_loop().create_future()
+
+    def done(result: Sequence[Appended] | PenstockError) -> None:
+        if isinstance(result, PenstockError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    engine.append_atomic(parts, done)
+    return future
+
+
+async def read_from(partition: Partition, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Record]:
+    """Every record from an offset to the committed end, in as many reads as that takes."""
+    records: list[Record] = []
+    while offset < partition.committed_end:
+        blocks = await partition.read(offset, max_bytes)
+        if not blocks:
+            break
+        for block in blocks:
+            records += records_of(block, block.index_of(offset))
+            assert block.next_offset > offset, "blocks come in the order of their offsets"
+            offset = block.next_offset
+    return records
+
+
+async def read_all(partition: Partition) -> list[Record]:
+    return await read_from(partition, partition.start_offset)
+
+
+async def read_values(partition: Partition) -> list[bytes | None]:
+    return [record.value for record in await read_all(partition)]
