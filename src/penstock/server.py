@@ -1,181 +1,215 @@
-"""Puts the rooms together: engine, broker, listeners and admin, started in that order and stopped in the other.
+"""Puts the rooms together: log, broker, one listener per protocol, admin address; and runs them as a process.
 
-A protocol joins by one line in `PROTOCOLS`: a function that makes the session factory of a listener.
+Parts start from the inside out and stop in reverse, also when one of them fails to start. Stopping first lets requests in flight
+be answered, which needs the broker; the broker then finishes, which needs the log; the log commits what it was given and closes.
+
+A new protocol is a folder under `protocols/` and a line in `PROTOCOLS`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
-import os
 import signal
 import ssl
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import structlog
 import uvloop
 
 from penstock.admin.figures import SessionStats
 from penstock.admin.http import AdminServer
-from penstock.broker.access import SYSTEM, OpenAccess
+from penstock.broker.access import ANONYMOUS, SYSTEM, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.clock import Clock, SystemClock
-from penstock.config import Config
-from penstock.config.model import FlyMQListener
-from penstock.errors import ConfigError
+from penstock.config import Config, FlyMQListener
+from penstock.errors import ConfigError, TopicExists
+from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import ListenerLimits
 from penstock.net.session import Connection, Session
-from penstock.net.tcp import TcpListener
+from penstock.net.tcp import STOP_GRACE_S, TcpListener
 from penstock.net.tls import server_context
 from penstock.protocols.flymq.operations import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 
-NODE_ID: Final = "penstock-0"
-# The commit thread needs the interpreter for microseconds at a time, three times a commit; with the default of 5 ms it would wait
-# longer for that than for the disk.
-SWITCH_INTERVAL_S: Final = 0.0005
+NODE_ID = "penstock"
+DESCRIPTORS_FOR_THE_LOG = 1024
+SWITCH_INTERVAL_S = 0.0005
+"""How long the event loop may keep the interpreter to itself while the thread that commits waits for it. Python's 5 ms would be added to
+a flush that takes a fraction of a millisecond, and to every acknowledgement behind it."""
 
 log = structlog.get_logger("penstock.server")
 
 
-class SessionFactory(Protocol):
-    """Opens the sessions of one listener, and counts for all of them."""
+class SessionSource(Protocol):
+    """What a protocol makes of a listener: a factory of sessions, and what they count."""
 
     @property
     def stats(self) -> SessionStats: ...
 
-    def __call__(self, connection: Connection) -> Session: ...
+    def __call__(self, connection: Connection, /) -> Session: ...
 
 
-MakeFactory = Callable[[Broker, FlyMQListener, Clock, Callable[[], str]], SessionFactory]
-"""Given the broker, the listener's settings, a clock, and what tells the listener's address once it has one."""
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a protocol is given to make its sessions from."""
+
+    broker: Broker
+    clock: Clock
+    settings: FlyMQListener
+    address: Callable[[], str]
+    """Where the listener is; known once it has started."""
 
 
-def _flymq(broker: Broker, settings: FlyMQListener, clock: Clock, address: Callable[[], str]) -> SessionFactory:
-    return FlyMQ(broker, clock=clock, node=Node(NODE_ID, address), dialect=Dialect(settings.dialect))
+def _flymq(given: Surroundings) -> FlyMQ:
+    return FlyMQ(
+        given.broker,
+        clock=given.clock,
+        node=Node(NODE_ID, given.address),
+        principal=ANONYMOUS,
+        dialect=Dialect(given.settings.dialect),
+    )
 
 
-PROTOCOLS: Final[Mapping[str, MakeFactory]] = {
+PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
     "flymq": _flymq,
 }
 
 
 class Server:
-    """One broker process' worth of parts. Not reusable: once stopped, make another."""
+    """One broker as its configuration describes it. Not reusable: once stopped, make another."""
 
     def __init__(self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
         self.config = config
         self._clock = clock or SystemClock()
-        self.engine = EmbeddedEngine(config.data_dir, clock=self._clock, disk=disk, options=_engine_options(config))
+        self._parts = AsyncExitStack()
+        self.engine: Engine = EmbeddedEngine(
+            config.data_dir, clock=self._clock, disk=disk, options=_engine_options(config)
+        )
         self.broker = Broker(
             self.engine,
             clock=self._clock,
-            limits=_pick(BrokerLimits, config.limits),
+            limits=_broker_limits(config),
             access=OpenAccess(),
             topic_defaults=config.topic_defaults,
         )
         self.listeners: dict[str, TcpListener] = {}
+        self.sessions: dict[str, SessionStats] = {}
         self.admin: AdminServer | None = None
-        self._parts = AsyncExitStack()
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each listener, and `admin`, can be reached."""
+        """Where each listener and the admin address are, by name, with the port that was picked where the setting says 0."""
         addresses = {name: listener.address for name, listener in self.listeners.items()}
         if self.admin is not None:
             addresses["admin"] = self.admin.address
         return addresses
 
     async def start(self) -> None:
-        """Start everything, or nothing: what was started is stopped again where a later part fails."""
-        descriptors = raise_descriptor_limit()
-        if descriptors < DESCRIPTORS_MIN:
-            raise ConfigError(
-                f"this process may open only {descriptors} files, at least {DESCRIPTORS_MIN} are needed: raise the limit (ulimit -n)"
-            )
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        """Start every part. Where one cannot start, those before it are stopped again and its error is raised."""
         async with AsyncExitStack() as parts:
+            contexts = _tls_contexts(self.config)  # before the log is opened: a wrong path should cost no recovery
             await self.engine.start()
             parts.push_async_callback(self.engine.close)
             await self.broker.start()
             parts.push_async_callback(self.broker.close)
             await self._create_topics()
-            factories = await self._start_listeners(parts)
-            await self._start_admin(parts, factories)
+            await self._start_admin(parts)
+            await self._start_listeners(parts, contexts)
             self._parts = parts.pop_all()
-        # What is alive now lives as long as the process; without it in its lists, the collector's passes stay short.
-        gc.collect()
-        gc.freeze()
+        if self.admin is not None:
+            self.admin.state = "ready"
 
     async def stop(self) -> None:
-        """Answer what is in flight, commit everything, release everything."""
+        """Take no more requests, answer those in flight, commit and close. A server that is not running is left as it is."""
         if self.admin is not None:
             self.admin.state = "stopping"
-        await self._parts.aclose()
+        parts, self._parts = self._parts, AsyncExitStack()
+        await parts.aclose()
 
     async def _create_topics(self) -> None:
         for topic in self.config.topics:
-            if not self.broker.has_topic(topic.name):
+            try:
                 await self.broker.create_topic(SYSTEM, topic.name, topic.config(self.config.topic_defaults))
+            except TopicExists:
+                pass
 
-    async def _start_listeners(self, parts: AsyncExitStack) -> dict[str, SessionFactory]:
-        limits = self.config.limits
-        budget = InFlightBudget(limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
-        factories: dict[str, SessionFactory] = {}
+    async def _start_admin(self, parts: AsyncExitStack) -> None:
+        if self.config.admin is not None:
+            admin = AdminServer(
+                self.config.admin.bind,
+                engine=self.engine,
+                broker=self.broker,
+                listeners=self.listeners,
+                sessions=self.sessions,
+            )
+            await admin.start()
+            parts.push_async_callback(admin.stop)
+            self.admin = admin
+
+    async def _start_listeners(self, parts: AsyncExitStack, contexts: Mapping[str, ssl.SSLContext]) -> None:
+        budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
+        parts.push_async_callback(self._stop_listeners)
         for name, settings in self.config.listeners.enabled():
-            factory = PROTOCOLS[name](self.broker, settings, self._clock, self._address_of(name))
+            source = PROTOCOLS[name](Surroundings(self.broker, self._clock, settings, partial(self._address, name)))
             listener = TcpListener(
                 name,
                 settings.bind,
-                factory,
+                source,
                 _listener_limits(self.config, settings),
-                _tls_context(settings),
+                contexts.get(name),
                 clock=self._clock,
                 budget=budget,
             )
-            await listener.start()
-            parts.push_async_callback(listener.stop)
             self.listeners[name] = listener
-            factories[name] = factory
-        return factories
+            self.sessions[name] = source.stats
+            await listener.start()
 
-    async def _start_admin(self, parts: AsyncExitStack, factories: Mapping[str, SessionFactory]) -> None:
-        if self.config.admin is None:
-            return
-        admin = AdminServer(
-            self.config.admin.bind,
-            engine=self.engine,
-            broker=self.broker,
-            listeners=self.listeners,
-            sessions={name: factory.stats for name, factory in factories.items()},
-        )
-        await admin.start()
-        parts.push_async_callback(admin.stop)
-        admin.state = "ready"
-        self.admin = admin
+    async def _stop_listeners(self) -> None:
+        await asyncio.gather(*(listener.stop(STOP_GRACE_S) for listener in self.listeners.values()))
 
-    def _address_of(self, name: str) -> Callable[[], str]:
-        return lambda: self.listeners[name].address
-
-
-def _pick(target: type[BrokerLimits], section: object) -> BrokerLimits:
-    """The fields of a limits dataclass that the configuration has a setting of the same name for."""
-    names = {field.name for field in dataclasses.fields(target)}
-    return target(**{name: getattr(section, name) for name in names if hasattr(section, name)})
+    def _address(self, listener: str) -> str:
+        return self.listeners[listener].address
 
 
 def _engine_options(config: Config) -> EngineOptions:
-    names = {field.name for field in dataclasses.fields(EngineOptions)}
-    return EngineOptions(**{name: getattr(config.log, name) for name in names if hasattr(config.log, name)})
+    settings = config.log
+    return EngineOptions(
+        journal_bytes=settings.journal_bytes,
+        checkpoint_bytes=settings.checkpoint_bytes,
+        tail_bytes_per_partition=settings.tail_bytes_per_partition,
+        tail_bytes_max=settings.tail_bytes_max,
+        reader_threads=settings.reader_threads,
+        maintenance_interval_s=settings.maintenance_interval_s,
+        tombstone_ms=settings.tombstone_ms,
+        compact_dirty_ratio=settings.compact_dirty_ratio,
+        reserve_bytes=settings.reserve_bytes,
+        accept_gaps=settings.accept_gaps,
+    )
+
+
+def _broker_limits(config: Config) -> BrokerLimits:
+    limits = config.limits
+    return BrokerLimits(
+        topics_max=limits.topics_max,
+        partitions_max=limits.partitions_max,
+        partitions_per_topic_max=limits.partitions_per_topic_max,
+        groups_max=limits.groups_max,
+        group_offsets_max=limits.group_offsets_max,
+        group_members_max=limits.group_members_max,
+        record_bytes_max=limits.record_bytes_max,
+        key_bytes_max=limits.key_bytes_max,
+    )
 
 
 def _listener_limits(config: Config, settings: FlyMQListener) -> ListenerLimits:
@@ -192,33 +226,67 @@ def _listener_limits(config: Config, settings: FlyMQListener) -> ListenerLimits:
     )
 
 
-def _tls_context(settings: FlyMQListener) -> ssl.SSLContext | None:
-    tls = settings.tls
-    return None if tls is None else server_context(tls.cert, tls.key, tls.client_ca)
-
-
-async def serve(server: Server, announce: Callable[[str], None]) -> None:
-    """Run a server until SIGTERM or SIGINT. A second signal ends the process without waiting for a clean stop."""
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-
-    def stop() -> None:
-        if stopping.is_set():
-            os._exit(1)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    await server.start()
-    try:
-        for name, address in server.addresses.items():
-            announce(f"{name} {address}")
-        announce("ready")
-        await stopping.wait()
-    finally:
-        await server.stop()
+def _tls_contexts(config: Config) -> dict[str, ssl.SSLContext]:
+    return {
+        name: server_context(settings.tls.cert, settings.tls.key, settings.tls.client_ca)
+        for name, settings in config.listeners.enabled()
+        if settings.tls is not None
+    }
 
 
 def run(config: Config, announce: Callable[[str], None]) -> None:
-    """`penstock serve`: start, announce each address and then `ready`, serve until told to stop."""
-    uvloop.run(serve(Server(config), announce))
+    """Be a broker until SIGTERM or SIGINT, then stop with everything committed; a second signal ends the process at once.
+
+    `announce` is given one line per address, then `ready`.
+    """
+    _prepare_process(config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, announce))
+
+
+def _prepare_process(config: Config) -> None:
+    """What belongs to a process of our own and would be rude in somebody else's."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    limit = raise_descriptor_limit()
+    if limit < DESCRIPTORS_MIN:
+        raise ConfigError(
+            f"this process may open only {limit} files, and a broker needs at least {DESCRIPTORS_MIN}: raise the limit,"
+            " with `ulimit -n` in the shell or LimitNOFILE= in a systemd unit"
+        )
+    connections_max = sum(settings.max_connections for _, settings in config.listeners.enabled())
+    if limit < connections_max + DESCRIPTORS_FOR_THE_LOG:
+        log.warning(
+            "descriptors_short",
+            limit=limit,
+            wanted=connections_max + DESCRIPTORS_FOR_THE_LOG,
+            consequence="accepting pauses when they are used up",
+            advice="raise the limit (ulimit -n, LimitNOFILE=) or lower max_connections",
+        )
+
+
+async def _serve(config: Config, announce: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
+    asked_to_stop = asyncio.Event()
+
+    def stop_on(received: signal.Signals) -> None:
+        log.info("stopping", signal=received.name)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # the next one ends the process, as if it had crashed
+        asked_to_stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_on, number)
+    server = Server(config)
+    await server.start()
+    try:
+        # What lives now lives until the end; the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        for name, address in server.addresses.items():
+            announce(f"{name} on {address}")
+        announce("ready")
+        await asked_to_stop.wait()
+    finally:
+        await server.stop()
+    log.info("stopped")
