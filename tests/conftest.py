@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+# Assertions in what tests share (suites, conversations) explain themselves as those in test files do.
+pytest.register_assert_rewrite("tests")
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
