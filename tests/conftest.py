@@ -6,12 +6,13 @@ because that is the loop of `penstock serve`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 # Assertions in what tests share (suites, conversations) explain themselves as those in test files do.
-pytest.register_assert_rewrite("tests")
+pytest.register_assert_rewrite(*(f"tests.{path.name}" for path in Path(__file__).parent.iterdir() if path.is_dir()))
 
 
 @pytest.fixture(scope="session")
