@@ -43,6 +43,7 @@ def test_a_file_gets_one_json_object_per_line() -> None:
     logs.configure(stream=stream)
     structlog.get_logger("penstock.log").info("torn tail cut", topic="orders", bytes=17)
     [event] = lines(stream)
+    assert list(event) == ["timestamp", "level", "logger", "event", "topic", "bytes"]
     assert event.pop("timestamp")
     assert event == {
         "event": "torn tail cut",

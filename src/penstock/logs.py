@@ -45,7 +45,7 @@ def configure(level: str = "info", *, form: Form = "auto", stream: TextIO | None
         traces = structlog.processors.ExceptionRenderer(
             structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         )
-        last = [traces, structlog.processors.JSONRenderer(serializer=_to_json)]
+        last = [traces, _what_every_line_has_first, structlog.processors.JSONRenderer(serializer=_to_json)]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -66,6 +66,10 @@ def configure(level: str = "info", *, form: Form = "auto", stream: TextIO | None
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+def _what_every_line_has_first(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return {name: event[name] for name in ("timestamp", "level", "logger", "event")} | dict(event)
 
 
 def _to_json(event: object, **_: object) -> str:
