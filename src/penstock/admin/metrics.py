@@ -87,7 +87,7 @@ def families(figures: Figures) -> Iterator[Metric]:
 def _log(figures: Figures) -> Iterator[Metric]:
     stats = figures.engine
     yield _counter("appended_records", "Records committed to the log.", stats.appended_records)
-    yield _counter("appended_bytes", "Bytes of committed records.", stats.appended_bytes)
+    yield _counter("appended_bytes", "Bytes committed to the log.", stats.appended_bytes)
     yield _counter("commits", "Commits, each a block in every partition it wrote to.", stats.commits)
     yield _counter("commit_errors", "Commits that failed.", stats.commit_errors)
     yield _counter("corrupt_blocks", "Blocks whose checksum did not match when they were read.", stats.corrupt_blocks)
