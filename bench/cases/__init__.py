@@ -1,0 +1,17 @@
+"""The measurements, one module each; `CASES` names them in the order they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.cases import fetch, idle, one_in_flight, partitions, produce, startup
+from bench.rounds import Plan, Row
+
+CASES: dict[str, Callable[[Plan], list[Row]]] = {
+    "produce": produce.measure,
+    "one-in-flight": one_in_flight.measure,
+    "partitions": partitions.measure,
+    "fetch": fetch.measure,
+    "startup": startup.measure,
+    "idle": idle.measure,
+}

@@ -1,0 +1,99 @@
+"""One round of producing on either side, with the check that nothing was lost."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.dialects import RecordLost
+from bench.load import Job, LoadResult
+from bench.processes import HOST, Broker, Redis, check_held, run_load
+from bench.rounds import LOAD_CPU_BOUND, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the load looks like, the same for both sides."""
+
+    payload_bytes: int
+    connections: int
+    in_flight: int
+
+    def __str__(self) -> str:
+        payload = f"{self.payload_bytes} B" if self.payload_bytes < 1024 else f"{self.payload_bytes // 1024} KiB"
+        noun = "connection" if self.connections == 1 else "connections"
+        return f"{payload}, {self.connections} {noun}, {self.in_flight} in flight each"
+
+
+def broker_round(plan: Plan, broker: Broker, durability: str, shape: Shape, number: int) -> LoadResult:
+    topic = f"produce-{number}"
+    with broker.client() as client:
+        client.create_topic(topic, 1, durability=durability)
+    job = Job(
+        side="flymq",
+        host=HOST,
+        port=broker.port,
+        name=topic,
+        payload_bytes=shape.payload_bytes,
+        connections=shape.connections,
+        in_flight=shape.in_flight,
+        seconds=plan.seconds,
+        server_pid=broker.pid,
+    )
+    result = run_load(job)
+    check_held(broker, topic, result.acknowledged)
+    with broker.client() as client:
+        client.delete_topic(topic)
+    return result
+
+
+def redis_round(plan: Plan, redis: Redis, shape: Shape, number: int) -> LoadResult:
+    stream = f"produce-{number}"
+    job = Job(
+        side="redis",
+        host=HOST,
+        port=redis.port,
+        name=stream,
+        payload_bytes=shape.payload_bytes,
+        connections=shape.connections,
+        in_flight=shape.in_flight,
+        seconds=plan.seconds,
+        server_pid=redis.pid,
+    )
+    result = run_load(job)
+    held = int(redis.command("XLEN", stream).removeprefix(b":"))
+    if held != result.acknowledged[0]:
+        raise RecordLost(f"Redis acknowledged {result.acknowledged[0]} entries and holds {held}")
+    redis.command("DEL", stream)
+    return result
+
+
+def redis_own_rate(redis: Redis, shape: Shape, records: int) -> float | None:
+    """What Redis' own benchmark program says of the same load, None where it is not installed."""
+    program = shutil.which("redis-benchmark")
+    if program is None:
+        return None
+    command = [
+        program, "-h", HOST, "-p", str(redis.port), "-c", str(shape.connections), "-P", str(shape.in_flight),
+        "-n", str(records), "--csv", "XADD", "own", "*", "v", "x" * shape.payload_bytes,
+    ]  # fmt: skip
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    redis.command("DEL", "own")
+    return float(list(csv.reader(output.splitlines()))[-1][1])
+
+
+def cpu_note(ours: Sequence[LoadResult], theirs: Sequence[LoadResult]) -> str:
+    """Processors used by server and load generator, ours / theirs; says so where the load generator was the bottleneck."""
+
+    parts, limited = [], []
+    for name, results in (("broker", ours), ("Redis", theirs)):
+        server = statistics.median(result.server_cpu for result in results)
+        load = statistics.median(result.load_cpu for result in results)
+        parts.append(f"{name} {server:.2f} + load {load:.2f}")
+        if load >= LOAD_CPU_BOUND:
+            limited.append(f"; the load generator limits {name}")
+    return f"cpu: {', '.join(parts)}{''.join(limited)}"

@@ -1,0 +1,96 @@
+"""Reading a long log from start to end, far more of it than the broker keeps in memory."""
+
+from __future__ import annotations
+
+import statistics
+
+from bench.cases.against_redis import Shape
+from bench.load import Job
+from bench.processes import HOST, Broker, check_held, run_load, run_program
+from bench.reader import FETCH_RECORDS, ReadJob, ReadResult
+from bench.rounds import Plan, Row, alone, interleave
+
+WRITING = Shape(100, 4, 500)
+LOG_BYTES = 600 << 20
+LOG_BYTES_QUICK = 64 << 20
+# What is aimed at, by payload.
+AIMS = {100: ("records/s", 1_000_000.0), 1024: ("MB/s", 500.0)}
+
+
+def measure(plan: Plan) -> list[Row]:
+    rows = []
+    with Broker(plan.directory / "fetch") as broker:
+        for payload_bytes in AIMS:
+            records = plan.volume(LOG_BYTES, LOG_BYTES_QUICK) // payload_bytes
+            topic = f"long-{payload_bytes}"
+            plan.say(f"fetch: writing {records:,} records of {payload_bytes} B")
+            _write(broker, topic, payload_bytes, records)
+            plan.say(f"fetch: reading {records:,} records of {payload_bytes} B")
+            rows += _read(plan, broker, topic, payload_bytes, records)
+    return rows
+
+
+def _write(broker: Broker, topic: str, payload_bytes: int, records: int) -> None:
+    with broker.client() as client:
+        client.create_topic(topic, 1, durability="none")
+    job = Job(
+        side="flymq",
+        host=HOST,
+        port=broker.port,
+        name=topic,
+        payload_bytes=payload_bytes,
+        connections=WRITING.connections,
+        in_flight=WRITING.in_flight,
+        warm_up_s=0,
+        records=records,
+        server_pid=broker.pid,
+    )
+    result = run_load(job)
+    check_held(broker, topic, result.acknowledged)
+
+
+def _read(plan: Plan, broker: Broker, topic: str, payload_bytes: int, records: int) -> list[Row]:
+    def job(*, through_client: bool) -> ReadJob:
+        return ReadJob(
+            host=HOST,
+            port=broker.port,
+            topic=topic,
+            payload_bytes=payload_bytes,
+            records=records,
+            through_client=through_client,
+            server_pid=broker.pid,
+        )
+
+    def raw(_: int) -> ReadResult:
+        return run_program("bench.reader", job(through_client=False), ReadResult)
+
+    def client(_: int) -> ReadResult:
+        return run_program("bench.reader", job(through_client=True), ReadResult)
+
+    raw(0)  # warm-up: whether the log is in the system's page cache must not depend on who reads first
+    results = interleave({"raw socket": raw, "Python client": client}, plan.rounds)
+    return [
+        _row(how, payload_bytes, records, results[how], with_aim=how == "raw socket")
+        for how in ("raw socket", "Python client")
+    ]
+
+
+def _row(how: str, payload_bytes: int, records: int, results: list[ReadResult], *, with_aim: bool) -> Row:
+    unit, aim = AIMS[payload_bytes]
+    rates = [result.records / result.seconds for result in results]
+    megabytes = [rate * payload_bytes / 1e6 for rate in rates]
+    figures, other = (rates, f"{statistics.median(megabytes):.0f} MB/s of values")
+    if unit == "MB/s":
+        figures, other = megabytes, f"{statistics.median(rates):,.0f} records/s"
+    payload = f"{payload_bytes} B" if payload_bytes < 1024 else f"{payload_bytes // 1024} KiB"
+    return alone(
+        "fetch",
+        f"{records:,} records of {payload}, {how}, 1 connection, {FETCH_RECORDS:,} records a request",
+        unit,
+        figures,
+        at_least=aim if with_aim else None,
+        note=(
+            f"{other}; cpu: broker {statistics.median(result.server_cpu for result in results):.2f}"
+            f" + reader {statistics.median(result.load_cpu for result in results):.2f}"
+        ),
+    )

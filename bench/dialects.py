@@ -1,0 +1,149 @@
+"""What the load generator sends and how it counts what comes back, for each side of a comparison.
+
+All requests of a stream have one size, so any run of them is one slice of a buffer made beforehand. Replies are only counted while the
+clock runs; they are kept, and checked afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocols.flymq.request_encoding import encode_produce
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, HEADER_BYTES, MAGIC, RECORD_METADATA, VERSION, Opcode
+
+STREAM_REQUESTS: Final = 1024
+"""Requests in the buffer before it starts again."""
+
+
+class RecordLost(Exception):
+    """What was acknowledged and what is there do not agree; the run is worth nothing."""
+
+
+class Dialect(ABC):
+    """One side's requests and replies."""
+
+    def __init__(self, requests: Sequence[bytes], in_flight: int) -> None:
+        self.request_bytes = len(requests[0])
+        if any(len(request) != self.request_bytes for request in requests):
+            raise ValueError("requests of several sizes")
+        self._count = len(requests)
+        # The beginning follows the end once more, so that no slice has to wrap.
+        repeated = -(-in_flight // self._count)
+        self._stream = memoryview(b"".join([*requests, *(list(requests) * repeated)[:in_flight]]))
+
+    def requests(self, first: int, count: int) -> memoryview:
+        """The bytes of `count` requests, at most as many as may be in flight."""
+        at = first % self._count * self.request_bytes
+        return self._stream[at : at + count * self.request_bytes]
+
+    units_per_reply: int
+    """Of what `units` counts; a connection's complete replies are its units divided by this."""
+
+    @abstractmethod
+    def units(self, received: bytes) -> int:
+        """Something cheap to count of which each reply has the same number: bytes, or line ends."""
+
+    @abstractmethod
+    def check(self, received: Sequence[bytes], replies: int, *, whole: bool = True) -> dict[int, int]:
+        """Look at every reply of a run, all connections; returns by partition how many records must now be there.
+
+        A run is `whole` when every request was answered: then no offset may be missing among the replies.
+        """
+
+
+class FlyMQProduce(Dialect):
+    """PRODUCE of one record a request; `partitions` are taken in turn, `run_length` requests each; -1 lets the broker choose."""
+
+    def __init__(
+        self, topic: str, payload_bytes: int, in_flight: int, partitions: Sequence[int] = (-1,), run_length: int = 1
+    ) -> None:
+        turns = [partition for partition in partitions for _ in range(run_length)]
+        count = STREAM_REQUESTS // len(turns) * len(turns) or len(turns)
+        payloads = _payloads(count, payload_bytes)
+        super().__init__(
+            [encode_produce(topic, payload, None, turns[i % len(turns)]) for i, payload in enumerate(payloads)],
+            in_flight,
+        )
+        name = topic.encode()
+        length = 2 + len(name) + RECORD_METADATA.size
+        head = HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, FLAG_BINARY, length) + len(name).to_bytes(2, "big") + name
+        self.units_per_reply = HEADER_BYTES + length
+        self._head = np.frombuffer(head, np.uint8)
+        self._reply = np.dtype(
+            [
+                ("head", "u1", (len(head),)),
+                ("partition", ">i4"),
+                ("offset", ">u8"),
+                ("rest", f"V{RECORD_METADATA.size - 12}"),
+            ]
+        )
+
+    def units(self, received: bytes) -> int:
+        return len(received)
+
+    def check(self, received: Sequence[bytes], replies: int, *, whole: bool = True) -> dict[int, int]:
+        rows = [np.frombuffer(data, self._reply, len(data) // self.units_per_reply) for data in received]
+        for part in rows:
+            if not (part["head"] == self._head).all():
+                raise RecordLost("a PRODUCE was answered with something else than its success")
+        found = np.concatenate(rows)
+        if len(found) != replies:
+            raise RecordLost(f"{replies} replies were counted, {len(found)} came")
+        return _ends(found["partition"].astype(np.int64), found["offset"].astype(np.int64), whole=whole)
+
+
+def _ends(partitions: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], *, whole: bool) -> dict[int, int]:
+    """By partition, the offset after the last acknowledged one; of a whole run, the offsets must be 0, 1, 2 ... each once."""
+    ends: dict[int, int] = {}
+    for partition in np.unique(partitions).tolist():
+        own = np.sort(offsets[partitions == partition])
+        if whole and not (own == np.arange(len(own))).all():
+            raise RecordLost(f"the offsets acknowledged for partition {partition} have a gap or a repetition")
+        ends[partition] = int(own[-1]) + 1
+    return ends
+
+
+class RedisXadd(Dialect):
+    """`XADD stream * v payload`, answered with the entry's id as a bulk string."""
+
+    def __init__(self, stream: str, payload_bytes: int, in_flight: int) -> None:
+        head = resp_command(b"XADD", stream.encode(), b"*", b"v", b"").rpartition(b"$0")[0]
+        super().__init__(
+            [
+                b"%b$%d\r\n%b\r\n" % (head, payload_bytes, payload)
+                for payload in _payloads(STREAM_REQUESTS, payload_bytes)
+            ],
+            in_flight,
+        )
+
+    units_per_reply = 2
+
+    def units(self, received: bytes) -> int:
+        return received.count(b"\n")
+
+    def check(self, received: Sequence[bytes], replies: int, *, whole: bool = True) -> dict[int, int]:
+        found = 0
+        for data in received:
+            lines = data.split(b"\r\n")
+            if not all(line.startswith(b"$") for line in lines[:-1:2]):
+                raise RecordLost("an XADD was answered with something else than an id")
+            found += len(lines) // 2
+        if found != replies:
+            raise RecordLost(f"{replies} replies were counted, {found} came")
+        return {0: found}
+
+
+def resp_command(*words: bytes) -> bytes:
+    """A Redis command on the wire."""
+    return b"*%d\r\n%b" % (len(words), b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
+
+
+def _payloads(count: int, size: int) -> list[bytes]:
+    source = random.Random(count * size)
+    return [source.randbytes(size) for _ in range(count)]

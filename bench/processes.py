@@ -1,0 +1,212 @@
+"""The processes a benchmark starts: a broker, a Redis, and programs of this package. Each is ended by its own id."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+import penstock
+from bench.dialects import RecordLost, resp_command
+from bench.load import Job, LoadResult
+from penstock.protocols.flymq.sync import FlyMQClient
+
+HOST: Final = "127.0.0.1"
+START_S_MAX: Final = 120.0
+STOP_S_MAX: Final = 60.0
+
+_Result = TypeVar("_Result")
+
+
+class Broker:
+    """`penstock serve` on a data directory; started anew by `start` after it was stopped or killed."""
+
+    def __init__(self, data_dir: Path, *flags: str) -> None:
+        self._flags = ("--data-dir", str(data_dir), "--bind", f"{HOST}:0", "--admin-bind", f"{HOST}:0", *flags)
+        self._log = data_dir.with_name(data_dir.name + ".log")
+        self._process: subprocess.Popen[str] | None = None
+        self.port = 0
+        self._admin_port = 0
+
+    def start(self) -> float:
+        """Returns the seconds until it said `ready`."""
+        with self._log.open("a") as log:
+            started = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock", "serve", *self._flags], stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert process.stdout is not None
+        self._process = process
+        for line in process.stdout:
+            address = re.search(r"(\w+)\W.*?:(\d+)\b", line)
+            if line.strip() == "ready":
+                return time.perf_counter() - started
+            if address and address[1] == "flymq":
+                self.port = int(address[2])
+            elif address and address[1] == "admin":
+                self._admin_port = int(address[2])
+        raise RuntimeError(f"the broker did not start:\n{self._log.read_text()[-2000:]}")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        return f"flymq://{HOST}:{self.port}"
+
+    def client(self) -> FlyMQClient:
+        return penstock.connect(self.url)
+
+    def metrics(self) -> dict[str, float]:
+        """The figures without labels, by name."""
+        with urllib.request.urlopen(f"http://{HOST}:{self._admin_port}/metrics") as reply:
+            lines = reply.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in {"#", ""} and "{" not in line)
+        return {name: float(value) for name, value in pairs}
+
+    def resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            end(process, how)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Redis:
+    """A Redis of our own, with its append-only file in a directory of ours and nothing in it rewritten behind our back."""
+
+    def __init__(self, directory: Path, appendfsync: str) -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise RuntimeError("redis-server is not installed: run scripts/install-debian-packages redis-server")
+        directory.mkdir(parents=True)
+        self.port = _free_port()
+        settings = {
+            "port": str(self.port),
+            "bind": HOST,
+            "dir": str(directory),
+            "appendonly": "yes",
+            "appendfsync": appendfsync,
+            "auto-aof-rewrite-percentage": "0",
+            "save": "",
+            "logfile": str(directory / "redis.log"),
+        }
+        flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        self._process = subprocess.Popen([program, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._wait_until_ready()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def command(self, *words: str) -> bytes:
+        """Run a command whose reply is one line; returns that line."""
+        with socket.create_connection((HOST, self.port), timeout=STOP_S_MAX) as connection:
+            connection.sendall(resp_command(*(word.encode() for word in words)))
+            with connection.makefile("rb") as replies:
+                return replies.readline().strip()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline:
+            try:
+                if self.command("PING") == b"+PONG":
+                    return
+            except OSError:
+                pass
+            if self._process.poll() is not None:
+                raise RuntimeError(f"redis-server ended with status {self._process.returncode}")
+            time.sleep(0.02)
+        raise RuntimeError("redis-server did not get ready")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end(self._process, signal.SIGTERM)
+
+
+def end(process: subprocess.Popen[str] | subprocess.Popen[bytes], how: signal.Signals) -> None:
+    process.send_signal(how)
+    try:
+        process.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def start_program(module: str, job: msgspec.Struct) -> subprocess.Popen[bytes]:
+    """Start a program of this package and hand it its job."""
+    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(job))
+    process.stdin.close()
+    return process
+
+
+def finish_program(process: subprocess.Popen[bytes], result: type[_Result]) -> _Result:
+    assert process.stdout is not None
+    output = process.stdout.read()
+    process.stdout.close()
+    if process.wait() != 0:
+        raise RuntimeError("a program of the benchmark failed; its error is above")
+    return msgspec.json.decode(output, type=result)
+
+
+def run_program(module: str, job: msgspec.Struct, result: type[_Result]) -> _Result:
+    return finish_program(start_program(module, job), result)
+
+
+def run_load(job: Job) -> LoadResult:
+    return run_program("bench.load", job, LoadResult)
+
+
+def check_held(broker: Broker, topic: str, acknowledged: dict[int, int]) -> None:
+    """The broker must hold every record it acknowledged."""
+    with broker.client() as client:
+        held = {each.partition: each.next_offset for each in client.describe_topic(topic).partitions}
+    short = {partition: count for partition, count in acknowledged.items() if held.get(partition, 0) < count}
+    if short:
+        raise RecordLost(f"topic {topic}: acknowledged {short}, held {held}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
