@@ -65,11 +65,3 @@ def test_ready_replies_are_not_gathered_without_bound(replies: ReplyQueue, wire:
     replies.fill(replies.reserve(), b"a")
     replies.fill(replies.reserve(), bytes(GATHERED_BYTES_MAX))
     assert wire.sent == [b"a" + bytes(GATHERED_BYTES_MAX)]
-
-
-def test_an_empty_reply_takes_its_place_without_a_trace(replies: ReplyQueue, wire: Wire) -> None:
-    first, second = replies.reserve(), replies.reserve()
-    replies.fill(second, b"2")
-    replies.fill(first, b"")
-    replies.flush()
-    assert wire.sent == [b"2"]

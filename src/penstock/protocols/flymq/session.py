@@ -212,11 +212,14 @@ class FlyMQSession:
 
     def _write_one_by_one(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
         """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
-        self._replies.fill(slot, b"")
+        share_bytes, rest_bytes = divmod(held_bytes, len(run.values))
         for row, value in enumerate(run.values):
             key = run.keys[row] if run.keys is not None else None
-            single = ProduceRun(run.topic, run.partition, None if key is None else [key], [value], 0)
-            self._write(single, self._replies.reserve(), held_bytes if row == 0 else 0)
+            single = ProduceRun(run.topic, run.partition, None if key is None else [key], [value], share_bytes)
+            if row == 0:
+                self._write(single, slot, share_bytes + rest_bytes)
+            else:
+                self._write(single, self._replies.reserve(), share_bytes)
 
     def _written(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, placements: list[Placement]) -> None:
         self._writes_in_flight -= 1

@@ -1,0 +1,390 @@
+"""The order of a conversation: what is pipelined, what waits, what is bounded, and what a failure costs."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.broker.access import AccessPolicy, OpenAccess, Operation, Principal, Resource
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.producer import OnPlaced, Placement
+from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
+from penstock.log.api import Appended, TopicConfig
+from penstock.log.embedded import EmbeddedEngine
+from penstock.protocols.flymq import request_encoding as encode
+from penstock.protocols.flymq.codec import CodecLimits
+from penstock.protocols.flymq.operations import Node
+from penstock.protocols.flymq.reply_decoding import decode_fetched, decode_names, decode_offset, decode_produced
+from penstock.protocols.flymq.session import CALLS_PER_TURN_MAX, REQUEST_BYTES_MIN, FlyMQ
+from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.testing.clock import ManualClock
+from tests.protocols.flymq.conversation import Conversation, Frame
+
+LIST_TOPICS = encode.encode_list_topics()
+
+
+class HeldWrites(Broker):
+    """A broker whose writes are answered when the test says so."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.writes: list[tuple[Sequence[bytes | None], OnPlaced]] = []
+
+    def produce(self, *args: Any, done: OnPlaced, **kwargs: Any) -> None:
+        self.writes.append((args[3], done))
+
+    def answer(self, index: int, base_offset: int) -> None:
+        _, done = self.writes[index]
+        done([Placement(0, slice(None), Appended(base_offset, 1))])
+
+
+@pytest.fixture
+async def held(engine: EmbeddedEngine, clock: ManualClock) -> HeldWrites:
+    broker = HeldWrites(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    await engine.create_topic("orders", TopicConfig())
+    return broker
+
+
+@pytest.fixture
+async def held_talk(held: HeldWrites, clock: ManualClock, node: Node) -> Conversation:
+    return Conversation(FlyMQ(held, clock=clock, node=node))
+
+
+def placed(frames: list[Frame]) -> list[int]:
+    """Offsets of PRODUCE replies."""
+    assert {each.opcode for each in frames} == {0x01}
+    return [decode_produced(each.payload)[2] for each in frames]
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# --- order ---
+
+
+async def test_writes_are_started_without_waiting_for_each_other(held: HeldWrites, held_talk: Conversation) -> None:
+    for value in (b"a", b"b", b"c"):
+        held_talk.say(encode.encode_produce("orders", value))
+    assert [values for values, _ in held.writes] == [[b"a"], [b"b"], [b"c"]]
+
+
+async def test_a_run_in_one_read_is_one_append(held: HeldWrites, held_talk: Conversation) -> None:
+    held_talk.say(encode.encode_produce_many("orders", [b"v%d" % n for n in range(500)]))
+    assert [len(values) for values, _ in held.writes] == [500]
+
+
+async def test_replies_keep_the_order_of_requests_whatever_is_committed_first(
+    held: HeldWrites, held_talk: Conversation
+) -> None:
+    for value in (b"a", b"b", b"c"):
+        held_talk.say(encode.encode_produce("orders", value))
+    held.answer(2, 30)
+    held.answer(0, 10)
+    await turns()
+    assert placed(await held_talk.replies(1)) == [10]
+    assert held_talk.connection.sends == []
+    held.answer(1, 20)
+    assert placed(await held_talk.replies(2)) == [20, 30]
+
+
+async def test_replies_that_are_ready_together_leave_as_one_send(held: HeldWrites, held_talk: Conversation) -> None:
+    for value in (b"a", b"b", b"c"):
+        held_talk.say(encode.encode_produce("orders", value))
+    for index in range(3):
+        held.answer(index, index)
+    await turns()
+    assert len(held_talk.connection.sends) == 1
+    assert placed(await held_talk.replies(3)) == [0, 1, 2]
+
+
+async def test_another_request_waits_for_the_writes_before_it(held: HeldWrites, held_talk: Conversation) -> None:
+    held_talk.say(encode.encode_produce("orders", b"a"), LIST_TOPICS, encode.encode_produce("orders", b"b"))
+    await turns()
+    assert len(held.writes) == 1, "what stands behind it waits too"
+    assert held_talk.connection.sends == []
+    held.answer(0, 7)
+    assert [each.opcode for each in await held_talk.replies(2)] == [0x01, 0x08]
+    assert len(held.writes) == 2
+
+
+async def test_a_fetch_behind_a_produce_sees_the_record(talk: Conversation) -> None:
+    talk.say(
+        encode.encode_produce("orders", b"hello"),
+        encode.encode_fetch("orders", 0, 0, 10),
+        encode.encode_produce("orders", b"again"),
+        encode.encode_fetch("orders", 0, 0, 10),
+    )
+    _, first, _, second = await talk.replies(4)
+    assert decode_fetched(first.payload, native=False).values == [b"hello"]
+    assert decode_fetched(second.payload, native=False).values == [b"hello", b"again"]
+
+
+async def test_requests_that_wait_for_the_log_are_answered_in_order(talk: Conversation) -> None:
+    talk.say(
+        encode.encode_create_topic("orders", 1),
+        encode.encode_commit("orders", "g", 0, 5),
+        encode.encode_get_offset("orders", "g", 0),
+        encode.encode_produce("orders", b"x"),
+        encode.encode_delete_topic("orders"),
+        LIST_TOPICS,
+    )
+    replies = await talk.replies(6)
+    assert [each.opcode for each in replies] == [0x03, 0x06, 0x60, 0x01, 0x09, 0x08]
+    assert decode_offset(replies[2].payload) == 5
+    assert decode_names(replies[5].payload) == []
+
+
+async def test_a_missing_topic_is_made_before_what_follows_is_written(talk: Conversation) -> None:
+    talk.say(
+        encode.encode_produce_many("new", [b"1", b"2"]),
+        encode.encode_produce("newer", b"3"),
+        encode.encode_produce("new", b"4"),
+    )
+    replies = await talk.replies(4)
+    assert [decode_produced(each.payload)[0] for each in replies] == ["new", "new", "newer", "new"]
+    assert placed(replies) == [0, 1, 0, 2]
+
+
+async def test_two_sessions_make_a_missing_topic_once(flymq: FlyMQ) -> None:
+    talks = [Conversation(flymq, f"192.0.2.1:{port}") for port in range(5)]
+    for each in talks:
+        each.say(encode.encode_produce("new", b"x"))
+    offsets = [placed(await each.replies(1))[0] for each in talks]
+    assert sorted(offsets) == [0, 1, 2, 3, 4]
+
+
+# --- bounds ---
+
+
+async def test_request_bytes_are_held_until_the_answer(held: HeldWrites, held_talk: Conversation) -> None:
+    connection = held_talk.connection
+    big = encode.encode_produce("orders", bytes(5000))
+    held_talk.say(big, LIST_TOPICS)
+    assert connection.held_bytes == len(big) + REQUEST_BYTES_MIN
+    held.answer(0, 0)
+    await held_talk.replies(2)
+    assert connection.held_bytes == 0
+
+
+async def test_nothing_is_started_while_the_peer_does_not_take_its_replies(talk: Conversation) -> None:
+    await talk.ask(encode.encode_produce("orders", b"hello"))
+    talk.connection.writable = False
+    talk.say(encode.encode_fetch("orders", 0, 0, 10), encode.encode_produce("orders", b"later"))
+    await turns()
+    assert talk.connection.sends == []
+    assert talk.connection.held_bytes > 0
+    talk.connection.writable = True
+    talk.session.resume()
+    assert [each.opcode for each in await talk.replies(2)] == [0x07, 0x01]
+    assert talk.connection.held_bytes == 0
+
+
+async def test_a_flood_of_small_requests_lets_others_have_their_turn(talk: Conversation) -> None:
+    count = CALLS_PER_TURN_MAX * 3
+    talk.say(LIST_TOPICS * count)
+    answered = sum(map(len, talk.connection.sends)) // 12
+    assert answered == CALLS_PER_TURN_MAX
+    assert len(await talk.replies(count)) == count
+    assert talk.connection.held_bytes == 0
+
+
+async def test_a_half_frame_is_reported_until_it_is_whole(talk: Conversation) -> None:
+    for part in (LIST_TOPICS[:5], LIST_TOPICS[5:] + LIST_TOPICS[:1], LIST_TOPICS[1:]):
+        talk.say(part)
+    assert talk.connection.pending == [True, True, False]
+    await talk.replies(2)
+
+
+# --- endings ---
+
+
+async def test_requests_before_broken_framing_are_answered_and_then_the_connection_ends(talk: Conversation) -> None:
+    with pytest.raises(ProtocolViolation, match="not a FlyMQ frame"):
+        talk.say(encode.encode_produce("orders", b"hello"), b"GET / HTTP/1.1")
+    [reply] = await talk.replies(1)
+    assert reply.opcode == 0x01
+    assert talk.connection.held_bytes == 0
+
+
+async def test_broken_framing_gets_no_error_frame(talk: Conversation) -> None:
+    with pytest.raises(ProtocolViolation):
+        talk.say(b"\xaf\x01\x01\x01\x02\x00\x00\x01")
+    await turns()
+    assert talk.connection.sends == []
+
+
+async def test_a_connection_that_is_gone_gives_back_what_it_held(held: HeldWrites, held_talk: Conversation) -> None:
+    held_talk.say(encode.encode_produce("orders", b"a"), LIST_TOPICS, LIST_TOPICS)
+    held_talk.session.closed()
+    assert held_talk.connection.held_bytes == REQUEST_BYTES_MIN, "the write is still under way"
+    held.answer(0, 0)
+    assert held_talk.connection.held_bytes == 0
+    await turns()
+
+
+async def test_a_request_that_has_begun_is_carried_out_though_the_peer_left(talk: Conversation, broker: Broker) -> None:
+    talk.say(encode.encode_create_topic("orders", 1))
+    talk.session.closed()
+    await talk.replies(1)
+    assert broker.has_topic("orders")
+    assert talk.connection.held_bytes == 0
+
+
+# --- refusals ---
+
+
+async def test_only_the_record_at_fault_is_refused_in_a_run(
+    engine: EmbeddedEngine, clock: ManualClock, node: Node
+) -> None:
+    limits = replace(BrokerLimits(), record_bytes_max=10)
+    broker = Broker(engine, clock=clock, limits=limits, access=OpenAccess())
+    await engine.create_topic("orders", TopicConfig())
+    talk = Conversation(FlyMQ(broker, clock=clock, node=node))
+    talk.say(encode.encode_produce_many("orders", [b"fits", b"does not fit", b"fits too"]))
+    first, second, third = await talk.replies(3)
+    assert placed([first, third]) == [0, 1]
+    assert second.error.startswith("record too large: ")
+    assert talk.connection.held_bytes == 0
+
+
+async def test_a_compacted_topic_refuses_only_records_without_a_key(talk: Conversation) -> None:
+    await talk.ask(encode.encode_create_topic("orders", 1, {"cleanup": "compact"}))
+    talk.say(encode.encode_produce_many("orders", [b"1", b"2", b"3"], [b"k", None, b"k"]))
+    first, second, third = await talk.replies(3)
+    assert placed([first, third]) == [0, 1]
+    assert second.error.startswith("invalid request: topic orders keeps the latest record of each key")
+
+
+async def test_a_refused_run_is_refused_record_by_record(talk: Conversation, flymq: FlyMQ) -> None:
+    await talk.ask(encode.encode_create_topic("orders", 1))
+    talk.say(encode.encode_produce_many("orders", [b"1", b"2", b"3"], partition=5), LIST_TOPICS)
+    *refused, last = await talk.replies(4)
+    assert {each.error[:24] for each in refused} == {"partition 5 out of range"}
+    assert last.opcode == 0x08
+    assert flymq.stats.errors == 3
+
+
+async def test_a_failed_commit_refuses_its_records_and_no_others(held: HeldWrites, held_talk: Conversation) -> None:
+    held_talk.say(encode.encode_produce_many("orders", [b"1", b"2", b"3"]))
+    _, done = held.writes[0]
+    done(
+        [
+            Placement(0, slice(0, None, 2), Appended(5, 1)),
+            Placement(1, [1], NoSpace("the disk is full: make room and send again")),
+        ]
+    )
+    first, second, third = await held_talk.replies(3)
+    assert placed([first, third]) == [5, 6]
+    assert second.error == "no space left: the disk is full: make room and send again"
+
+
+class NoWrites:
+    def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
+        if operation is not Operation.DESCRIBE:
+            raise AccessDenied(f"unauthorized: {principal.name} may not {operation.value} {resource.name}")
+
+
+async def test_what_is_not_allowed_is_refused_and_creates_nothing(
+    engine: EmbeddedEngine, clock: ManualClock, node: Node
+) -> None:
+    policy: AccessPolicy = NoWrites()
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=policy)
+    talk = Conversation(FlyMQ(broker, clock=clock, node=node, principal=Principal("eve")))
+    for request in (
+        encode.encode_produce("orders", b"x"),
+        encode.encode_create_topic("orders", 1),
+        encode.encode_fetch("orders", 0, 0, 1),
+        encode.encode_commit("orders", "g", 0, 1),
+        encode.encode_list_groups(),
+        encode.encode_delete_group("orders", "g"),
+    ):
+        assert (await talk.ask(request)).error.startswith("unauthorized: eve may not ")
+    assert not broker.has_topic("orders")
+    reply = await talk.ask(encode.encode_whoami())
+    assert reply == (0x72, b"\x01\0\x03eve" + bytes(8))
+
+
+async def test_bad_requests_are_answered_and_the_conversation_goes_on(talk: Conversation, flymq: FlyMQ) -> None:
+    assert (await talk.ask(frame(0xEE))).error == "unknown opcode: 238"
+    assert (await talk.ask(frame(Opcode.CONSUME, b"\0"))).error.startswith("buffer too small: ")
+    assert (await talk.ask(frame(Opcode.TXN_BEGIN))).error.startswith("TXN_BEGIN (opcode 0x40) is not available")
+    assert (await talk.ask(LIST_TOPICS)).opcode == 0x08
+    assert flymq.stats.errors == 3
+    assert flymq.stats.requests_by_name() == {"unknown": 1, "consume": 1, "txn_begin": 1, "list_topics": 1}
+
+
+class Broken(Broker):
+    def topic_names(self, principal: Principal) -> list[str]:
+        raise RuntimeError("secret detail")
+
+    async def delete_topic(self, principal: Principal, name: str) -> None:
+        raise RuntimeError("secret detail")
+
+    def produce(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("secret detail")
+
+
+async def test_a_bug_is_logged_once_and_answered_without_details(
+    engine: EmbeddedEngine, clock: ManualClock, node: Node
+) -> None:
+    broker = Broken(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    flymq = FlyMQ(broker, clock=clock, node=node)
+    talk = Conversation(flymq)
+    with capture_logs() as logs:
+        for request in (LIST_TOPICS, encode.encode_delete_topic("x"), encode.encode_produce("x", b"v")):
+            assert (await talk.ask(request)).error.startswith("internal error")
+        assert (await talk.ask(encode.encode_whoami())).opcode == 0x72
+    assert [(line["event"], line["log_level"]) for line in logs] == [("request_failed", "error")]
+    assert flymq.stats.internal_errors == 3
+    assert talk.connection.held_bytes == 0
+
+
+# --- gzip ---
+
+
+def compressed(data: bytes) -> bytes:
+    return frame(data[2], gzip.compress(data[8:]), 0x03)
+
+
+async def test_compressed_requests_are_served_in_their_turn(talk: Conversation) -> None:
+    talk.say(
+        compressed(encode.encode_produce("orders", b"x" * 1000)),
+        encode.encode_produce("orders", b"y"),
+        compressed(encode.encode_fetch("orders", 0, 0, 10)),
+        compressed(encode.encode_commit("orders", "g", 0, 1)),
+        LIST_TOPICS,
+    )
+    replies = await talk.replies(5)
+    assert [each.opcode for each in replies] == [0x01, 0x01, 0x07, 0x06, 0x08]
+    assert decode_fetched(replies[2].payload, native=False).values == [b"x" * 1000, b"y"]
+    assert talk.connection.held_bytes == 0
+
+
+async def test_an_inflated_payload_counts_with_its_real_size(talk: Conversation) -> None:
+    await talk.ask(encode.encode_create_topic("orders", 1))
+    await talk.ask(compressed(encode.encode_produce("orders", bytes(1_000_000))))
+    assert talk.connection.held_bytes_peak > 1_000_000
+    assert talk.connection.held_bytes == 0
+
+
+async def test_a_bomb_is_refused_and_the_conversation_goes_on(broker: Broker, clock: ManualClock, node: Node) -> None:
+    limits = CodecLimits(inflated_bytes_max=10_000)
+    talk = Conversation(FlyMQ(broker, clock=clock, node=node, codec_limits=limits))
+    reply = await talk.ask(compressed(encode.encode_produce("orders", bytes(1_000_000))))
+    assert reply.error == "gzip: the payload inflates to more than 10000 bytes"
+    assert (await talk.ask(LIST_TOPICS)).opcode == 0x08
+
+
+async def test_a_compressed_request_that_makes_no_sense_is_refused(talk: Conversation) -> None:
+    assert (await talk.ask(frame(0x08, b"no gzip", 0x03))).error.startswith("gzip: invalid header")
+    assert (await talk.ask(compressed(frame(0x09, b"\0\x09x")))).error.startswith("buffer too small: topic")
+    assert (await talk.ask(compressed(frame(0x01, b"\0\x09x")))).error.startswith("buffer too small: topic")
