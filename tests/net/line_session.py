@@ -1,8 +1,8 @@
 """A small protocol of lines, for tests of the network: each line is a request, and the test decides when some are answered.
 
-    echo TEXT   answered at once            later TEXT  answered when the test calls `answer`
-    big N       N bytes, when writable      quit        the session closes
-    bad         a protocol violation        bug         an exception nobody foresaw
+echo TEXT   answered at once            later TEXT  answered when the test calls `answer`
+big N       N bytes, when writable      quit        the session closes
+bad         a protocol violation        bug         an exception nobody foresaw
 """
 
 from __future__ import annotations
@@ -123,6 +123,14 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0)
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """What still arrives. A connection that the other end gave up may end with a reset as well as with an end."""
+    try:
+        return await reader.read()
+    except OSError:
+        return b""
 
 
 async def hang_up(writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,163 @@
+"""Flow control: which bits stop a socket from being read, and the order in which connections are let in again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from penstock.net.flow import ENDING, RESUMED_PER_TURN_MAX, SEND_BUFFER, InFlightBudget, ReadFlow
+from penstock.net.stats import ListenerStats
+
+
+class FakeSocket:
+    def __init__(self) -> None:
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+
+class Turns:
+    """An event loop of which the test runs one turn at a time."""
+
+    def __init__(self) -> None:
+        self._soon: deque[Callable[[], None]] = deque()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def run_one(self) -> bool:
+        ready, self._soon = self._soon, deque()
+        for callback in ready:
+            callback()
+        return bool(ready)
+
+
+class Flows:
+    def __init__(self, count: int, *, own_bytes_max: int = 100, total_bytes_max: int = 1000) -> None:
+        self.turns = Turns()
+        self.stats = ListenerStats()
+        self.budget = InFlightBudget(total_bytes_max, self.turns.call_soon)
+        self.sockets = [FakeSocket() for _ in range(count)]
+        self.flows = [ReadFlow(socket, own_bytes_max, self.budget, self.stats) for socket in self.sockets]
+
+    def read(self) -> list[bool]:
+        """Which sockets are being read."""
+        return [socket.reading for socket in self.sockets]
+
+
+def test_a_connection_is_read_until_it_holds_more_than_its_bound() -> None:
+    given = Flows(1)
+    given.flows[0].hold(100)
+    assert given.read() == [True]
+    given.flows[0].hold(1)
+    assert given.read() == [False]
+    assert given.stats.read_pauses == 1
+
+
+def test_reading_starts_again_at_half_the_bound() -> None:
+    given = Flows(1)
+    given.flows[0].hold(101)
+    given.flows[0].release(50)
+    assert given.read() == [False]
+    given.flows[0].release(1)
+    assert given.read() == [True]
+
+
+def test_a_request_larger_than_the_bound_is_taken_and_stops_the_next() -> None:
+    given = Flows(1)
+    given.flows[0].hold(5000)
+    assert given.read() == [False]
+    given.flows[0].release(5000)
+    given.turns.run_one()
+    assert given.read() == [True]
+
+
+def test_every_reason_must_pass_before_a_socket_is_read_again() -> None:
+    given = Flows(1)
+    flow = given.flows[0]
+    flow.block(SEND_BUFFER)
+    flow.hold(101)
+    assert given.stats.read_pauses == 1
+    flow.unblock(SEND_BUFFER)
+    assert given.read() == [False]
+    flow.release(101)
+    assert given.read() == [True]
+
+
+def test_ending_is_not_counted_as_back_pressure() -> None:
+    given = Flows(1)
+    given.flows[0].block(ENDING)
+    assert not given.flows[0].reading
+    assert given.stats.read_pauses == 0
+
+
+def test_the_servers_bound_stops_those_who_bring_more() -> None:
+    given = Flows(3, own_bytes_max=10_000)
+    given.flows[0].hold(900)
+    given.flows[1].hold(101)
+    assert given.read() == [True, False, True]
+    given.flows[0].release(500)
+    assert not given.turns.run_one()  # 501 is still above half
+    given.flows[0].release(1)
+    given.turns.run_one()
+    assert given.read() == [True, True, True]
+
+
+def test_waiting_connections_are_let_in_a_few_per_turn_and_in_order() -> None:
+    count = 3 * RESUMED_PER_TURN_MAX
+    given = Flows(count, own_bytes_max=10_000, total_bytes_max=10)
+    given.flows[0].hold(11)
+    for flow in given.flows[1:]:
+        flow.hold(1)
+    assert given.budget.waiting == count
+    for flow in given.flows:
+        flow.release(flow.held_bytes)
+    for turn in (1, 2, 3):
+        assert given.turns.run_one()
+        assert given.read() == [index < turn * RESUMED_PER_TURN_MAX for index in range(count)]
+    assert not given.turns.run_one()
+
+
+def test_letting_in_stops_when_those_let_in_bring_enough() -> None:
+    count = 2 * RESUMED_PER_TURN_MAX
+    given = Flows(count, own_bytes_max=10_000, total_bytes_max=10)
+    for flow in given.flows:
+        flow.hold(11)
+    for flow in given.flows:
+        flow.release(11)
+    given.turns.run_one()
+    given.flows[0].hold(11)
+    given.turns.run_one()
+    assert given.budget.waiting == RESUMED_PER_TURN_MAX + 1
+    given.flows[0].release(11)
+    while given.turns.run_one():
+        pass
+    assert all(given.read())
+
+
+def test_a_lost_connection_is_not_read_again_and_its_bytes_stay_counted_until_released() -> None:
+    given = Flows(1, total_bytes_max=10)
+    flow = given.flows[0]
+    flow.hold(20)
+    flow.lost()
+    assert given.budget.waiting == 0
+    assert given.budget.held_bytes == 20
+    flow.release(20)
+    assert not given.turns.run_one()
+    assert given.budget.held_bytes == 0
+    assert given.read() == [False]
+
+
+def test_releasing_more_than_was_held_is_a_bug_that_shows() -> None:
+    given = Flows(1)
+    given.flows[0].hold(1)
+    with pytest.raises(AssertionError, match="released more"):
+        given.flows[0].release(2)

@@ -1,0 +1,223 @@
+"""TLS: what is spoken, who is let in, and errors that name the file."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from structlog.testing import capture_logs
+
+from penstock.errors import ConfigError
+from penstock.net.limits import ListenerLimits
+from penstock.net.tls import client_context, server_context, subject_of
+from tests.net.line_session import hang_up, open_sockets, read_to_end, serving, until
+
+
+class Files:
+    """An authority, a server's certificate and a client's, as PEM files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ca = directory / "ca.pem"
+        self.cert, self.key = directory / "server.pem", directory / "server.key"
+        self.client_cert, self.client_key = directory / "client.pem", directory / "client.key"
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(self.ca)
+        for issued, cert, key in (
+            (authority.issue_cert("127.0.0.1", common_name="broker"), self.cert, self.key),
+            (
+                authority.issue_cert(
+                    "alice@example.org",
+                    common_name="alice",
+                    organization_name="Example",
+                    organization_unit_name="Payments",
+                ),
+                self.client_cert,
+                self.client_key,
+            ),
+        ):
+            cert.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+            issued.private_key_pem.write_to_path(key)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("tls"))
+
+
+async def test_a_request_is_answered_over_tls(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        reader, writer, session = await service.connect(ssl=client_context(files.ca))
+        writer.write(b"echo hello\n")
+        assert await reader.readline() == b"hello\n"
+        assert session.connection.principal_hint is None
+        writer.write(b"later one\n")
+        await until(lambda: len(session.later) == 1)
+        session.answer()
+        assert await reader.readline() == b"one\n"
+        await hang_up(writer)
+        await until(lambda: session.is_closed)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_current_versions_are_spoken(files: Files, version: ssl.TLSVersion) -> None:
+    context = client_context(files.ca)
+    context.minimum_version = context.maximum_version = version
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        reader, writer, _ = await service.connect(ssl=context)
+        writer.write(b"echo x\n")
+        assert await reader.readline() == b"x\n"
+        await hang_up(writer)
+
+
+def test_older_versions_are_spoken_by_neither_end(files: Files) -> None:
+    for context in (server_context(files.cert, files.key), client_context(files.ca)):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+async def test_a_client_certificate_says_who_is_asking(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key, files.ca)) as service:
+        context = client_context(files.ca, files.client_cert, files.client_key)
+        _, writer, session = await service.connect(ssl=context)
+        assert session.connection.principal_hint == "CN=alice,OU=Payments,O=Example"
+        await hang_up(writer)
+
+
+async def test_a_client_without_a_certificate_is_turned_away_where_one_is_required(files: Files) -> None:
+    sockets = open_sockets()
+    async with serving(tls=server_context(files.cert, files.key, files.ca)) as service:
+        with capture_logs() as lines:
+            # TLS 1.3 tells a client at its first read, when its own side of the handshake is long done.
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.port, ssl=client_context(files.ca))
+            assert await read_to_end(reader) == b""
+            await hang_up(writer)
+            await until(lambda: service.stats.handshake_failures == 1)
+        assert service.sessions == []
+        assert [line["event"] for line in lines] == ["tls_handshake_failed"]
+        assert service.stats.connections_open == 0
+    await until(lambda: open_sockets() == sockets)
+
+
+async def test_plain_text_on_a_tls_port_is_one_line_and_no_session(files: Files) -> None:
+    sockets = open_sockets()
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        with capture_logs() as lines:
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await read_to_end(reader)
+            await until(lambda: service.stats.handshake_failures == 1)
+            await hang_up(writer)
+        assert [line["event"] for line in lines] == ["tls_handshake_failed"]
+        assert "exc_info" not in lines[0]
+        assert service.stats.connections_open == 0
+    await until(lambda: open_sockets() == sockets)
+
+
+async def test_a_handshake_that_never_ends_is_cut_off(files: Files) -> None:
+    limits = ListenerLimits(handshake_s_max=0.05)
+    async with serving(limits, tls=server_context(files.cert, files.key)) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        assert await read_to_end(reader) == b""
+        await until(lambda: service.stats.handshake_failures == 1)
+        await hang_up(writer)
+
+
+async def test_a_handshake_under_way_does_not_hold_up_a_stop(files: Files) -> None:
+    sockets = open_sockets()
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        await until(lambda: service.stats.connections_open == 1)
+        await service.listener.stop()
+        assert service.stats.connections_open == 0
+        await hang_up(writer)
+    await until(lambda: open_sockets() == sockets)
+
+
+async def test_a_stop_answers_what_is_in_flight_over_tls_too(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        reader, writer, session = await service.connect(ssl=client_context(files.ca))
+        writer.write(b"later one\n")
+        await until(lambda: len(session.later) == 1)
+        stopping = asyncio.create_task(service.listener.stop(grace_s=20))
+        await asyncio.sleep(0)
+        session.answer()
+        assert await reader.read() == b"one\n"
+        await hang_up(writer)
+        await stopping
+        assert service.stats.closed_unanswered == 0
+
+
+@pytest.mark.parametrize("missing", ["cert", "key", "client_ca"])
+def test_a_missing_file_is_named(files: Files, missing: str, tmp_path: Path) -> None:
+    given = {"cert": files.cert, "key": files.key, "client_ca": files.ca, missing: tmp_path / "nowhere.pem"}
+    with pytest.raises(ConfigError, match=rf"tls\.{missing}: .*nowhere\.pem does not exist"):
+        server_context(**given)
+
+
+def test_a_file_that_cannot_be_read_is_named(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tls\.cert: .* cannot be read \(Is a directory\)"):
+        server_context(tmp_path, files.key)
+
+
+@pytest.mark.parametrize("wrong", ["cert", "key", "client_ca"])
+def test_a_file_of_something_else_is_named(files: Files, wrong: str, tmp_path: Path) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("not a certificate")
+    given = {"cert": files.cert, "key": files.key, "client_ca": files.ca, wrong: note}
+    with pytest.raises(ConfigError, match=rf"tls\.{wrong}: .*note\.txt holds no (certificate|private key) in PEM form"):
+        server_context(**given)
+
+
+def test_a_damaged_certificate_is_an_error_that_names_both_files(files: Files, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.pem"
+    damaged.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    with pytest.raises(ConfigError, match=r"damaged\.pem and .*server\.key cannot be used"):
+        server_context(damaged, files.key)
+    with pytest.raises(ConfigError, match=r"damaged\.pem holds no usable certificate"):
+        server_context(files.cert, files.key, damaged)
+
+
+def test_a_key_of_another_certificate_is_named(files: Files) -> None:
+    with pytest.raises(
+        ConfigError, match=r"tls\.key: .*client\.key does not belong to the certificate in .*server\.pem"
+    ):
+        server_context(files.cert, files.client_key)
+
+
+def test_a_key_with_a_passphrase_is_refused_instead_of_asked_for(files: Files, tmp_path: Path) -> None:
+    protected = tmp_path / "protected.key"
+    key = load_pem_private_key(files.key.read_bytes(), None)
+    protected.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+    with pytest.raises(ConfigError, match="protected by a passphrase"):
+        server_context(files.cert, protected)
+
+
+def test_a_client_uses_the_systems_authorities_unless_told_otherwise() -> None:
+    context = client_context()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+def test_a_subject_is_written_most_specific_name_first() -> None:
+    certificate = {
+        "subject": ((("countryName", "CH"),), (("organizationName", "Example"),), (("commonName", "alice"),))
+    }
+    assert subject_of(certificate) == "CN=alice,O=Example,C=CH"
+
+
+def test_a_name_cannot_pretend_to_be_two() -> None:
+    certificate = {"subject": ((("commonName", "alice,O=Admins\n"),),)}
+    assert subject_of(certificate) == "CN=alice\\,O\\=Admins\\0a"
+
+
+@pytest.mark.parametrize("certificate", [None, {}, {"subject": ()}])
+def test_without_a_certificate_there_is_no_subject(certificate: dict[str, object] | None) -> None:
+    assert subject_of(certificate) is None
