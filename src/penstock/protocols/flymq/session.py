@@ -89,6 +89,11 @@ class FlyMQ:
         self.fetcher = Fetcher(fetch_limits or FetchLimits(), clock)
         self.stats = FlyMQStats()
 
+    def principal_of(self, connection: Connection) -> Principal:
+        """Who is asking: the subject of a certificate that TLS has verified, otherwise the listener's principal."""
+        subject = connection.principal_hint
+        return self.principal if subject is None else Principal(subject)
+
     def __call__(self, connection: Connection) -> FlyMQSession:
         return FlyMQSession(self, connection)
 
@@ -99,13 +104,13 @@ class FlyMQSession:
     def __init__(self, shared: FlyMQ, connection: Connection) -> None:
         self._loop = asyncio.get_running_loop()
         self._broker = shared.broker
-        self._principal = shared.principal
+        self._principal = shared.principal_of(connection)
         self._limits = shared.codec_limits
         self._stats = shared.stats
         self._connection = connection
         self._id = f"{connection.listener}/{connection.peer}"
         self._operations = Operations(
-            shared.broker, shared.fetcher, shared.node, shared.dialect, shared.principal, self._id
+            shared.broker, shared.fetcher, shared.node, shared.dialect, self._principal, self._id
         )
         self._decoder = RequestDecoder(shared.codec_limits)
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
