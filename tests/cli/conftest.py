@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
+from penstock.testing import RunningBroker
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
         return Result(code, captured.out, captured.err.decode())
 
     return run
+
+
+@pytest.fixture
+def broker(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningBroker]:
+    """A broker that the commands of the test talk to."""
+    with RunningBroker() as broker:
+        monkeypatch.setenv("PENSTOCK_SERVER", broker.url)
+        yield broker

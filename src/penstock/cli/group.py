@@ -43,7 +43,7 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
         return
     terminal.print_table(
         ["group", "topic", "members", "lag"],
-        [(row["group"], row["topic"], row["members"], row["lag"]) for row in rows],
+        [(row["group"], row["topic"], row["members"], _or_gone(row["lag"])) for row in rows],
         right=["members", "lag"],
     )
 
@@ -71,7 +71,14 @@ def describe(
     terminal.print_table(
         columns,
         [
-            (row["topic"], each["partition"], each["committed"], each["next_offset"], each["lag"], row["members"])
+            (
+                row["topic"],
+                each["partition"],
+                each["committed"],
+                _or_gone(each["next_offset"]),
+                _or_gone(each["lag"]),
+                row["members"],
+            )
             for row in rows
             for each in row["partitions"]
         ],
@@ -155,17 +162,29 @@ def delete(
 
 
 def _row(client: FlyMQClient, described: GroupDescription) -> dict[str, Any]:
-    """A group in one topic with its lag by partition."""
-    partitions = []
+    """A group in one topic with its lag by partition; None where the group has outlived the topic."""
+    from penstock.errors import PartitionNotFound, TopicNotFound
+
+    partitions: list[dict[str, Any]] = []
+    total: int | None = 0
     for partition, committed in sorted(described.offsets.items()):
-        lag = client.lag(described.topic, described.group, partition)
-        partitions.append(
-            {"partition": partition, "committed": committed, "next_offset": lag.next_offset, "lag": lag.lag}
-        )
+        row: dict[str, Any] = {"partition": partition, "committed": committed, "next_offset": None, "lag": None}
+        try:
+            lag = client.lag(described.topic, described.group, partition)
+        except (TopicNotFound, PartitionNotFound):
+            total = None
+        else:
+            row |= {"next_offset": lag.next_offset, "lag": lag.lag}
+            total = None if total is None else total + lag.lag
+        partitions.append(row)
     return {
         "group": described.group,
         "topic": described.topic,
         "members": described.members,
-        "lag": sum(each["lag"] for each in partitions),
+        "lag": total,
         "partitions": partitions,
     }
+
+
+def _or_gone(number: int | None) -> object:
+    return "no topic" if number is None else number

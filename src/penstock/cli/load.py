@@ -18,7 +18,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 
 BATCHES_IN_FLIGHT = 8
-PAYLOADS = 64
+PAYLOADS_BYTES = 1 << 20
 FETCH_RECORDS_MAX = 10_000
 
 OnProgress = Callable[[int, int], None]
@@ -73,10 +73,11 @@ async def run_load(url: str, topic: str, load: Load, durability: str, progress: 
 async def _produce(
     clients: list[AsyncFlyMQClient], topic: str, load: Load, durability: str, progress: OnProgress
 ) -> Measured:
-    payloads = [os.urandom(load.size_bytes) for _ in range(PAYLOADS)]
+    # A few different values: enough that compression cannot cheat, few enough to stay in memory.
+    payloads = [os.urandom(load.size_bytes) for _ in range(max(1, min(64, PAYLOADS_BYTES // max(1, load.size_bytes))))]
     batch_records = max(1, load.in_flight // BATCHES_IN_FLIGHT)
     workers = min(load.in_flight, BATCHES_IN_FLIGHT)
-    batch = [payloads[i % PAYLOADS] for i in range(batch_records)]
+    batch = [payloads[i % len(payloads)] for i in range(batch_records)]
     left = load.records
     latencies_ms: list[float] = []
 
@@ -134,6 +135,10 @@ async def _fetch(
 
 
 async def _all(work: Iterable[Coroutine[None, None, None]]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for each in work:
-            group.create_task(each)
+    """Do everything at once; the first failure ends the rest and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(each)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli import bench, configuration, consume, doctor, group, produce, serve, terminal, topic
-from penstock.cli.options import JsonOption, ServerOption
+from penstock.cli.options import JsonOption, RootServerOption
 from penstock.errors import AuthenticationRequired, GroupNotFound, PartitionNotFound, PenstockError, TopicNotFound
 
 EXIT_FAILED = 1
@@ -78,7 +78,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def penstock(
-    server: ServerOption = None,
+    server: RootServerOption = None,
     as_json: JsonOption = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")] = False,
     version: Annotated[

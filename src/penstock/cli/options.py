@@ -15,7 +15,12 @@ from penstock import DEFAULT_URL
 if TYPE_CHECKING:
     from penstock.config import Config
 
+_SERVER_HELP = "The broker to talk to; PENSTOCK_SERVER sets it too."
 ServerOption = Annotated[
+    str | None, typer.Option("--server", "-s", metavar="URL", help=_SERVER_HELP, show_default=DEFAULT_URL)
+]
+# Only here does the variable count, or it would win over the flag before the command.
+RootServerOption = Annotated[
     str | None,
     typer.Option(
         "--server",
@@ -23,7 +28,7 @@ ServerOption = Annotated[
         metavar="URL",
         envvar="PENSTOCK_SERVER",
         show_envvar=False,
-        help="The broker to talk to; PENSTOCK_SERVER sets it too.",
+        help=_SERVER_HELP,
         show_default=DEFAULT_URL,
     ),
 ]

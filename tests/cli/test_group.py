@@ -1,0 +1,110 @@
+"""`penstock group` against a real broker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.testing import RunningBroker
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def billing(broker: RunningBroker) -> RunningBroker:
+    """A group that has read one of three records in one partition, and one of one in the other."""
+    client = broker.connect()
+    client.create_topic("orders", 2)
+    client.send_many("orders", [b"one", b"two", b"three"], partition=0)
+    client.send("orders", b"four", partition=1)
+    client.commit("orders", "billing", 0, 1)
+    client.commit("orders", "billing", 1, 1)
+    return broker
+
+
+def test_groups_are_listed_with_their_lag_even_where_their_topic_is_gone(run: Run, billing: RunningBroker) -> None:
+    billing.connect().commit("other", "audit", 0, 0)
+    assert run("group", "list").text == (
+        "group    topic   members       lag\naudit    other         0  no topic\nbilling  orders        0         2\n"
+    )
+    assert json.loads(run("group", "describe", "audit", "--json").out)[0]["lag"] is None
+
+
+def test_a_group_is_described_by_partition(run: Run, billing: RunningBroker) -> None:
+    described = (
+        "topic   partition  committed  next offset  lag  members\n"
+        "orders          0          1            3    2        0\n"
+        "orders          1          1            1    0        0\n"
+    )
+    assert run("group", "describe", "billing").text == described
+    assert run("group", "describe", "billing", "--topic", "orders").text == described
+    result = run("group", "describe", "billing", "--topic", "other")
+    assert (result.code, result.err) == (
+        1,
+        "error: consumer group not found: other:billing (see those there are with: penstock group list)\n",
+    )
+
+
+def test_programs_get_json(run: Run, billing: RunningBroker) -> None:
+    expected = [
+        {
+            "group": "billing",
+            "topic": "orders",
+            "members": 0,
+            "lag": 2,
+            "partitions": [
+                {"partition": 0, "committed": 1, "next_offset": 3, "lag": 2},
+                {"partition": 1, "committed": 1, "next_offset": 1, "lag": 0},
+            ],
+        }
+    ]
+    assert json.loads(run("group", "list", "--json").out) == expected
+    assert json.loads(run("group", "describe", "billing", "--json").out) == expected
+
+
+@pytest.mark.parametrize(
+    ("to", "committed"),
+    [("earliest", [0, 0]), ("latest", [3, 1]), ("1970-01-01T00:00Z", [0, 0]), ("2100-01-01", [3, 1])],
+)
+def test_a_group_is_moved_in_all_partitions(run: Run, billing: RunningBroker, to: str, committed: list[int]) -> None:
+    result = run("group", "reset", "billing", "--topic", "orders", "--to", to, "--yes", "--json")
+    assert json.loads(result.out) == {
+        "group": "billing",
+        "topic": "orders",
+        "partitions": [{"partition": index, "committed": offset} for index, offset in enumerate(committed)],
+    }
+    client = billing.connect()
+    assert [client.committed("orders", "billing", index) for index in range(2)] == committed
+
+
+def test_a_group_is_moved_in_one_partition(run: Run, billing: RunningBroker) -> None:
+    result = run("group", "reset", "billing", "-t", "orders", "--partition", "0", "--to", "2", "-y")
+    assert (result.code, result.text) == (0, "topic   partition  committed\norders          0          2\n")
+    client = billing.connect()
+    assert [client.committed("orders", "billing", index) for index in range(2)] == [2, 1]
+
+
+def test_a_group_is_deleted(run: Run, billing: RunningBroker) -> None:
+    assert run("group", "delete", "billing", "--yes").text == "deleted group billing in orders\n"
+    assert billing.connect().groups() == []
+    assert run("group", "delete", "billing", "--yes").code == 1
+
+
+def test_nothing_is_moved_or_deleted_without_a_yes(run: Run, billing: RunningBroker) -> None:
+    result = run("group", "reset", "billing", "-t", "orders", "--to", "earliest")
+    assert result.code == 1
+    assert result.err.startswith(
+        "error: Move group billing in topic orders to earliest? There is no terminal to ask at"
+    )
+    result = run("group", "delete", "billing")
+    assert result.code == 1
+    assert result.err.startswith("error: Delete group billing and its offsets in orders? There is no terminal")
+    assert billing.connect().committed("orders", "billing", 0) == 1
+
+
+def test_no_groups_are_an_empty_table_or_a_hint(
+    run: Run, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("group", "list").text == "group  topic  members  lag\n"
+    monkeypatch.setattr("penstock.cli.terminal.on_terminal", lambda: True)
+    assert run("group", "list").text == ""

@@ -1,0 +1,129 @@
+"""`penstock produce` against a real broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.testing import RunningBroker
+from tests.cli.conftest import Run
+
+
+def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes]]:
+    return [(record.key, record.value) for record in broker.connect().records(topic)]
+
+
+def test_an_argument_is_a_record(run: Run, broker: RunningBroker) -> None:
+    result = run("produce", "orders", "grün")
+    assert (result.code, result.text) == (0, "stored 1 record in orders: partition 0, offset 0\n")
+    assert run("produce", "orders", "two", "--key", "k").text == "stored 1 record in orders: partition 0, offset 1\n"
+    assert stored(broker, "orders") == [(None, "grün".encode()), (b"k", b"two")]
+
+
+def test_each_line_of_the_input_is_a_record(run: Run, broker: RunningBroker) -> None:
+    result = run("produce", "orders", input=b"one\n\n\xff\x00\nlast")
+    assert (result.code, result.text) == (0, "stored 4 records in orders: partition 0, offsets 0 to 3\n")
+    assert [value for _, value in stored(broker, "orders")] == [b"one", b"", b"\xff\x00", b"last"]
+
+
+def test_each_line_of_a_file_is_a_record(run: Run, broker: RunningBroker) -> None:
+    Path("in.txt").write_bytes(b"".join(b"%d\n" % number for number in range(5_000)))
+    assert run("produce", "orders", "--file", "in.txt").code == 0
+    assert [value for _, value in stored(broker, "orders")] == [b"%d" % number for number in range(5_000)]
+    assert run("produce", "other", "--file", "-", input=b"x\n").text.startswith("stored 1 record in other")
+
+
+def test_the_whole_input_may_be_one_record(run: Run, broker: RunningBroker) -> None:
+    assert run("produce", "orders", "--whole", "-k", "k", input=b"one\ntwo\n").code == 0
+    assert stored(broker, "orders") == [(b"k", b"one\ntwo\n")]
+
+
+def test_keys_may_stand_in_the_lines(run: Run, broker: RunningBroker) -> None:
+    assert run("produce", "orders", "-K", ":", input=b"a:1\nb:2:3\n").code == 0
+    assert run("produce", "orders", "-K", "\\t", input=b"c\t4\n").code == 0
+    assert stored(broker, "orders") == [(b"a", b"1"), (b"b", b"2:3"), (b"c", b"4")]
+
+
+def test_a_line_without_a_key_stops_it_with_what_was_stored_before(
+    run: Run, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.lines.READ_BYTES_MAX", 4)
+    result = run("produce", "orders", "-K", ":", input=b"a:1\nb:2\nxyz\n")
+    assert result.code == 1
+    assert result.err == (
+        "stored 2 records in orders: partition 0, offsets 0 to 1 before this:\n"
+        "error: line 3 has no ':' between key and value: correct it, or leave out --key-separator\n"
+    )
+
+
+def test_a_partition_may_be_chosen(run: Run, broker: RunningBroker) -> None:
+    broker.connect().create_topic("orders", 3)
+    assert (
+        run("produce", "orders", "x", "--partition", "2").text == "stored 1 record in orders: partition 2, offset 0\n"
+    )
+    result = run("produce", "orders", "x", "--partition", "7")
+    assert result.code == 1
+    assert "penstock topic describe TOPIC" in result.err
+
+
+def test_programs_get_json(run: Run, broker: RunningBroker) -> None:
+    broker.connect().create_topic("orders", 2)
+    assert json.loads(run("produce", "orders", "--json", input=b"a\nb\nc\n").out) == {
+        "topic": "orders",
+        "records": 3,
+        "partitions": [
+            {"partition": 0, "records": 2, "first_offset": 0, "last_offset": 1},
+            {"partition": 1, "records": 1, "first_offset": 0, "last_offset": 0},
+        ],
+    }
+    assert run("produce", "orders", input=b"a\nb\n").text == "stored 2 records in orders: 2 partitions\n"
+
+
+def test_no_input_stores_nothing(run: Run, broker: RunningBroker) -> None:
+    result = run("produce", "orders")
+    assert (result.code, result.text) == (0, "stored 0 records in orders\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["--key", "k", "--key-separator", ":"], "--key and --key-separator both give the key: use one of them"),
+        (["--key-separator", ""], "--key-separator is empty: name the text between key and value"),
+        (
+            ["value", "--file", "f"],
+            "VALUE is the record itself: leave it out to use --file, --whole or --key-separator",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    run: Run, broker: RunningBroker, args: list[str], error: str
+) -> None:
+    result = run("produce", "orders", *args)
+    assert result.code == 2
+    assert error in result.err
+
+
+def test_a_file_that_is_not_there_is_named(run: Run, broker: RunningBroker) -> None:
+    result = run("produce", "orders", "--file", "nope.txt")
+    assert (result.code, result.err) == (1, "error: nope.txt: No such file or directory\n")
+
+
+def test_what_the_broker_refuses_is_said(run: Run, broker: RunningBroker) -> None:
+    result = run("produce", "../etc", "x")
+    assert result.code == 1
+    assert "topic name '../etc' has a level '..'" in result.err
+
+
+def test_long_work_shows_its_progress_at_a_terminal(
+    run: Run, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.progress.SHOWN_AFTER_S", -1.0)
+    monkeypatch.setattr("penstock.cli.lines.READ_BYTES_MAX", 100)
+    quiet = run("produce", "orders", input=b"line\n" * 100)
+    assert quiet.err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    watched = run("produce", "orders", input=b"line\n" * 100)
+    assert watched.code == 0
+    assert "records" in watched.err

@@ -1,0 +1,107 @@
+"""`penstock serve` as a process: what it prints, how it stops, what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from tests.cli.conftest import Run
+
+Serve = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts brokers as processes and ends those that a failing test leaves behind."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*args: str) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "penstock", "serve", *args],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env={name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_names_each_listener_then_is_ready_and_stops_cleanly(
+    tmp_path: Path, serve: Serve, number: signal.Signals
+) -> None:
+    server = serve("--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--data-dir", "data")
+    assert server.stdout is not None
+    flymq, admin, ready = (server.stdout.readline() for _ in range(3))
+    assert re.fullmatch(r"flymq on 127\.0\.0\.1:[1-9]\d*\n", flymq)
+    assert re.fullmatch(r"admin on 127\.0\.0\.1:[1-9]\d*\n", admin)
+    assert ready == "ready\n"
+    with penstock.connect(f"flymq://{flymq.split()[-1]}") as client:
+        client.send("orders", b"one")
+    server.send_signal(number)
+    assert (server.wait(), server.stdout.read()) == (0, "")
+    assert (tmp_path / "data").is_dir()
+
+
+def test_a_file_says_what_is_on_and_which_topics_there_are(tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "penstock.toml").write_text(
+        'data_dir = "log"\n[listeners.flymq]\nbind = "127.0.0.1:0"\n[[topics]]\nname = "orders"\npartitions = 3\n'
+    )
+    server = serve("--config", "penstock.toml")
+    assert server.stdout is not None
+    flymq, ready = (server.stdout.readline() for _ in range(2))
+    assert ready == "ready\n"
+    with penstock.connect(f"flymq://{flymq.split()[-1]}") as client:
+        assert len(client.describe_topic("orders").partitions) == 3
+    server.terminate()
+    assert server.wait() == 0
+    assert (tmp_path / "log").is_dir()
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run("serve", "--bind", bind, "--data-dir", "data", "--admin-bind", "127.0.0.1:0")
+    assert result.code == 1
+    assert result.out == b""
+    (line,) = result.err.splitlines()
+    assert line.startswith("error: ")
+    assert bind in line
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (
+            ["--bind", "0.0.0.0:0"],
+            'flag --bind: listeners.flymq: bind = "0.0.0.0:0" can be reached from other machines',
+        ),
+        (["--durability", "maybe"], "flag --durability: durability: durability 'maybe' is not known"),
+        (["--log-level", "loud"], 'flag --log-level: logging.level = "loud" is not known'),
+        (["--config", "nope.toml"], "nope.toml does not exist: create it"),
+    ],
+)
+def test_a_wrong_setting_stops_it_before_it_starts(run: Run, args: list[str], error: str) -> None:
+    result = run("serve", *args)
+    assert result.code == 1
+    assert result.err.startswith(f"error: {error}")
+    assert not Path("penstock-data").exists()
