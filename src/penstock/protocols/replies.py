@@ -24,6 +24,8 @@ class ReplySlot:
 
 
 class ReplyQueue:
+    __slots__ = ("_call_soon", "_flush_scheduled", "_ready", "_ready_bytes", "_send", "_slots")
+
     def __init__(self, send: Callable[[bytes], None], call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._send = send
         self._call_soon = call_soon

@@ -88,6 +88,8 @@ class Node:
 
 
 class Operations:
+    __slots__ = ("_broker", "_dialect", "_fetcher", "_node", "_principal", "_session_id", "_shown_native")
+
     def __init__(
         self,
         broker: Broker,

@@ -101,6 +101,24 @@ class FlyMQ:
 class FlyMQSession:
     """Implements `penstock.net.session.Session`."""
 
+    __slots__ = (
+        "_broker",
+        "_bug_logged",
+        "_connection",
+        "_decoder",
+        "_id",
+        "_limits",
+        "_loop",
+        "_operations",
+        "_principal",
+        "_replies",
+        "_stats",
+        "_task",
+        "_turn_scheduled",
+        "_waiting",
+        "_writes_in_flight",
+    )
+
     def __init__(self, shared: FlyMQ, connection: Connection) -> None:
         self._loop = asyncio.get_running_loop()
         self._broker = shared.broker
