@@ -61,4 +61,5 @@ class LoopThread:
                     task.cancel()
                 self._loop.run_until_complete(asyncio.wait(remaining))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()

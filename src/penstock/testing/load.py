@@ -175,7 +175,9 @@ class ProducerLoad:
         return not any(isinstance(result, _BROKER_IS_GONE) for result in results)
 
     def _note(self, ids: range, results: list[RecordMetadata | PenstockError]) -> None:
-        acked, failed, unknown = [], [], []
+        acked: list[tuple[int, tuple[int, int]]] = []
+        failed: list[int] = []
+        unknown: list[int] = []
         reason = ""
         for number, result in zip(ids, results, strict=True):
             if isinstance(result, RecordMetadata):

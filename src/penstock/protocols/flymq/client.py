@@ -42,6 +42,7 @@ from penstock.protocols.flymq import reply_decoding as replies
 from penstock.protocols.flymq import request_encoding as requests
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
+from penstock.protocols.flymq.fetched import EncodedFetch
 from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.reply_messages import GroupState
 from penstock.protocols.flymq.wire import PARTITION_AUTO
@@ -202,21 +203,20 @@ class AsyncFlyMQClient:
         `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
         values that have such a member.
         """
+        return (await self.fetch_encoded(topic, partition, offset, max_records, filter)).decode()
+
+    async def fetch_encoded(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_records: int = FETCH_RECORDS,
+        filter: str | None = None,  # noqa: A002
+    ) -> EncodedFetch:
+        """Like `fetch`, with the decoding left to the caller."""
         _check_topic(topic)
-        native = filter is not None
         data = requests.encode_fetch(topic, _index_field(partition), _offset_field(offset), max_records, filter)
-        rows = replies.decode_fetched(await self._read(data), native=native)
-        if rows.keys is None:
-            records = [
-                Record(topic, partition, row_offset, None, value)
-                for row_offset, value in zip(rows.offsets, rows.values, strict=True)
-            ]
-        else:
-            records = [
-                Record(topic, partition, row_offset, key, value)
-                for row_offset, key, value in zip(rows.offsets, rows.keys, rows.values, strict=True)
-            ]
-        return FetchResult(records, rows.next_offset)
+        return EncodedFetch(topic, partition, await self._read(data), native=filter is not None)
 
     def batches(
         self,

@@ -1,29 +1,35 @@
 """Reading a topic from start to end, or on and on: where to begin, what to fetch next, when to commit, how long to wait.
 
-Each partition has a cursor. A few fetches are always on their way, one per cursor at most, so that the broker works while the program
-does. FlyMQ has no push and no long poll: when nothing new came from any partition, the next round waits, twice as long each time up to
-a bound.
+Each partition has a cursor. A few fetches are always on their way, one per cursor at most, and the next one leaves before the last
+one's records are decoded and handed out, so that the broker works while the program does. FlyMQ has no push and no long poll: when
+nothing new came from any partition, the next round waits, twice as long each time up to a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from penstock.clients.records import FetchResult, PartitionDescription, Record
+from penstock.clients.records import PartitionDescription, Record
 from penstock.clients.requests import Sleep
-from penstock.errors import GroupNotFound, InvalidRequest, OffsetOutOfRange, PartitionNotFound
+from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound
+from penstock.protocols.flymq.fetched import EncodedFetch
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client import AsyncFlyMQClient
 
 Start = Literal["earliest", "latest"] | int | datetime
 
+READ_RECORDS = 5000
+"""Records that one fetch asks for. A broker may give fewer; deployed ones stop at 1 000."""
 FETCHES_AHEAD_MAX = 4
 """Fetches under way at once; each may bring as much as a frame holds."""
+TURNS_UNTIL_WRITTEN = 2
+"""Turns of the loop until a new task's request is on the wire: one to run the task, one to write."""
 POLL_S_MIN = 0.005
 POLL_S_MAX = 0.25
 
@@ -48,16 +54,20 @@ class _Cursor:
     def finished(self) -> bool:
         return self.end is not None and self.offset >= self.end
 
-    def advance(self, result: FetchResult) -> list[Record]:
-        """Move past a fetch's result; returns its records, without those that came after reading began."""
-        records, end = result.records, self.end
-        if end is not None:
-            if records and records[-1].offset >= end:
-                records = [record for record in records if record.offset < end]
-            if not records and result.next_offset <= self.offset:
-                self.offset = end  # the broker has nothing more before the end: what was there is gone
-                return records
-        self.offset = result.next_offset
+    def advance(self, fetched: EncodedFetch) -> bool:
+        """Move past a fetch; returns whether that was a step forward."""
+        moved = fetched.next_offset > self.offset
+        if moved:
+            self.offset = fetched.next_offset
+        elif self.end is not None:
+            self.offset = self.end  # the broker has nothing more before the end: what was there is gone
+        return moved
+
+    def records(self, fetched: EncodedFetch) -> list[Record]:
+        """The records of a fetch, without those that came after reading began."""
+        records, end = fetched.decode().records, self.end
+        if end is not None and records and records[-1].offset >= end:
+            return [record for record in records if record.offset < end]
         return records
 
 
@@ -79,38 +89,43 @@ async def read_batches(
         raise InvalidRequest(f"limit is {limit}: read at least one record, or leave it out to read all")
     cursors = await _cursors(client, topic, partition, start, group, follow=follow)
     ready = deque(cursor for cursor in cursors if not cursor.finished)
-    under_way: deque[tuple[_Cursor, asyncio.Task[FetchResult]]] = deque()
+    under_way: deque[tuple[_Cursor, asyncio.Task[EncodedFetch]]] = deque()
     committing: asyncio.Task[None] | None = None
-    empty_in_a_row = 0
+    left = sys.maxsize if limit is None else limit
+    idle_cursors = 0
     poll_s = POLL_S_MIN
 
     def fetch_ahead() -> None:
         while ready and len(under_way) < FETCHES_AHEAD_MAX:
             cursor = ready.popleft()
-            under_way.append((cursor, asyncio.create_task(_fetch(client, topic, cursor, wanted))))
+            fetch = client.fetch_encoded(topic, cursor.partition, cursor.offset, min(left, READ_RECORDS), wanted)
+            under_way.append((cursor, asyncio.create_task(fetch)))
 
     try:
         fetch_ahead()
         while under_way:
             cursor, task = under_way.popleft()
-            records = cursor.advance(await task)
+            fetched = await task
+            if cursor.advance(fetched):
+                idle_cursors, poll_s = 0, POLL_S_MIN
+            else:
+                idle_cursors += 1
+            if not cursor.finished:
+                ready.append(cursor)
+            if follow and idle_cursors >= len(cursors):
+                await sleep(poll_s)
+                idle_cursors, poll_s = 0, min(poll_s * 2, POLL_S_MAX)
+            if limit is None:
+                fetch_ahead()
+                for _ in range(TURNS_UNTIL_WRITTEN):
+                    await asyncio.sleep(0)
+            records = cursor.records(fetched)
             position = cursor.offset
-            if limit is not None and len(records) >= limit:
-                records = records[:limit]
+            if len(records) >= left:
+                records = records[:left]
                 position = records[-1].offset + 1
-                limit = 0
-            elif limit is not None:
-                limit -= len(records)
-            if limit != 0:
-                if not cursor.finished:
-                    ready.append(cursor)
-                if records:
-                    empty_in_a_row, poll_s = 0, POLL_S_MIN
-                else:
-                    empty_in_a_row += 1
-                    if follow and empty_in_a_row >= len(cursors):
-                        await sleep(poll_s)
-                        empty_in_a_row, poll_s = 0, min(poll_s * 2, POLL_S_MAX)
+            left -= len(records)
+            if left:
                 fetch_ahead()
             if records:
                 yield records
@@ -119,7 +134,7 @@ async def read_batches(
                     await committing
                 cursor.committed = position
                 committing = asyncio.create_task(client.commit(topic, group, cursor.partition, position))
-            if limit == 0:
+            if not left:
                 break
     finally:
         for _, task in under_way:
@@ -127,16 +142,6 @@ async def read_batches(
         await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
         if committing is not None:
             await committing
-
-
-async def _fetch(client: AsyncFlyMQClient, topic: str, cursor: _Cursor, wanted: str | None) -> FetchResult:
-    try:
-        return await client.fetch(topic, cursor.partition, cursor.offset, filter=wanted)
-    except OffsetOutOfRange:
-        described = await _partition(client, topic, cursor.partition)
-        if cursor.offset >= described.start_offset:
-            raise
-        return FetchResult([], described.start_offset)  # retention overtook the reader: go on with what is left
 
 
 async def _cursors(

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConnectionLost, Unreachable
+from penstock.log.embedded.crashpoints import Site
+from penstock.testing import BrokerProcess
+from penstock.testing.process import BrokerProcessFailed
+
+
+def test_it_survives_kill_9_on_the_same_directory_and_port(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        address = broker.address
+        with broker.connect() as client:
+            client.send_many("orders", [b"one", b"two"])
+        broker.kill9()
+        assert broker.exit_code == -9
+        with pytest.raises(Unreachable):
+            broker.connect()
+        broker.start()
+        assert broker.address == address
+        with broker.connect() as client:
+            assert [record.value for record in client.records("orders")] == [b"one", b"two"]
+        assert broker.terminate() == 0
+        assert (tmp_path / "data" / "clean-shutdown").exists()
+
+
+def test_it_can_be_made_to_end_itself(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data")
+    broker.start({"PENSTOCK_CRASH_AT": f"{Site.APPEND_WRITTEN}:1"})
+    with broker.connect() as client, pytest.raises(ConnectionLost):
+        client.send("orders", b"one")
+    assert broker.wait_exit() == 9
+    broker.close()
+
+
+def test_a_start_that_fails_carries_what_was_printed(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data", config='durability = "perhaps"')
+    with pytest.raises(BrokerProcessFailed, match=r"(?s)before it was ready:.*perhaps"):
+        broker.start()
+    broker.close()
+
+
+def test_misuse_is_told(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data")
+    with pytest.raises(BrokerProcessFailed, match="was not started"):
+        broker.kill9()
+    with broker:
+        with pytest.raises(BrokerProcessFailed, match="is running"):
+            broker.start()
+        assert broker.pid > 0
+        assert "ready" in broker.output
+    assert not broker.running
+
+
+def test_a_broker_that_does_not_end_in_time_is_told(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data", stop_s_max=0.2).start()
+    broker.pause()
+    with pytest.raises(BrokerProcessFailed, match=r"did not end within 0\.2 s"):
+        broker.terminate()
+    broker.resume()
+    broker.close()
