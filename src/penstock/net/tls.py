@@ -1,4 +1,4 @@
-"""TLS contexts for both ends, and errors that name the file at fault.
+"""The TLS context of a listener, and errors that name the file at fault.
 
 OpenSSL's own errors name neither the file nor the cure, so each file is looked at before it is handed over. TLS 1.2 is the oldest
 version spoken; cipher suites are those of Python and the system, which receive security updates faster than a list kept here would.
@@ -37,20 +37,7 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
     _load_identity(context, cert, key)
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        _load_authorities(context, client_ca, "tls.client_ca")
-    return context
-
-
-def client_context(ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """What a client needs: the system's authorities or its own file of them, and a certificate where the server asks for one."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if ca is None:
-        context.load_default_certs()
-    else:
-        _load_authorities(context, ca, "the CA file")
-    if cert is not None:
-        _load_identity(context, cert, cert if key is None else key)
+        _load_authorities(context, client_ca)
     return context
 
 
@@ -94,12 +81,15 @@ def _load_identity(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         ) from None
 
 
-def _load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None:
-    _check_pem(path, setting, "CERTIFICATE")
+def _load_authorities(context: ssl.SSLContext, client_ca: Path) -> None:
+    _check_pem(client_ca, "tls.client_ca", "CERTIFICATE")
     try:
-        context.load_verify_locations(path)
+        context.load_verify_locations(client_ca)
     except ssl.SSLError as error:
-        raise ConfigError(f"{setting}: {path} holds no usable certificate ({error.reason or error})") from None
+        raise ConfigError(
+            f"tls.client_ca: {client_ca} holds no usable certificate ({error.reason or error}): use the PEM file of the"
+            " authority that signs your clients' certificates"
+        ) from None
 
 
 def _check_pem(path: Path, setting: str, kind: str) -> None:
