@@ -108,6 +108,16 @@ def test_partitions_are_never_mixed_up_wherever_another_one_stands(at: int) -> N
     assert found == [(partition, b"v%04d" % n) for n, partition in enumerate(partitions)]
 
 
+@pytest.mark.parametrize("pattern", [[0, 1], [0, 0, 1], [0] * 17 + [1], [0] * 200 + [1]])
+def test_partitions_that_take_turns_cost_no_more_than_their_number(pattern: list[int]) -> None:
+    """Comparing all that follows again at every change would take minutes; the timeout of the test would tell."""
+    count = 100_000 // len(pattern)
+    data = b"".join(encode_produce("orders", b"v", None, partition) for partition in pattern) * count
+    requests = RequestDecoder().feed(data)
+    assert sum(len(run.values) for run in requests if isinstance(run, ProduceRun)) == count * len(pattern)
+    assert {run.partition for run in requests if isinstance(run, ProduceRun)} == {0, 1}
+
+
 def test_a_run_ends_at_another_request() -> None:
     data = encode_produce_many("a", [b"1"] * 20) + LIST_TOPICS + encode_produce_many("a", [b"2"] * 20)
     first, call, second = RequestDecoder().feed(data)

@@ -17,11 +17,13 @@ from __future__ import annotations
 import struct
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import I32, U16, U32
@@ -42,6 +44,7 @@ from penstock.protocols.flymq.wire import (
     MAGIC,
     PAYLOAD_BYTES_MAX,
     PRODUCE_FIXED_BYTES,
+    RECORD_METADATA,
     VERSION,
     Opcode,
 )
@@ -211,26 +214,53 @@ def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic
     size = position - first
     count = (len(data) - position) // size
     key_at = HEADER_BYTES + topic_field_bytes + 4
-    # A probe at the last of the fewest frames worth it keeps mixed sizes from paying for arrays they cannot use.
-    probe = position + (_UNIFORM_FRAMES_MIN - 1) * size
-    if count < _UNIFORM_FRAMES_MIN or data[probe : probe + key_at] != data[first : first + key_at]:
+    # Two probes keep frames of mixed sizes or partitions from paying for arrays they cannot use.
+    last_probe = position + (_UNIFORM_FRAMES_MIN - 1) * size
+    if count < _UNIFORM_FRAMES_MIN or not (
+        _probe(data, first, position, key_at, size) and _probe(data, first, last_probe, key_at, size)
+    ):
         return position
     (key_bytes,) = U32.unpack_from(data, first + key_at - 4)
     dtype = _produce_dtype(key_at, key_bytes, size)
-    rows = np.frombuffer(data, dtype, count, position)
+    frames = np.frombuffer(data, dtype, count, position)
     model = np.frombuffer(data, dtype, 1, first)
-    alike = (
-        (rows["head"] == model["head"])
-        & (rows["value_size"] == model["value_size"])
-        & (rows["partition"] == model["partition"])
+    taken = 0
+    for start, stop in _growing_steps(count):
+        rows = frames[start:stop]
+        alike = (
+            (rows["head"] == model["head"])
+            & (rows["value_size"] == model["value_size"])
+            & (rows["partition"] == model["partition"])
+        )
+        rows = rows[: _leading_true(alike)]
+        _add_keys(run, rows["key"].tolist() if key_bytes else None, len(rows))
+        run.values += rows["value"].tolist() if dtype["value"].itemsize else [b""] * len(rows)
+        taken += len(rows)
+        if start + len(rows) < stop:
+            break
+    run.request_bytes += taken * size
+    return position + taken * size
+
+
+def _probe(data: bytes, first: int, other: int, key_at: int, size: int) -> bool:
+    """Whether the frames at `first` and `other` agree in header, topic, key length and partition."""
+    return (
+        data[other : other + key_at] == data[first : first + key_at]
+        and data[other + size - 4 : other + size] == data[first + size - 4 : first + size]
     )
-    if not alike.all():
-        count = int(alike.argmin())
-        rows = rows[:count]
-    _add_keys(run, rows["key"].tolist() if key_bytes else None, count)
-    run.values += rows["value"].tolist() if dtype["value"].itemsize else [b""] * count
-    run.request_bytes += count * size
-    return position + count * size
+
+
+def _growing_steps(count: int) -> Iterator[tuple[int, int]]:
+    """Cut `count` rows into steps, each larger than the last: looking at many rows must be earned by many that were alike."""
+    start, step = 0, _UNIFORM_FRAMES_MIN
+    while start < count:
+        stop = min(start + step, count)
+        yield start, stop
+        start, step = stop, step * 8
+
+
+def _leading_true(flags: npt.NDArray[np.bool_]) -> int:
+    return len(flags) if flags.all() else int(flags.argmin())
 
 
 @lru_cache(maxsize=64)
@@ -389,25 +419,29 @@ class ReplyDecoder(_FrameDecoder[ProducedRun | Reply]):
         last.partitions.append(partition)
         last.offsets.append(offset)
         last.timestamps_ms.append(timestamp_ms)
-        size = frame_end - position
-        count = (len(data) - frame_end) // size
-        if count < 2:
-            return frame_end
-        return _take_produced(last, data, position, frame_end, count, size)
+        return _take_produced(last, data, position, frame_end)
 
 
-def _take_produced(run: ProducedRun, data: bytes, first: int, position: int, count: int, size: int) -> int:
+def _take_produced(run: ProducedRun, data: bytes, first: int, position: int) -> int:
     """Take the replies from `position` that have the header and topic of the one at `first`; they all have one size."""
-    head_bytes = size - 28
-    rows = np.frombuffer(data, _produced_dtype(head_bytes), count, position)
+    size = position - first
+    head_bytes = size - RECORD_METADATA.size
+    count = (len(data) - position) // size
+    if not count or data[position : position + head_bytes] != data[first : first + head_bytes]:
+        return position
+    replies = np.frombuffer(data, _produced_dtype(head_bytes), count, position)
     model = np.frombuffer(data, f"V{head_bytes}", 1, first)
-    alike = rows["head"] == model
-    if not alike.all():
-        rows = rows[: int(alike.argmin())]
-    run.partitions += rows["partition"].tolist()
-    run.offsets += rows["offset"].tolist()
-    run.timestamps_ms += rows["timestamp"].tolist()
-    return position + len(rows) * size
+    taken = 0
+    for start, stop in _growing_steps(count):
+        rows = replies[start:stop]
+        rows = rows[: _leading_true(rows["head"] == model)]
+        run.partitions += rows["partition"].tolist()
+        run.offsets += rows["offset"].tolist()
+        run.timestamps_ms += rows["timestamp"].tolist()
+        taken += len(rows)
+        if start + len(rows) < stop:
+            break
+    return position + taken * size
 
 
 @lru_cache(maxsize=256)
