@@ -65,6 +65,17 @@ def test_topic_names_are_checked_as_the_broker_does(run: Run) -> None:
     assert result.err.startswith("error: penstock.toml: topics[1].name: topic name '../etc' has a level '..'")
 
 
+def test_what_the_tls_files_hold_is_checked_too(run: Run) -> None:
+    for name in ("cert.pem", "key.pem"):
+        Path(name).write_text("not a certificate")
+    Path("penstock.toml").write_text('[listeners.flymq]\ntls = {cert = "cert.pem", key = "key.pem"}\n')
+    result = run("config", "check", "-c", "penstock.toml")
+    assert result.code == 1
+    (line,) = result.err.splitlines()
+    assert line.startswith("error: listeners.flymq: ")
+    assert "cert.pem" in line
+
+
 def test_a_flag_without_a_value_is_refused(run: Run) -> None:
     result = run("config", "check", "--set", "durability")
     assert (result.code, result.err) == (

@@ -11,6 +11,7 @@ import typer
 import penstock
 from penstock.cli import main as cli
 from penstock.cli import terminal
+from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
 COMMANDS = [
@@ -94,6 +95,44 @@ def test_a_file_that_cannot_be_opened_is_named(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(terminal, "flush", fail)
     result = run("config", "check")
     assert (result.code, result.err) == (1, "error: secret.txt: Permission denied\n")
+
+
+def test_a_fault_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(terminal, "flush", fail)
+    result = run("config", "check")
+    assert result.code == 1
+    assert result.err.startswith(
+        "error: ZeroDivisionError: division by zero. This is a fault in Penstock: run it again as"
+    )
+    with pytest.raises(ZeroDivisionError):
+        cli.app(["--debug", "config", "check"], standalone_mode=False)
+
+
+def test_a_name_that_is_not_utf8_is_refused(penstock_broker: RunningBroker) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "produce", b"\xff", "value", "--server", penstock_broker.url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: '\\udcff' is not valid UTF-8 text: write it in UTF-8\n"
+
+
+def test_an_old_locale_does_not_end_a_command(penstock_broker: RunningBroker) -> None:
+    penstock_broker.connect().create_topic("gr\u00fcn")
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "topic", "list", "--server", penstock_broker.url],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii"},
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gr\\xfcn" in done.stdout
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:

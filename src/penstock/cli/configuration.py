@@ -34,7 +34,7 @@ def check(
       penstock config check --changed
     """
     effective = config_from_flags(config, data_dir=data_dir, settings=settings)
-    _validate_topic_names(effective)
+    _check_as_the_server_does(effective)
     origins = effective.origins
     shown = {key: value for key, value in effective.values.items() if not changed or origins[key] != "default"}
     if wants_json(context, as_json):
@@ -45,18 +45,25 @@ def check(
         )
 
 
-def _validate_topic_names(config: Config) -> None:
+def _check_as_the_server_does(config: Config) -> None:
+    """What only starting would find out otherwise: topic names, and what the TLS files hold."""
     from penstock.broker.topics import validate_topic_name
-    from penstock.errors import ConfigError, InvalidTopicName
+    from penstock.errors import ConfigError, PenstockError
+    from penstock.net.tls import server_context
 
     problems = []
     for index, topic in enumerate(config.topics):
         try:
             validate_topic_name(topic.name)
-        except InvalidTopicName as error:
-            problems.append(
-                f"{config.origins[f'topics[{index}].name'].removeprefix('file ')}: topics[{index}].name: {error}"
-            )
+        except PenstockError as error:
+            origin = config.origins[f"topics[{index}].name"].removeprefix("file ")
+            problems.append(f"{origin}: topics[{index}].name: {error}")
+    for name, listener in config.listeners.enabled():
+        if listener.tls is not None:
+            try:
+                server_context(listener.tls.cert, listener.tls.key, listener.tls.client_ca)
+            except PenstockError as error:
+                problems.append(f"listeners.{name}: {error}")
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -90,6 +90,8 @@ def consume(
         raise typer.BadParameter("--raw and --json are two forms of output: use one of them")
     position = parse_position(start, time.time_ns() // 1_000_000, flag="--from")
     render = _renderer(as_json=wants_json(context, as_json), raw=raw, key_separator=key_separator)
+    if position == "latest" and group is None and not follow:
+        terminal.hint("what comes from now on is read with --follow only")
     output = sys.stdout.buffer
     with connected(context, server) as client:
         batches = client.batches(

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it failed (one line on standard error says why and what to
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any, NoReturn
@@ -38,27 +39,37 @@ class Commands(TyperGroup):
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
-        debug = bool(ctx.params.get("debug"))
         try:
             result = super().invoke(ctx)
             terminal.flush()
+        except (typer.Exit, typer.Abort, typer.TyperException):
+            raise
         except BrokenPipeError:
             # The interpreter flushes standard output once more when it ends; that must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_BROKEN_PIPE) from None
-        except PenstockError as error:
-            if debug:
+        except Exception as error:
+            if ctx.params.get("debug"):
                 raise
-            advice = next((text for kind, text in ADVICE.items() if isinstance(error, kind)), "")
-            terminal.print_error(f"{error}{advice}")
-            raise typer.Exit(EXIT_FAILED) from None
-        except OSError as error:
-            if debug:
-                raise
-            where = f"{error.filename}: " if error.filename else ""
-            terminal.print_error(f"{where}{error.strerror or error}")
+            terminal.print_error(explain(error))
             raise typer.Exit(EXIT_FAILED) from None
         return result
+
+
+def explain(error: Exception) -> str:
+    """What went wrong and what to do, for the person at the terminal."""
+    match error:
+        case PenstockError():
+            return str(error) + next((text for kind, text in ADVICE.items() if isinstance(error, kind)), "")
+        case OSError():
+            return (f"{error.filename}: " if error.filename else "") + (error.strerror or str(error))
+        case UnicodeEncodeError():
+            return f"{error.object!r} is not valid UTF-8 text: write it in UTF-8"
+        case _:
+            return (
+                f"{type(error).__name__}: {error}. This is a fault in Penstock: run it again as penstock --debug ... "
+                "and report what that prints"
+            )
 
 
 app = typer.Typer(
@@ -106,6 +117,9 @@ app.add_typer(configuration.app, name="config")
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an old locale must not end a command half way
     try:
         code = app(args, prog_name="penstock", standalone_mode=False)
     except typer.TyperException as error:
