@@ -269,10 +269,10 @@ async def _serve(config: Config, announce: Callable[[str], None]) -> None:
     asked_to_stop = asyncio.Event()
 
     def stop_on(received: signal.Signals) -> None:
-        log.info("stopping", signal=received.name)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)  # the next one ends the process, as if it had crashed
+        log.info("stopping", signal=received.name)
         asked_to_stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
