@@ -134,7 +134,7 @@ def reference(data: bytes) -> tuple[list[object], int]:
 
 
 @given(streams(), st.lists(st.integers(0, 1 << 16), max_size=8))
-@settings(max_examples=400)
+@settings(max_examples=300, deadline=None, derandomize=True)
 def test_chunking_never_matters(data: bytes, cuts: list[int]) -> None:
     whole = decode([data])
     assert decode(chunked(data, cuts)) == whole
@@ -142,12 +142,13 @@ def test_chunking_never_matters(data: bytes, cuts: list[int]) -> None:
 
 
 @given(streams())
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_dripping_peer_is_understood_like_any_other(data: bytes) -> None:
     assert decode([data[at : at + 1] for at in range(len(data))]) == decode([data])
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
+@settings(deadline=None, derandomize=True)
 @example(b"\xaf\x01\x01\x01\xff\xff\xff\xff", [])
 @example(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", [3])
 def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> None:
@@ -155,7 +156,7 @@ def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> 
 
 
 @given(st.sampled_from([int(opcode) for opcode in Opcode]), st.binary(max_size=80))
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None, derandomize=True)
 def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
     [request] = RequestDecoder(LIMITS).feed(frame(opcode, payload))
     if isinstance(request, Call) and isinstance(request.body, BadRequest):
@@ -165,6 +166,7 @@ def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: in
 
 
 @given(st.integers(0, 255), st.binary(max_size=80))
+@settings(deadline=None, derandomize=True)
 def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
     request = inflate(Call(opcode, Compressed(payload), len(payload)), LIMITS)
     assert isinstance(request, Call)
@@ -172,6 +174,7 @@ def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payloa
 
 
 @given(calls)
+@settings(deadline=None, derandomize=True)
 def test_every_request_our_client_sends_is_understood(data: bytes) -> None:
     [request] = RequestDecoder().feed(data)
     assert isinstance(request, Call)
@@ -183,6 +186,7 @@ records = st.lists(st.tuples(st.none() | st.binary(min_size=1, max_size=8), st.b
 
 
 @given(names, records, numbers)
+@settings(deadline=None, derandomize=True)
 def test_produced_records_arrive_as_they_were(
     topic: str, pairs: list[tuple[bytes | None, bytes]], partition: int
 ) -> None:
@@ -196,6 +200,7 @@ def test_produced_records_arrive_as_they_were(
 
 
 @given(records, st.integers(0, (1 << 63) - 1), st.booleans())
+@settings(deadline=None, derandomize=True)
 def test_fetched_records_arrive_as_they_were(
     pairs: list[tuple[bytes | None, bytes]], next_offset: int, native: bool
 ) -> None:
@@ -208,6 +213,7 @@ def test_fetched_records_arrive_as_they_were(
 
 
 @given(names, st.lists(st.binary(max_size=9), min_size=1, max_size=40), st.lists(st.integers(0, 3000), max_size=4))
+@settings(deadline=None, derandomize=True)
 def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], cuts: list[int]) -> None:
     data = encode_produced(topic, None, values, [Placed(slice(None), 2, 5, 1_700_000_000_000)])
     decoder = ReplyDecoder()
@@ -221,7 +227,7 @@ def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], c
 
 
 @given(st.binary(max_size=120))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> None:
     decode_error(payload)
     for decode_reply in (
@@ -245,6 +251,7 @@ def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> No
 
 
 @given(st.lists(st.binary(max_size=60) | produces | any_frame, max_size=6))
+@settings(deadline=None, derandomize=True)
 def test_any_bytes_of_a_server_are_replies_or_a_violation(chunks: list[bytes]) -> None:
     decoder = ReplyDecoder(LIMITS)
     for chunk in chunks:

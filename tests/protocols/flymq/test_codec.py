@@ -118,6 +118,14 @@ def test_partitions_that_take_turns_cost_no_more_than_their_number(pattern: list
     assert {run.partition for run in requests if isinstance(run, ProduceRun)} == {0, 1}
 
 
+def test_a_key_behind_the_end_of_a_run_gives_the_run_no_keys() -> None:
+    data = encode_produce_many("a", [b"1", b"2"]) + encode_produce("a", b"3", b"key", partition=5)
+    first, second = RequestDecoder().feed(data)
+    assert isinstance(first, ProduceRun)
+    assert isinstance(second, ProduceRun)
+    assert (first.keys, second.keys) == (None, [b"key"])
+
+
 def test_a_run_ends_at_another_request() -> None:
     data = encode_produce_many("a", [b"1"] * 20) + LIST_TOPICS + encode_produce_many("a", [b"2"] * 20)
     first, call, second = RequestDecoder().feed(data)

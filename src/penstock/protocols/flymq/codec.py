@@ -333,6 +333,8 @@ def _take_alike(
         values.pop()
         if keys is not None:
             keys.pop()
+            if not any(keys):
+                run.keys = None  # the frame that was one too many had the only key
         position = before
     run.request_bytes += position - started
     return position
