@@ -8,9 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.broker.table import KEY_BYTES_MAX, Table
-from penstock.errors import CorruptBlock, CorruptMetadata, InvalidRequest, LimitExceeded, PenstockError, ShuttingDown
-from penstock.log.api import Appended, Batch, TopicConfig
+from penstock.broker.table import KEY_BYTES_MAX, PreparedChange, Table, append_together
+from penstock.errors import (
+    CorruptBlock,
+    CorruptMetadata,
+    InvalidRequest,
+    LimitExceeded,
+    PenstockError,
+    ShuttingDown,
+    TopicNotFound,
+)
+from penstock.log.api import Appended, Batch, BatchFor, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 
@@ -135,6 +143,106 @@ async def test_a_failed_commit_reaches_the_caller_and_not_the_memory(engine: Emb
     with pytest.raises(PenstockError, match="__settings"):
         await table.put("a", Setting("x"))
     assert table.get("a") is None
+
+
+# -- together with other appends ------------------------------------------------------------------------------------------
+
+
+async def together(
+    engine: EmbeddedEngine, batches: list[BatchFor], changes: list[PreparedChange[str, Setting]]
+) -> list[Appended] | PenstockError:
+    come_back: asyncio.Future[list[Appended] | PenstockError] = asyncio.get_running_loop().create_future()
+    append_together(
+        engine,
+        batches,
+        changes,
+        lambda result: come_back.set_result(result if isinstance(result, PenstockError) else [*result]),
+    )
+    return await come_back
+
+
+async def test_a_prepared_change_shows_with_the_records_it_was_appended_with(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    await engine.create_topic("orders", TopicConfig(partitions=2))
+    orders = [engine.partition("orders", index) for index in range(2)]
+    await table.put("b", Setting("old"))
+    placed = await together(
+        engine,
+        [BatchFor(partition, Batch([b"x", b"y"])) for partition in orders],
+        [table.prepare([("a", Setting("one")), ("b", None)])],
+    )
+    assert isinstance(placed, list)
+    assert [place.base_offset for place in placed] == [0, 0]
+    assert [partition.committed_end for partition in orders] == [2, 2]
+    assert dict(table.items()) == {"a": Setting("one")}
+
+
+async def test_changes_of_two_tables_need_no_records_beside_them(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    other: SettingTable = Table(engine, "__others", str, Setting, entries_max=10)
+    await other.load()
+    assert (
+        await together(engine, [], [table.prepare([("a", Setting("x"))]), other.prepare([("b", Setting("y"))])]) == []
+    )
+    assert (table.get("a"), other.get("b")) == (Setting("x"), Setting("y"))
+
+
+async def test_a_change_made_after_a_larger_append_takes_effect_after_it(engine: EmbeddedEngine) -> None:
+    # In one commit the table's partition is answered before the append over both partitions is complete.
+    table = await loaded(engine)
+    await engine.create_topic("orders", TopicConfig())
+    waiting = [table.put("a", Setting("first"))]
+    larger = asyncio.ensure_future(
+        together(
+            engine,
+            [BatchFor(engine.partition("orders", 0), Batch([b"x"]))],
+            [table.prepare([("a", Setting("second"))])],
+        )
+    )
+    await asyncio.sleep(0)
+    waiting.append(table.put("a", Setting("third")))
+    await asyncio.gather(larger, *waiting)
+    assert table.get("a") == Setting("third")
+
+
+async def test_of_many_appends_over_tables_and_topics_each_shows_when_it_is_reported(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    await engine.create_topic("orders", TopicConfig(partitions=20))
+
+    async def one(number: int) -> None:
+        partition = engine.partition("orders", number % 20)
+        await together(
+            engine, [BatchFor(partition, Batch([b"x"]))], [table.prepare([(str(number), Setting("x", number))])]
+        )
+        assert table.get(str(number)) == Setting("x", number)
+
+    await asyncio.gather(*map(one, range(200)))
+    assert len(table) == 200
+
+
+async def test_an_append_that_is_refused_in_one_part_changes_no_table(engine: EmbeddedEngine) -> None:
+    table = await loaded(engine)
+    await engine.create_topic("orders", TopicConfig())
+    orders = engine.partition("orders", 0)
+    await engine.delete_topic("orders")
+    refused = await together(engine, [BatchFor(orders, Batch([b"x"]))], [table.prepare([("a", Setting("x"))])])
+    assert isinstance(refused, TopicNotFound)
+    assert len(table) == 0
+    await table.put("b", Setting("y"))
+    await table.close()
+
+
+async def test_a_prepared_change_that_is_not_appended_holds_nothing(engine: EmbeddedEngine) -> None:
+    table = new_table(engine, entries_max=1)
+    await table.load()
+    table.prepare([("a", Setting("x"))])
+    with pytest.raises(InvalidRequest, match="names each partition once"):
+        await together(engine, [], [table.prepare([("a", Setting("x"))]), table.prepare([("a", Setting("y"))])])
+    await table.put("b", Setting("y"))
+    await table.close()
+
+
+# -- what was written by other releases, and damage --------------------------------------------------------------------------
 
 
 async def test_records_of_an_older_release_take_defaults_and_of_a_newer_one_lose_what_is_new(

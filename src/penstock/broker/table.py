@@ -9,19 +9,23 @@ Structs with `array_like=True` may gain fields at their end: older records then 
 
 A change does not wait for the one before it. The log gathers what arrives while a flush runs into one block, so many changes in
 flight cost about as much as one; they take effect in the order in which they were made.
+
+Where a change must not be seen without something else (the record it accounts for, an entry of another table), `prepare` it and
+hand it to `append_together`: one atomic append of records and changes, of which a crash leaves all or nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, ItemsView, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from penstock.broker.access import is_internal
 from penstock.errors import CorruptBlock, CorruptMetadata, InvalidRequest, LimitExceeded, PenstockError, ShuttingDown
-from penstock.log.api import Appended, Batch, Engine, Partition, TopicConfig
+from penstock.log.api import Appended, Batch, BatchFor, Engine, OnAllAppended, Partition, TopicConfig
 from penstock.log.block import Block
 
 # Compaction works on sealed segments; small ones keep a busy table from growing far beyond what it holds. An acknowledged change
@@ -60,7 +64,9 @@ class Table(Generic[_Key, _Value]):
         self._value_bytes_max = value_bytes_max
         self._on_change = on_change
         self._applied_end = 0
-        self._in_flight = 0
+        self._in_flight: deque[PreparedChange[_Key, _Value]] = deque()
+        """In the order in which they were made, which is their order in the log."""
+        self._in_flight_entries = 0
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -86,6 +92,23 @@ class Table(Generic[_Key, _Value]):
 
     def change(self, changes: Sequence[tuple[_Key, _Value | None]]) -> asyncio.Future[None]:
         """Several changes in one append."""
+        prepared = self.prepare(changes)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def shown(error: PenstockError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        prepared.part.partition.append(prepared.part.batch, lambda result: self.settle(prepared, result))
+        self.begin(prepared, shown)
+        return future
+
+    def prepare(self, changes: Sequence[tuple[_Key, _Value | None]]) -> PreparedChange[_Key, _Value]:
+        """Several changes as one part of an `append_together`. Raises at once where they cannot be made; until then nothing is held."""
         if self._partition is None or self._closed:
             raise ShuttingDown(f"table {self.topic} is not open: the broker is starting or stopping, try again")
         keys, values = [], []
@@ -97,30 +120,34 @@ class Table(Generic[_Key, _Value]):
             )
             added += value is not None and key not in self._entries
         # Changes in flight may add entries too; counting all of them keeps the bound at the price of refusing a little early.
-        if added and len(self._entries) + self._in_flight + added > self._entries_max:
+        if added and len(self._entries) + self._in_flight_entries + added > self._entries_max:
             raise LimitExceeded(
                 f"table {self.topic} is full with {self._entries_max} entries: delete some or raise its limit"
             )
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return PreparedChange(self, changes, BatchFor(self._partition, Batch(values, keys)))
 
-        def committed(result: Appended | PenstockError) -> None:
-            self._in_flight -= len(changes)
-            if isinstance(result, PenstockError):
-                if not future.done():
-                    future.set_exception(result)
-            else:
-                assert result.base_offset >= self._applied_end, "the log acknowledged two appends in the wrong order"
-                self._applied_end = result.base_offset + len(changes)
-                for key, value in changes:
+    def begin(self, change: PreparedChange[_Key, _Value], shown: Callable[[PenstockError | None], None]) -> None:
+        """The append was made. `shown` is called once the change is in memory, or with the error."""
+        change.shown = shown
+        self._in_flight.append(change)
+        self._in_flight_entries += len(change.changes)
+
+    def settle(self, change: PreparedChange[_Key, _Value], result: Appended | PenstockError) -> None:
+        """The append has come back. Changes show in order: parts of larger appends may come back after changes made later."""
+        change.result = result
+        while self._in_flight and self._in_flight[0].result is not None:
+            first = self._in_flight.popleft()
+            self._in_flight_entries -= len(first.changes)
+            if isinstance(first.result, Appended):
+                assert first.result.base_offset >= self._applied_end, "the log put two appends in another order"
+                self._applied_end = first.result.base_offset + len(first.changes)
+                for key, value in first.changes:
                     self._apply(key, value)
-                if not future.done():
-                    future.set_result(None)
-            if not self._in_flight and self._drained is not None and not self._drained.done():
-                self._drained.set_result(None)
-
-        self._in_flight += len(changes)
-        self._partition.append(Batch(values, keys), committed)
-        return future
+                first.shown(None)
+            else:
+                first.shown(first.result)
+        if not self._in_flight and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
 
     def _apply(self, key: _Key, value: _Value | None) -> None:
         if value is None:
@@ -173,6 +200,55 @@ class Table(Generic[_Key, _Value]):
         if self._in_flight:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
+
+
+class PreparedChange(Generic[_Key, _Value]):
+    """Changes of one table, checked and encoded: one part of an append. `Table.change` and `append_together` see it through."""
+
+    __slots__ = ("changes", "part", "result", "shown", "table")
+
+    def __init__(
+        self, table: Table[_Key, _Value], changes: Sequence[tuple[_Key, _Value | None]], part: BatchFor
+    ) -> None:
+        self.table = table
+        self.changes = changes
+        self.part = part
+        self.result: Appended | PenstockError | None = None
+        self.shown: Callable[[PenstockError | None], None]
+
+
+def append_together(
+    engine: Engine, batches: Sequence[BatchFor], changes: Sequence[PreparedChange[Any, Any]], done: OnAllAppended
+) -> None:
+    """Append records and changes of tables (each partition and each table named once), all or nothing, also across a crash.
+
+    `done` is called when the append has come back and the tables show the changes. It gets where the batches landed, or the error;
+    after WriteFailed only a restart can tell whether it happened.
+    """
+    left = len(changes)
+    outcome: Sequence[Appended] | PenstockError = []
+
+    def shown(_: PenstockError | None) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done(outcome)
+
+    def appended(result: Sequence[Appended] | PenstockError) -> None:
+        nonlocal outcome
+        if isinstance(result, PenstockError):
+            outcome = result
+            for change in changes:
+                change.table.settle(change, result)
+        else:
+            outcome = result[: len(batches)]
+            for change, place in zip(changes, result[len(batches) :], strict=True):
+                change.table.settle(change, place)
+
+    # An engine answers later, never within the call; so what it refuses by raising leaves no change begun.
+    engine.append_atomic([*batches, *(change.part for change in changes)], appended if changes else done)
+    for change in changes:
+        change.table.begin(change, shown)
 
 
 def _bounded(encoded: bytes, bytes_max: int, what: str, topic: str) -> bytes:
