@@ -12,6 +12,9 @@ import uvloop
 
 from penstock.errors import InvalidRequest
 
+TURNS_TO_CLOSE = 3
+"""Turns of the loop that transports take to close once they were told to."""
+
 T = TypeVar("T")
 
 
@@ -60,6 +63,12 @@ class LoopThread:
                 for task in remaining:
                     task.cancel()
                 self._loop.run_until_complete(asyncio.wait(remaining))
+            self._loop.run_until_complete(_turns(TURNS_TO_CLOSE))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)

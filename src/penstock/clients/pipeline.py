@@ -15,6 +15,9 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from penstock.errors import ConnectionLost, PenstockError, ProtocolViolation, RequestTimeout
 
+CLOSE_S_MAX = 1.0
+"""A peer that does not take part in closing (TLS has a farewell) is not waited for any longer."""
+
 Message = TypeVar("Message")
 Message_co = TypeVar("Message_co", covariant=True)
 
@@ -82,6 +85,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
         self._flush_scheduled = False
         self._paused = False
         self._watch: asyncio.TimerHandle | None = None
+        self._gone = asyncio.Event()
         self.lost: PenstockError | None = None
 
     # -- what the client calls -------------------------------------------------------------------------------------------
@@ -96,11 +100,23 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def close(self) -> None:
-        """Write what was queued, then close; replies that have not come by now will not."""
-        if self._transport is not None and self.lost is None:
-            self._flush()
-            self._transport.close()
+    async def close(self) -> None:
+        """Write what was queued, then hang up; replies that have not come by now will not."""
+        if self._transport is None:
+            return
+        self._flush()
+        self._transport.close()
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self._gone.wait()
+        except TimeoutError:
+            self._transport.abort()
+            await self._gone.wait()
+
+    def abort(self) -> None:
+        """Hang up now."""
+        if self._transport is not None:
+            self._transport.abort()
 
     # -- what the event loop calls ---------------------------------------------------------------------------------------
 
@@ -126,6 +142,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             self._give_up(ProtocolViolation(f"{self._peer} sent what is no answer: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._gone.set()
         reason = f": {error}" if error is not None else " by the broker"
         self._end(
             ConnectionLost(
@@ -188,8 +205,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
 
     def _give_up(self, error: PenstockError) -> None:
         self._end(error)
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
 
     def _end(self, error: PenstockError) -> None:
         if self.lost is not None:

@@ -106,8 +106,8 @@ class Requests(Generic[Message]):
         if self._open:
             await asyncio.wait(self._open)
         if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline = None
+            pipeline, self._pipeline = self._pipeline, None
+            await pipeline.close()
 
     # -- connecting ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Requests(Generic[Message]):
                 if self._log_in is not None:
                     await self._log_in(pipeline)
             except BaseException:
-                pipeline.close()
+                pipeline.abort()
                 raise
         return pipeline
 
