@@ -20,7 +20,6 @@ from penstock.admin.metrics import Metrics
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.producer import Placement
 from penstock.errors import ConfigError
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
@@ -72,10 +71,10 @@ class Node:
         await close(writer)
         return response
 
-    async def produce(self, topic: str, *values: bytes) -> list[Placement]:
-        placed: asyncio.Future[list[Placement]] = asyncio.get_running_loop().create_future()
+    async def produce(self, topic: str, *values: bytes) -> None:
+        placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.broker.produce(ANONYMOUS, topic, 0, values, done=placed.set_result)
-        return await placed
+        await placed
 
 
 def parse(response: bytes) -> tuple[int, dict[str, str], str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
@@ -60,6 +62,13 @@ def test_every_name_is_ours_and_every_family_has_a_text() -> None:
 def test_no_two_families_share_a_name() -> None:
     names = [family.name for family in families(figures())]
     assert len(names) == len(set(names))
+
+
+def test_the_manual_lists_every_metric_and_no_other() -> None:
+    manual = Path(__file__).parents[2] / "docs" / "monitoring.md"
+    rows = [line for line in manual.read_text().splitlines() if line.startswith("| `penstock_")]
+    listed = set(re.findall(r"`(penstock_\w+)", "\n".join(row.split("|")[1] for row in rows)))
+    assert listed == {family.name + ("_total" if family.type == "counter" else "") for family in families(figures())}
 
 
 def test_what_the_log_counted_is_exported() -> None:
