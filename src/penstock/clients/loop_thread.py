@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 import uvloop
 
 from penstock.errors import InvalidRequest
 
+CANCEL_S_MAX = 5.0
+"""How long an interrupted caller waits for its work to unwind."""
 TURNS_TO_CLOSE = 3
 """Turns of the loop that transports take to close once they were told to."""
 
@@ -34,20 +35,40 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and wait for its result. An interrupt of the waiting thread cancels it."""
-        if self.closed:
-            work.close()
-            raise InvalidRequest("this client is closed; connect again to go on")
+        """Run `work` on the loop and wait for its result. A caller that is interrupted cancels it and sees it unwound."""
         if threading.current_thread() is self._thread:
             work.close()
             raise InvalidRequest("a sync client cannot be used inside its own loop thread; use the async client there")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        ended = threading.Event()
+        begun: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            begun.append(task)
+            task.add_done_callback(end)
+
+        def cancel() -> None:
+            begun[0].cancel()
+
+        def end(task: asyncio.Task[T]) -> None:
+            if not task.cancelled():
+                task.exception()  # seen, even where the caller was interrupted and asks no more
+            ended.set()
+
         try:
-            return future.result()
-        except CancelledError:
-            raise InvalidRequest("this client was closed while it waited for an answer") from None
-        finally:
-            future.cancel()
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            work.close()
+            raise InvalidRequest("this client is closed; connect again to go on") from None
+        try:
+            ended.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(cancel)
+            ended.wait(CANCEL_S_MAX)
+            raise
+        if begun[0].cancelled():
+            raise InvalidRequest("this client was closed while it waited for an answer")
+        return begun[0].result()
 
     def close(self) -> None:
         """Cancel what still runs and end the thread. Closing again does nothing."""
@@ -59,13 +80,13 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
+            self._loop.run_until_complete(_turns(TURNS_TO_CLOSE))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
             while remaining := asyncio.all_tasks(self._loop):
                 for task in remaining:
                     task.cancel()
                 self._loop.run_until_complete(asyncio.wait(remaining))
-            self._loop.run_until_complete(_turns(TURNS_TO_CLOSE))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -63,6 +64,21 @@ def test_an_iteration_that_is_left_early_leaves_nothing_behind(penstock_broker: 
         assert [record.offset for record in islice(client.records("orders", follow=True), 3)] == [0, 1, 2]
         unfinished = client.records("orders", follow=True)
         assert next(unfinished).offset == 0
+
+
+def test_an_interrupt_ends_a_follower_and_leaves_the_client_usable(penstock_broker: RunningBroker) -> None:
+    client = penstock_broker.connect()
+    client.send("orders", b"one")
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    interrupt = threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT))
+    records = client.records("orders", follow=True)
+    assert next(records).value == b"one"
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(records)
+    interrupt.join()
+    assert client.topics() == ["orders"]
 
 
 def test_threads_may_share_a_client(penstock_broker: RunningBroker) -> None:
