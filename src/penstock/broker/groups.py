@@ -12,14 +12,14 @@ again under an old name is read from its start, never from the middle. An offset
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.broker.limits import INT64_MAX, BrokerLimits
-from penstock.broker.table import Table
+from penstock.broker.table import PreparedChange, Table
 from penstock.broker.topics import validate_group_name, validate_topic_name
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PartitionNotFound, PenstockError
@@ -58,6 +58,14 @@ class GroupInfo(NamedTuple):
     """Ids of the sessions that joined, sorted."""
     offsets: tuple[GroupOffset, ...]
     """By partition."""
+
+
+class PreparedOffsets(NamedTuple):
+    """Offsets to be committed as one part of a larger append."""
+
+    change: PreparedChange[OffsetKey, CommittedOffset]
+    settled: Callable[[], None]
+    """To be called once, when the append has come back or could not be made."""
 
 
 class _Group:
@@ -102,28 +110,53 @@ class Groups:
 
     def commit(self, topic: str, group: str, partition: int, offset: int) -> asyncio.Future[None]:
         """Done when the offset is committed. Creates the group; the topic need not exist."""
+        key = OffsetKey(topic, group, partition)
+        arriving: list[_Pair] = []
+        try:
+            future = self._table.put(key, self._entry(key, offset, arriving))
+        except PenstockError:
+            self._settle(arriving)
+            raise
+        if arriving:
+            future.add_done_callback(lambda _: self._settle(arriving))
+        return future
+
+    def prepare(self, offsets: Mapping[OffsetKey, int]) -> PreparedOffsets:
+        """The commit of several offsets as one part of a larger append. Raises where `commit` of one of them would."""
+        arriving: list[_Pair] = []
+        try:
+            change = self._table.prepare([(key, self._entry(key, offset, arriving)) for key, offset in offsets.items()])
+        except PenstockError:
+            self._settle(arriving)
+            raise
+        return PreparedOffsets(change, lambda: self._settle(arriving))
+
+    def check(self, key: OffsetKey, offset: int) -> None:
+        """Raises where the offset could not be committed whatever the state of the broker."""
         if not 0 <= offset <= INT64_MAX:
             raise InvalidRequest(
                 f"offset {offset} is out of range: an offset is the next one to read, 0 to {INT64_MAX}"
             )
-        info = self._engine.topics().get(topic)
+        info = self._engine.topics().get(key.topic)
         partitions = PARTITIONS_MAX if info is None else info.config.partitions
-        if not 0 <= partition < partitions:
-            raise PartitionNotFound(f"partition {partition} not found: {topic} has partitions 0 to {partitions - 1}")
-        state = self._groups.get((topic, group)) or self._admit(topic, group)
-        arriving = not state.offsets
-        state.arriving += arriving
-        try:
-            future = self._table.put(
-                OffsetKey(topic, group, partition),
-                CommittedOffset(offset, self._clock.now_ms(), "" if info is None else info.id),
+        if not 0 <= key.partition < partitions:
+            raise PartitionNotFound(
+                f"partition {key.partition} not found: {key.topic} has partitions 0 to {partitions - 1}"
             )
-        except PenstockError:
-            self._settle(state, (topic, group), arriving)
-            raise
-        if arriving:
-            future.add_done_callback(lambda _: self._settle(state, (topic, group), arriving))
-        return future
+        if (key.topic, key.group) not in self._groups:
+            validate_topic_name(key.topic)
+            validate_group_name(key.group, self._limits.group_name_bytes_max)
+
+    def _entry(self, key: OffsetKey, offset: int, arriving: list[_Pair]) -> CommittedOffset:
+        """What is stored for the offset; a group without any is admitted and noted in `arriving`, to be settled after the append."""
+        self.check(key, offset)
+        pair = key.topic, key.group
+        state = self._groups.get(pair) or self._admit(pair)
+        if not state.offsets:
+            state.arriving += 1
+            arriving.append(pair)
+        info = self._engine.topics().get(key.topic)
+        return CommittedOffset(offset, self._clock.now_ms(), "" if info is None else info.id)
 
     def committed(self, topic: str, group: str, partition: int) -> int | None:
         """The next offset to read, None where none was committed. Raises GroupNotFound where there is no such group."""
@@ -172,7 +205,9 @@ class Groups:
                 raise LimitExceeded(
                     f"{self._member_count} subscriptions are open, the most allowed: close some sessions or raise limits.group_members_max"
                 )
-            state = self._groups.get(pair) or self._admit(topic, group)
+            validate_topic_name(topic)
+            validate_group_name(group, self._limits.group_name_bytes_max)
+            state = self._groups.get(pair) or self._admit(pair)
         except PenstockError:
             if not joined:
                 del self._sessions[session_id]
@@ -246,14 +281,12 @@ class Groups:
 
     # -- keeping ----------------------------------------------------------------------------------------------------------
 
-    def _admit(self, topic: str, group: str) -> _Group:
-        validate_topic_name(topic)
-        validate_group_name(group, self._limits.group_name_bytes_max)
+    def _admit(self, pair: _Pair) -> _Group:
         if len(self._groups) >= self._limits.groups_max:
             raise LimitExceeded(
                 f"there are {len(self._groups)} groups, the most allowed: delete some or raise limits.groups_max"
             )
-        state = self._groups[topic, group] = _Group()
+        state = self._groups[pair] = _Group()
         return state
 
     def _changed(self, key: OffsetKey, entry: CommittedOffset | None) -> None:
@@ -267,9 +300,11 @@ class Groups:
             state.offsets.pop(key.partition, None)
             self._drop_if_empty(state, pair)
 
-    def _settle(self, state: _Group, pair: _Pair, arrived: int) -> None:
-        state.arriving -= arrived
-        self._drop_if_empty(state, pair)
+    def _settle(self, arriving: Sequence[_Pair]) -> None:
+        for pair in arriving:
+            state = self._groups[pair]
+            state.arriving -= 1
+            self._drop_if_empty(state, pair)
 
     def _drop_if_empty(self, state: _Group, pair: _Pair) -> None:
         if not (state.offsets or state.members or state.arriving) and self._groups.get(pair) is state:
