@@ -16,6 +16,7 @@ is unknown, so they refuse writes until a restart has looked (retrying could ack
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from penstock.clock import Clock
-from penstock.errors import PenstockError, WriteFailed
+from penstock.errors import InvalidRequest, PenstockError, WriteFailed
 from penstock.log.api import EngineStats
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
@@ -73,10 +74,12 @@ class Committer:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unsynced: dict[EmbeddedPartition, None] = {}
         """Partitions whose journaled blocks are not yet synced in their own segments."""
+        self._unflushed: dict[EmbeddedPartition, None] = {}
+        """Partitions with blocks that neither a flush nor the journal covers, as `interval` and `none` allow."""
         self._interval_due: dict[EmbeddedPartition, float] = {}
         self._checkpointer = ThreadPoolExecutor(1, "penstock-checkpoint")
         self._checkpoint: Future[None] | None = None
-        self._covered: list[tuple[SegmentWriter, bytes]] = []
+        self._covered: list[tuple[EmbeddedPartition, SegmentWriter, bytes]] = []
         """What the checkpoint under way syncs, with the index of that moment."""
         self._thread = threading.Thread(target=self._run, name="penstock-commit", daemon=True)
         self._thread.start()
@@ -175,9 +178,12 @@ class Committer:
                 continue
             if task is None:
                 return
-            task()
-            if self._interval_due:
-                self._sync_due()
+            try:
+                task()
+                if self._interval_due:
+                    self._sync_due()
+            except Exception:  # noqa: BLE001 - without this thread nothing would ever be answered again
+                _log.exception("the commit thread met an unexpected error")
 
     def _commit(self, parts: list[PartitionCommit], *, atomic: bool) -> None:
         started = time.perf_counter()
@@ -201,7 +207,7 @@ class Committer:
             _fail(parts, failed.error)
         sound = [part for part in parts if part.error is None]
         flushed = [part for part in sound if atomic or part.partition.config.durability.mode == "fsync"]
-        if len(flushed) > 1:
+        if len(flushed) > 1 or (flushed and atomic):
             self._write_journaled(flushed, atomic=atomic)
         elif flushed:
             self._write_direct(flushed[0])
@@ -221,9 +227,11 @@ class Committer:
         except OSError as error:
             part.error = storage_error(error, f"preparing a write to {part.partition}")
             self._mark_failed([part])
+        except Exception as error:  # noqa: BLE001 - nothing is written yet, so records that make no block harm only themselves
+            _log.exception("records make no block", partition=str(part.partition))
+            part.error = InvalidRequest(f"the records cannot be stored in {part.partition}: {error}")
         if part.rolled is not None:
-            self._unsynced.pop(part.partition, None)
-            self._interval_due.pop(part.partition, None)
+            self.forget(part.partition)
 
     def _write_direct(self, part: PartitionCommit) -> None:
         writer = part.partition.writer
@@ -238,13 +246,16 @@ class Committer:
             self._mark_failed([part])
             return
         self._disk.crash_point(Site.APPEND_SYNCED)
-        self._unsynced.pop(part.partition, None)
+        self.forget(part.partition)
         if writer.segment.index.covers - writer.saved_covers >= self._options.checkpoint_bytes:
             self._save_index(writer, writer.segment.index.encode())
 
     def _write_unflushed(self, part: PartitionCommit) -> None:
         durability = part.partition.config.durability
-        if self._write_segment(part) and durability.mode == "interval":
+        if not self._write_segment(part):
+            return
+        self._unflushed[part.partition] = None
+        if durability.mode == "interval":
             due = time.monotonic() + durability.interval_ms / 1000
             self._interval_due.setdefault(part.partition, due)
 
@@ -264,6 +275,11 @@ class Committer:
         return True
 
     def _write_journaled(self, parts: list[PartitionCommit], *, atomic: bool) -> None:
+        for part in parts:
+            # What the journal restores after a power cut must not stand behind something that was lost in it.
+            if part.partition in self._unflushed and not self._flush(part.partition):
+                _fail(parts, WriteFailed(part.partition.failure))
+                return
         record = encode_record(
             [
                 JournalEntry(
@@ -338,13 +354,15 @@ class Committer:
         unsynced, self._unsynced = self._unsynced, {}
         work = []
         for partition in unsynced:
-            if partition.failure is None:
-                writer = partition.writer
+            writer = partition.writer
+            try:
+                # Where the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
+                if partition.failure is not None:
+                    raise OSError(errno.EIO, "the partition refuses writes")
                 work.append((partition, os.dup(writer.file.fd)))
-                self._covered.append((writer, writer.segment.index.encode()))
-            else:
-                # Its segment can no longer be trusted to sync, so what the journal holds of it must stay.
-                _log.error("journal kept for a failed partition", path=str(retired), partition=str(partition))
+                self._covered.append((partition, writer, writer.segment.index.encode()))
+            except OSError as error:
+                _log.error("journal kept", path=str(retired), partition=str(partition), error=str(error))
                 retired = None
         self._checkpoint = self._checkpointer.submit(self._sync_segments, work, retired)
         if wait:
@@ -357,8 +375,8 @@ class Committer:
         self._checkpoint.result()
         self._checkpoint = None
         covered, self._covered = self._covered, []
-        for writer, index in covered:
-            if not writer.segment.index.sealed:
+        for partition, writer, index in covered:
+            if partition.failure is None and not writer.segment.index.sealed:
                 self._save_index(writer, index)
 
     def _sync_segments(self, work: list[tuple[EmbeddedPartition, int]], retired: Path | None) -> None:
@@ -372,8 +390,13 @@ class Committer:
             finally:
                 os.close(fd)
         self._disk.crash_point(Site.CHECKPOINT_SYNCED)
-        if retired is not None:
-            self._disk.unlink(retired)
+        # A partition that failed meanwhile may have taken the error that this sync should have seen.
+        if retired is not None and all(partition.failure is None for partition, _ in work):
+            try:
+                self._disk.unlink(retired)
+            except OSError as error:
+                # The next start applies it once more, which is harmless.
+                _log.warning("journal not removed", path=str(retired), error=str(error))
         self._disk.crash_point(Site.CHECKPOINT_DONE)
 
     def _save_index(self, writer: SegmentWriter, index: bytes) -> None:
@@ -389,8 +412,9 @@ class Committer:
                 part.partition.fail(str(part.error))
 
     def forget(self, partition: EmbeddedPartition) -> None:
-        """The partition is closed or deleted; in the commit thread."""
+        """Everything the partition wrote is synced, or it is closed or deleted; in the commit thread."""
         self._unsynced.pop(partition, None)
+        self._unflushed.pop(partition, None)
         self._interval_due.pop(partition, None)
 
     def _until_due(self) -> float | None:
@@ -401,11 +425,18 @@ class Committer:
     def _sync_due(self) -> None:
         now = time.monotonic()
         for partition in [partition for partition, due in self._interval_due.items() if due <= now]:
-            del self._interval_due[partition]
-            try:
-                partition.writer.file.sync()
-            except OSError as error:
-                partition.fail(str(_flush_failed(error, partition)))
+            self._flush(partition)
+
+    def _flush(self, partition: EmbeddedPartition) -> bool:
+        """Sync what `interval` and `none` left for later."""
+        self._unflushed.pop(partition, None)
+        self._interval_due.pop(partition, None)
+        try:
+            partition.writer.file.sync()
+        except OSError as error:
+            partition.fail(str(_flush_failed(error, partition)))
+            return False
+        return True
 
 
 def _fail(parts: Sequence[PartitionCommit], error: PenstockError | None) -> None:

@@ -162,10 +162,15 @@ class AppendFile:
         self.end = self._reserved_to = end
 
     def sync(self) -> None:
-        self._disk.fdatasync(self.fd)
+        try:
+            self._disk.fdatasync(self.fd)
+        except OSError as error:
+            # Whatever the system says (a full disk, too), what was written may be gone, and trying again would not tell.
+            raise OSError(errno.EIO, f"the flush failed: {error.strerror or error}") from error
 
     def close(self) -> None:
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1  # the number may soon name another file
+        os.close(fd)
 
 
 class SpaceReserve:

@@ -136,6 +136,8 @@ class EmbeddedEngine(Engine):
         self._reserve.hold()
 
     async def close(self) -> None:
+        if self._lock_fd < 0:
+            return  # closed already, or never started
         self._maintenance_task.cancel()
         await asyncio.gather(self._maintenance_task, return_exceptions=True)
         partitions = [partition for parts in self._partitions.values() for partition in parts]
@@ -187,6 +189,7 @@ class EmbeddedEngine(Engine):
 
     def _release_lock(self) -> None:
         os.close(self._lock_fd)
+        self._lock_fd = -1
 
     # -- topics ----------------------------------------------------------------------------------------------------------
 
@@ -271,7 +274,7 @@ class EmbeddedEngine(Engine):
         """One pass of retention, merging and compaction over every partition."""
         for partition in [partition for parts in self._partitions.values() for partition in parts]:
             async with self._maintaining:
-                if partition.topic in self._topics:
+                if partition in self._partitions.get(partition.topic, ()):
                     await self._maintenance.run(partition)
         await self._loop.run_in_executor(None, self._reserve.hold)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
+
+
+# What a record costs in a block beside its bytes: its lengths, at most.
+_ROW_BYTES: Final = 12
 
 
 class PartitionCommit:
@@ -57,7 +61,7 @@ class PartitionCommit:
         self.headers.clear()
         partition = self.partition
         writer = partition.writer
-        size = sum(batch.size_bytes for batch, _ in self.appends)
+        size = sum(_stored_bytes(batch) for batch, _ in self.appends)
         config = partition.config
         filled = writer.file.end
         if filled and (filled + size > config.segment_bytes or now_ms - writer.created_ms >= config.segment_ms):
@@ -98,29 +102,33 @@ def gather(batches: Sequence[Batch], block_bytes_target: int) -> list[Batch]:
     joining: list[Batch] = []
     joining_bytes = 0
     for batch in itertools.chain.from_iterable(_cut(batch, block_bytes_target) for batch in batches):
-        if joining and joining_bytes + batch.size_bytes > block_bytes_target:
+        if joining and joining_bytes + _stored_bytes(batch) > block_bytes_target:
             gathered.append(_join(joining))
             joining, joining_bytes = [], 0
         joining.append(batch)
-        joining_bytes += batch.size_bytes
+        joining_bytes += _stored_bytes(batch)
     gathered.append(_join(joining))
     return gathered
 
 
 def _cut(batch: Batch, bytes_target: int) -> list[Batch]:
-    if batch.size_bytes <= bytes_target:
+    if _stored_bytes(batch) <= bytes_target:
         return [batch]
     pieces: list[Batch] = []
     start = size = 0
     for row in range(len(batch)):
         cells = (column[row] for column in (batch.values, batch.keys, batch.headers) if column is not None)
-        row_bytes = sum(len(cell) for cell in cells if cell is not None)
+        row_bytes = _ROW_BYTES + sum(len(cell) for cell in cells if cell is not None)
         if size and size + row_bytes > bytes_target:
             pieces.append(batch.rows(start, row))
             start, size = row, 0
         size += row_bytes
     pieces.append(batch.rows(start, len(batch)))
     return pieces
+
+
+def _stored_bytes(batch: Batch) -> int:
+    return batch.size_bytes + _ROW_BYTES * len(batch)
 
 
 def _join(batches: list[Batch]) -> Batch:

@@ -15,7 +15,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import CorruptBlock
 from penstock.log.embedded.commit import Committer
-from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.disk import Disk, is_full, storage_error
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.rewrite import KeepRow, LatestOffsets, Rewriter
@@ -55,17 +55,21 @@ class Maintenance:
         active = partition.segments[-1]
         age_max_ms = min(partition.config.segment_ms, partition.config.retention_ms or partition.config.segment_ms)
         if active.end and self._clock.now_ms() - active.index.first_timestamp_ms >= age_max_ms:
-            rolled = await self._committer.run(lambda: self._roll(partition, active))
-            if rolled is not None:
-                partition.segments = [*partition.segments, rolled]
+            await self._committer.run(lambda: self._roll(partition, active))
 
-    def _roll(self, partition: EmbeddedPartition, expected: Segment) -> Segment | None:
-        """In the commit thread. None where a commit has rolled meanwhile."""
-        if partition.writer.segment is not expected:
-            return None
-        partition.writer = partition.writer.roll(self._clock.now_ms())
+    def _roll(self, partition: EmbeddedPartition, expected: Segment) -> None:
+        """In the commit thread, unless a commit has rolled or failed meanwhile."""
+        if partition.writer.segment is not expected or partition.failure is not None:
+            return
+        try:
+            partition.writer = partition.writer.roll(self._clock.now_ms())
+        except OSError as error:
+            if not is_full(error):
+                partition.fail(str(storage_error(error, f"beginning a new segment of {partition}")))
+            raise
         self._committer.forget(partition)
-        return partition.writer.segment
+        # Told from here and not from who awaits this, because the loop may hear of the next commit before that one runs.
+        self._loop.call_soon_threadsafe(partition.begin_segment, partition.writer.segment)
 
     async def _retain(self, partition: EmbeddedPartition) -> None:
         config = partition.config

@@ -175,7 +175,7 @@ class EmbeddedPartition(Partition):
     def apply(self, part: PartitionCommit) -> None:
         """A commit is over: make what it wrote readable."""
         if part.rolled is not None:
-            self.segments = [*self.segments, part.rolled]
+            self.begin_segment(part.rolled)
         if part.error is not None:
             return
         self.segments[-1].end = part.end
@@ -183,9 +183,16 @@ class EmbeddedPartition(Partition):
         for header, data in zip(part.headers, part.blocks, strict=True):
             self.tail.add(header.base_offset, data)
 
+    def begin_segment(self, segment: Segment) -> None:
+        """Commits go to this segment from now on. Must run before any of those commits is applied."""
+        self.segments = [*self.segments, segment]
+
     def notify(self) -> None:
         for callback in list(self._watchers.values()):
-            callback()
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - a bug in one session must not keep the news from the others
+                _log.exception("a watcher failed", partition=str(self))
 
     def fail(self, reason: str) -> None:
         """Refuse writes from now on. Any thread may call this; the first reason stays."""

@@ -1,0 +1,68 @@
+"""Opening, copying and damaging the directory of an embedded engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from penstock.log.api import Engine
+from penstock.log.embedded import EmbeddedEngine
+from penstock.log.embedded.partition import EmbeddedPartition
+from penstock.testing.faults import FaultyDisk
+from tests.log.records import Record, read_all
+
+
+class CountingDisk(FaultyDisk):
+    """Counts flushes by the kind of file (`log`, `journal`, ...) and directories by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushes: Counter[str] = Counter()
+        self.directory_flushes = 0
+
+    def fdatasync(self, fd: int) -> None:
+        super().fdatasync(fd)
+        self.flushes[path_of(fd).suffix.removeprefix(".")] += 1
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self.directory_flushes += 1
+
+
+def path_of(fd: int) -> Path:
+    return Path(f"/proc/self/fd/{fd}").readlink()
+
+
+def crash_image(data_dir: Path, image: Path) -> Path:
+    """What `kill -9` at this moment would leave: the files as the running engine has written them so far."""
+    if image.exists():
+        shutil.rmtree(image)
+    shutil.copytree(data_dir, image)
+    return image
+
+
+def files(data_dir: Path) -> dict[str, bytes]:
+    return {path.relative_to(data_dir).as_posix(): path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
+
+
+def partition_directory(data_dir: Path, topic: str = "orders", partition: int = 0) -> Path:
+    [directory] = (data_dir / "topics").glob(f"{topic}.*/{partition}")
+    return directory
+
+
+def segment_files(data_dir: Path, topic: str = "orders", partition: int = 0) -> list[Path]:
+    return sorted(partition_directory(data_dir, topic, partition).glob("*.log"))
+
+
+def partition_of(engine: EmbeddedEngine, topic: str = "orders", index: int = 0) -> EmbeddedPartition:
+    return engine.partition(topic, index)
+
+
+async def everything(engine: Engine) -> dict[tuple[str, int], list[Record]]:
+    """All records of all topics."""
+    return {
+        (name, index): await read_all(engine.partition(name, index))
+        for name, info in sorted(engine.topics().items())
+        for index in range(info.config.partitions)
+    }
