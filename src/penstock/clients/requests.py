@@ -170,6 +170,8 @@ class Requests(Generic[Message]):
             except BaseException:
                 pipeline.abort()
                 raise
+        if pipeline.lost is not None:  # it was accepted and hung up on before we came to use it
+            raise pipeline.lost
         return pipeline
 
     def _unreachable(self, error: Exception, attempts: int, elapsed_s: float) -> PenstockError:

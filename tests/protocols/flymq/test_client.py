@@ -46,6 +46,8 @@ class Peer(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.number = len(self._broker.peers)
         self._broker.peers.append(self)
+        if self._broker.refusals >= len(self._broker.peers):
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._broker.reads += 1
@@ -70,6 +72,8 @@ class ScriptedBroker:
         self.requests: list[tuple[int, bytes]] = []
         self.arrived = asyncio.Event()
         self.reads = 0
+        self.refusals = 0
+        """How many connections, from the first on, are closed as soon as they are made."""
 
     async def start(self) -> None:
         self.server = await asyncio.get_running_loop().create_server(lambda: Peer(self), "127.0.0.1", 0)
@@ -350,6 +354,15 @@ async def test_time_is_a_bound_on_connecting_too() -> None:
         await broker.stop()
         with pytest.raises(Unreachable, match="2 attempts in 60"):
             await client.topics()
+
+
+async def test_a_connection_that_is_closed_as_soon_as_it_is_made_is_made_again() -> None:
+    async with scripted(in_order()) as broker:
+        broker.refusals = 2
+        client = AsyncFlyMQClient(broker.url, random=Random(1), sleep=no_sleep)
+        assert (await client.send("t", b"a")).offset == 0
+        assert len(broker.peers) == 3
+        await client.close()
 
 
 async def test_opening_tries_once() -> None:
