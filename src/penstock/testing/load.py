@@ -110,6 +110,10 @@ class ProducerLoad:
                 f"the load ended after {self.summary.acked} acknowledgements, {records} were waited for"
             )
 
+    def wait_until_refused(self, records: int, timeout_s: float = 30.0) -> None:
+        """Wait until so many records are refused in all."""
+        self._wait(lambda: self.summary.failed >= records, timeout_s, f"{records} refusals")
+
     def wait_until_over(self, timeout_s: float = 30.0) -> LoadSummary:
         """Wait until every producer has lost its broker."""
         self._wait(lambda: self._running == 0, timeout_s, "the end of all producers")

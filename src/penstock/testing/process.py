@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,6 +37,7 @@ class BrokerProcess:
         broker.start()
     ```
     `config` is TOML that is added to the configuration file (without `data_dir` and `[listeners.flymq]`, which are set here).
+    `launcher` is a command that is given the broker's own as its last arguments, as in `("nice", "-n", "10")`.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class BrokerProcess:
         *,
         config: str = "",
         environment: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = (),
         start_s_max: float = 30.0,
         stop_s_max: float = 30.0,
     ) -> None:
         self.data_dir = Path(data_dir)
         self._config = config
         self._environment = dict(environment or {})
+        self._launcher = tuple(launcher)
         self._start_s_max = start_s_max
         self._stop_s_max = stop_s_max
         self._bind = "127.0.0.1:0"
@@ -72,7 +75,7 @@ class BrokerProcess:
         self._lines.clear()
         self._said_ready.clear()
         self._process = subprocess.Popen(  # noqa: S603 - the program is this interpreter
-            [sys.executable, "-m", "penstock", "serve", "--config", str(self._write_config())],
+            [*self._launcher, sys.executable, "-m", "penstock", "serve", "--config", str(self._write_config())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
