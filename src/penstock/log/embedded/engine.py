@@ -33,7 +33,7 @@ from penstock.errors import (
 from penstock.log.api import BatchFor, Engine, EngineStats, OnAllAppended, Partition, TopicConfig, TopicInfo
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.crashpoints import Site
-from penstock.log.embedded.disk import Disk, SpaceReserve
+from penstock.log.embedded.disk import Disk, SpaceReserve, storage_error
 from penstock.log.embedded.journal import Journal, journal_paths
 from penstock.log.embedded.maintenance import Maintenance
 from penstock.log.embedded.options import EngineOptions
@@ -42,6 +42,9 @@ from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
 from penstock.log.embedded.segment import LOG_SUFFIX, Segment, SegmentWriter
 from penstock.log.embedded.tail import Tail, TailBudget
 from penstock.log.embedded.topicfiles import TopicFiles
+
+OpenedParts = list[tuple[list[Segment], SegmentWriter]]
+"""The partitions of a topic as recovery hands them over."""
 
 _log = structlog.get_logger(__name__)
 
@@ -77,12 +80,17 @@ class EmbeddedEngine(Engine):
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()
         self._maintaining = asyncio.Lock()
-        self._take_lock()
+        opened: list[tuple[TopicInfo, OpenedParts]] = []
         try:
+            self._take_lock()
             await self._loop.run_in_executor(None, self._prepare)
-            await self._open_all()
-        except BaseException:
+            await self._open_all(opened)
+        except BaseException as error:
+            for _, parts in opened:
+                _close_writers(parts)
             self._release_lock()
+            if isinstance(error, OSError):
+                raise storage_error(error, f"opening the log in {self._data_dir}") from error
             raise
 
     def _prepare(self) -> None:
@@ -96,10 +104,10 @@ class EmbeddedEngine(Engine):
             directories = {bytes.fromhex(info.id): self._files.directory(info) for info in self._loaded}
             redo_journal(self._disk, journal_directory, _last_segment_finder(directories))
 
-    async def _open_all(self) -> None:
+    async def _open_all(self, opened: list[tuple[TopicInfo, OpenedParts]]) -> None:
         options = self._options
         recovery = PartitionRecovery(self._disk, self.stats, clean=self._clean_stop, accept_gaps=options.accept_gaps)
-        opened = await self._loop.run_in_executor(None, self._recover_all, recovery)
+        await self._loop.run_in_executor(None, self._recover_all, recovery, opened)
         journal_directory = self._data_dir / "journal"
         journals = journal_paths(journal_directory)
         next_journal = int(journals[-1].stem) + 1 if journals else 0
@@ -113,19 +121,21 @@ class EmbeddedEngine(Engine):
             self._add_topic(info, parts)
         self._maintenance_task = asyncio.create_task(self._maintain_for_ever(), name="penstock-maintenance")
 
-    def _recover_all(
-        self, recovery: PartitionRecovery
-    ) -> list[tuple[TopicInfo, list[tuple[list[Segment], SegmentWriter]]]]:
-        return [(info, self._open_partitions(recovery, info)) for info in self._loaded]
+    def _recover_all(self, recovery: PartitionRecovery, opened: list[tuple[TopicInfo, OpenedParts]]) -> None:
+        for info in self._loaded:
+            parts = self._open_partitions(recovery, info)
+            opened.append((info, parts))
 
-    def _open_partitions(
-        self, recovery: PartitionRecovery, info: TopicInfo
-    ) -> list[tuple[list[Segment], SegmentWriter]]:
+    def _open_partitions(self, recovery: PartitionRecovery, info: TopicInfo) -> OpenedParts:
         now_ms = self._clock.now_ms()
-        return [
-            recovery.open(info, self._files.partition_directory(info, index), now_ms)
-            for index in range(info.config.partitions)
-        ]
+        parts: OpenedParts = []
+        try:
+            for index in range(info.config.partitions):
+                parts.append(recovery.open(info, self._files.partition_directory(info, index), now_ms))
+        except BaseException:
+            _close_writers(parts)
+            raise
+        return parts
 
     def _finish_recovery(self, journals: list[Path]) -> None:
         """Everything is synced in its own place now, so the journal has served; and from here on a crash is a crash."""
@@ -146,10 +156,15 @@ class EmbeddedEngine(Engine):
         await self._committer.drained()
         clean = await self._committer.run(lambda: self._close_partitions(partitions))
         await self._loop.run_in_executor(None, self._stop_threads)
-        if clean:
-            self._disk.write_file(self._data_dir / _CLEAN, b"")
-            self._disk.crash_point(Site.CLOSE_MARKED)
-        self._release_lock()
+        try:
+            if clean:
+                self._disk.write_file(self._data_dir / _CLEAN, b"")
+                self._disk.crash_point(Site.CLOSE_MARKED)
+        except OSError as error:
+            # Everything is synced; the next start only has to look.
+            _log.warning("clean stop not marked", error=str(error))
+        finally:
+            self._release_lock()
 
     def _close_partitions(self, partitions: list[EmbeddedPartition]) -> bool:
         """In the commit thread: sync and index everything. False where something failed and the next start must look."""
@@ -188,8 +203,9 @@ class EmbeddedEngine(Engine):
         self._lock_fd = fd
 
     def _release_lock(self) -> None:
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     # -- topics ----------------------------------------------------------------------------------------------------------
 
@@ -211,15 +227,23 @@ class EmbeddedEngine(Engine):
             if name in self._topics:
                 raise TopicExists(f"topic already exists: {name}")
             info = TopicInfo(name, uuid.uuid4().hex, config, self._clock.now_ms())
-            parts = await self._loop.run_in_executor(None, self._create_files, info)
+            try:
+                parts = await self._loop.run_in_executor(None, self._create_files, info)
+            except OSError as error:
+                raise storage_error(error, f"creating topic {name!r}") from error
             self._add_topic(info, parts)
             return info
 
-    def _create_files(self, info: TopicInfo) -> list[tuple[list[Segment], SegmentWriter]]:
-        self._files.create(info)
-        return self._open_partitions(self._recovery, info)
+    def _create_files(self, info: TopicInfo) -> OpenedParts:
+        try:
+            self._files.create(info)
+            return self._open_partitions(self._recovery, info)
+        except OSError:
+            # What was refused must not be there after a restart.
+            self._files.discard(info)
+            raise
 
-    def _add_topic(self, info: TopicInfo, parts: list[tuple[list[Segment], SegmentWriter]]) -> None:
+    def _add_topic(self, info: TopicInfo, parts: OpenedParts) -> None:
         self._partitions[info.name] = [
             EmbeddedPartition(
                 info,
@@ -247,9 +271,12 @@ class EmbeddedEngine(Engine):
                 self._tails.drop(partition.tail)
             # Tasks of the commit thread run in order, so a commit under way is over by then, and no later one names these.
             await self._committer.run(lambda: self._close_deleted(parts))
-            await self._loop.run_in_executor(None, self._files.remove, info)
+            try:
+                await self._loop.run_in_executor(None, self._files.remove, info)
+            except OSError as error:
+                raise storage_error(error, f"deleting the files of topic {name!r}") from error
 
-    def _close_deleted(self, parts: list[EmbeddedPartition]) -> None:
+    def _close_deleted(self, parts: Sequence[EmbeddedPartition]) -> None:
         for partition in parts:
             self._committer.forget(partition)
             partition.writer.file.close()
@@ -285,6 +312,11 @@ class EmbeddedEngine(Engine):
                 await self.maintain()
             except Exception:  # noqa: BLE001 - housekeeping must not end because one pass met the unexpected
                 _log.exception("maintenance pass failed")
+
+
+def _close_writers(parts: OpenedParts) -> None:
+    for _, writer in parts:
+        writer.file.close()
 
 
 def _ours(partition: Partition) -> EmbeddedPartition:

@@ -276,11 +276,13 @@ class EmbeddedPartition(Partition):
         size = 0
         for segment, end in extents[at:]:
             position = segment.position_of(offset)
+            next_offset = segment.base_offset
             try:
                 while position < end:
                     try:
                         for _, block in segment.blocks_from(position, end):
                             position += block.size_bytes
+                            next_offset = block.next_offset
                             if block.next_offset <= offset:
                                 continue
                             size += block.size_bytes
@@ -290,26 +292,14 @@ class EmbeddedPartition(Partition):
                             if size >= max_bytes:
                                 return blocks
                     except CorruptBlock:
-                        position = self._behind_damage(segment, position, end, offset, damaged_first=not blocks)
+                        if blocks:
+                            return blocks  # whoever asks for what comes next gets the error
+                        position = _behind_damage(segment, position, end, offset, next_offset)
             except CorruptBlock as error:
-                if blocks:
-                    return blocks  # whoever asks for what comes next gets the error
                 self._stats.corrupt_blocks += 1
                 _log.error("corrupt block", topic=self.topic, partition=self.index, error=str(error))
                 raise
         return blocks
-
-    def _behind_damage(self, segment: Segment, position: int, end: int, offset: int, *, damaged_first: bool) -> int:
-        """Where to go on when the wanted offset lies behind a damaged block; raises where it may lie inside."""
-        behind = segment.next_whole_block(position, end) if damaged_first else None
-        if behind is None or behind[1].base_offset > offset:
-            raise segment.corrupt(position, self._damage_text(position, behind, segment))
-        return behind[0]
-
-    def _damage_text(self, position: int, behind: tuple[int, Block] | None, segment: Segment) -> str:
-        if behind is None:
-            return "no whole block follows it in this segment"
-        return f"its {behind[0] - position} bytes cannot be read; offset {behind[1].base_offset} and later ones can"
 
     def _find_time(self, extents: list[_Extent], timestamp_ms: int) -> int | None:
         at = bisect_left(extents, timestamp_ms, key=lambda extent: extent.segment.index.last_timestamp_ms)
@@ -339,3 +329,16 @@ def _remove_segments(segments: Sequence[Segment]) -> None:
     # Oldest first: a crash in between leaves a log that begins later, not one with a hole.
     for segment in segments:
         segment.remove()
+
+
+def _behind_damage(segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:
+    """Where to go on when the wanted offset lies behind a damaged block; raises where it may lie inside."""
+    behind = segment.next_whole_block(position, end, least_offset)
+    if behind is None:
+        raise segment.corrupt(position, "no whole block follows it in this segment")
+    resumes_at, block = behind
+    if block.base_offset > offset:
+        raise segment.corrupt(
+            position, f"its {resumes_at - position} bytes cannot be read; offset {block.base_offset} and later ones can"
+        )
+    return resumes_at

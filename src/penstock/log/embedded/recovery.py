@@ -12,7 +12,6 @@ What the journal holds is put back first (`redo`), so that scanning sees the log
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import structlog
 
 from penstock.errors import CorruptBlock, MissingSegment
 from penstock.log.api import EngineStats, TopicInfo
+from penstock.log.block import HEADER_BYTES
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import SegmentIndex
@@ -46,14 +46,19 @@ class PartitionRecovery:
     def open(self, info: TopicInfo, directory: Path, now_ms: int) -> tuple[list[Segment], SegmentWriter]:
         self._tidy(directory)
         paths = sorted(directory.glob(f"*{LOG_SUFFIX}"))
-        least_offset = self._drop_unused_last(paths)
+        # A last segment that nothing was written to may stem from a roll that failed, after which the one before went on.
+        unused = paths.pop() if len(paths) > 1 and self._is_unused(paths[-1]) else None
         segments = [self._open_sealed(path) for path in paths[:-1]]
         last_timestamp_ms = segments[-1].index.last_timestamp_ms if segments else 0
         if paths:
-            segments.append(self._open_last(paths[-1], last_timestamp_ms))
-        self._check_sequence(info, segments)
-        if not segments or segments[-1].index.sealed:
-            return self._begin_segment(directory, segments, least_offset, now_ms)
+            flushed = info.config.durability.mode == "fsync"
+            segments.append(self._open_last(paths[-1], last_timestamp_ms, flushed=flushed))
+        self._check_sequence(info, segments, unused)
+        least_offset = int(unused.stem) if unused else 0
+        if not segments or segments[-1].index.sealed or segments[-1].index.next_offset < least_offset:
+            return self._begin_segment(directory, segments, unused, now_ms)
+        if unused is not None:
+            self._disk.unlink(unused)
         last = segments[-1]
         writer = SegmentWriter(
             self._disk,
@@ -64,29 +69,27 @@ class PartitionRecovery:
         )
         return segments, writer
 
-    def _drop_unused_last(self, paths: list[Path]) -> int:
-        """Forget a last segment that nothing was written to: it may stem from a roll that failed, after which the one before went
-        on. Returns the offset it began at, which a new one must not go below."""
-        if len(paths) < 2:
-            return 0
-        fd = self._disk.open_read(paths[-1])
+    def _is_unused(self, path: Path) -> bool:
+        """Whether the file holds nothing, or nothing but reserved space."""
+        fd = self._disk.open_read(path)
         try:
-            unused = self._data_end(fd, 0, paths[-1].stat().st_size) == 0
+            # A used one shows it at once, so that only an unused one is read to its end.
+            begins_empty = not self._disk.pread(fd, HEADER_BYTES, 0).strip(b"\0")
+            return begins_empty and self._data_end(fd, 0, path.stat().st_size) == 0
         finally:
             os.close(fd)
-        if not unused:
-            return 0
-        path = paths.pop()
-        self._disk.unlink(path)
-        return int(path.stem)
 
     def _begin_segment(
-        self, directory: Path, segments: list[Segment], least_offset: int, now_ms: int
+        self, directory: Path, segments: list[Segment], unused: Path | None, now_ms: int
     ) -> tuple[list[Segment], SegmentWriter]:
         before = segments[-1].index if segments else SegmentIndex(0)
-        base_offset = max(before.next_offset, least_offset)
+        # Where compaction removed the last records, or they are lost, only the unused segment knows how far the offsets were given out.
+        base_offset = max(before.next_offset, int(unused.stem) if unused else 0)
+        path = log_path(directory, base_offset)
+        if unused is not None and unused != path:
+            self._disk.unlink(unused)
         index = SegmentIndex(base_offset, before.last_timestamp_ms)
-        segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0)
+        segment = Segment(self._disk, path, base_offset, index, 0)
         writer = SegmentWriter(
             self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=before.last_timestamp_ms
         )
@@ -108,10 +111,14 @@ class PartitionRecovery:
         if index is None or not index.sealed:
             segment.index.sealed = True
             segment.rebuild_index(size)
-            segment.save_index(segment.index.encode(), sync=False)
+            try:
+                segment.save_index(segment.index.encode(), sync=False)
+            except OSError as error:
+                # A full disk must not keep the log from opening; the next start makes the index again.
+                _log.warning("index not saved", segment=str(path), error=str(error))
         return segment
 
-    def _open_last(self, path: Path, last_timestamp_ms: int) -> Segment:
+    def _open_last(self, path: Path, last_timestamp_ms: int, *, flushed: bool) -> Segment:
         base_offset = int(path.stem)
         size = path.stat().st_size
         index = load_index(path, base_offset, size, self._disk)
@@ -122,19 +129,23 @@ class PartitionRecovery:
             segment.index = SegmentIndex(base_offset, last_timestamp_ms)
         elif self._clean and index.covers == size:
             return segment
-        segment.end = self._scan(segment, segment.index.covers, size)
+        segment.end = self._scan(segment, segment.index.covers, size, flushed=flushed)
         self._cut(segment, size)
         return segment
 
-    def _scan(self, segment: Segment, position: int, size: int) -> int:
-        """Check and index the blocks from `position` on; returns where the last whole one ends."""
+    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> int:
+        """Check and index the blocks from `position` on; returns where the last whole one ends.
+
+        Where each block was flushed before the next was written, a whole block behind a bad one proves damage. In a topic that does
+        not wait for flushes, a power cut may keep a later block and lose an earlier one: what counts is the part before that.
+        """
         while position < size:
             try:
                 for block_at, block in segment.blocks_from(position, size):
                     segment.index.add(block, block_at)
                     position = block_at + block.size_bytes
             except CorruptBlock as error:
-                behind = segment.next_whole_block(position, size)
+                behind = segment.next_whole_block(position, size, segment.index.next_offset) if flushed else None
                 if behind is None:
                     return position
                 self._stats.corrupt_blocks += 1
@@ -179,15 +190,19 @@ class PartitionRecovery:
             position += max(len(window), 1)
         return end
 
-    def _check_sequence(self, info: TopicInfo, segments: list[Segment]) -> None:
+    def _check_sequence(self, info: TopicInfo, segments: list[Segment], unused: Path | None) -> None:
         if info.config.cleanup == "compact":
             return  # removing records leaves gaps by design
-        for before, after in itertools.pairwise(segments):
-            if before.index.next_offset == after.base_offset:
+        following = [segment.path for segment in segments[1:]]
+        if unused is not None:
+            following.append(unused)
+        for before, after in zip(segments, following, strict=False):
+            begins, ends = int(after.stem), before.index.next_offset
+            if begins == ends or (after is unused and begins < ends):
                 continue
             text = (
-                f"topic {info.name!r}: {before.path} ends at offset {before.index.next_offset}, but the next segment, "
-                f"{after.path.name}, begins at {after.base_offset}; a segment file is missing or damaged at its end"
+                f"topic {info.name!r}: {before.path} ends at offset {ends}, but the next segment, {after.name}, begins at "
+                f"{begins}; a segment file is missing or damaged at its end"
             )
             if not self._accept_gaps:
                 raise MissingSegment(
@@ -204,12 +219,12 @@ def _load_entries(segment: Segment) -> bool:
 
 
 def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, int], Path | None]) -> int:
-    """Put every block the journal holds where it belongs; returns how many were not there.
+    """Put every block the journal holds where it belongs; returns how many.
 
     Only the last segment of a partition can miss any: beginning a new one syncs the one before, and segments before the last may
     have been rewritten since. Harmless to repeat.
     """
-    redone = 0
+    applied = 0
     touched: set[Path] = set()
     for path in journal_paths(directory):
         for entries in read_records(path.read_bytes()):
@@ -219,12 +234,12 @@ def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, 
                     continue
                 fd = disk.open_append(target, create=False)
                 try:
-                    if disk.pread(fd, len(entry.data), entry.position) != entry.data:
-                        disk.write_all(fd, entry.data, entry.position)
-                        touched.add(target)
-                        redone += 1
+                    # Written even where it reads the same: after a failed flush the system may show what never reached the disk.
+                    disk.write_all(fd, entry.data, entry.position)
                 finally:
                     os.close(fd)
+                touched.add(target)
+                applied += 1
     for target in touched:
         fd = disk.open_append(target, create=False)
         try:
@@ -232,6 +247,6 @@ def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, 
         finally:
             os.close(fd)
     disk.crash_point(Site.RECOVERY_REDONE)
-    if redone:
-        _log.info("journal applied", blocks=redone)
-    return redone
+    if applied:
+        _log.info("journal applied", blocks=applied)
+    return applied

@@ -148,6 +148,8 @@ def _finish(disk: Disk, swap: Path) -> Path | None:
         if base_offset <= int(path.stem) < end_offset:
             disk.unlink(path.with_suffix(INDEX_SUFFIX))
             disk.unlink(path)
+    # Before the swap file gives up its name, what it replaces must be gone for good: it is what says that they overlap.
+    disk.sync_directory(directory)
     disk.crash_point(Site.REWRITE_REMOVED)
     if swap.stat().st_size == 0:
         disk.unlink(swap)

@@ -88,8 +88,9 @@ class Segment:
     def corrupt(self, position: int, why: str) -> CorruptBlock:
         return CorruptBlock(f"corrupt block in {self.path} at byte {position}: {why}")
 
-    def next_whole_block(self, position: int, end: int) -> tuple[int, Block] | None:
-        """The first undamaged block that begins after `position`: where reading can go on behind damage."""
+    def next_whole_block(self, position: int, end: int, least_offset: int) -> tuple[int, Block] | None:
+        """The first undamaged block that begins after `position`: where reading can go on behind damage. Offsets only grow along a
+        segment, so a block below `least_offset` is none of this log's but part of some record's value."""
         fd = self.open()
         at = position + 1
         while at < end:
@@ -97,7 +98,7 @@ class Segment:
             found = window.find(MAGIC)
             while found >= 0:
                 block = self._block_at(fd, at + found, end)
-                if block is not None:
+                if block is not None and block.base_offset >= least_offset:
                     return at + found, block
                 found = window.find(MAGIC, found + 1)
             # Windows overlap so that a magic split between two of them is still found.
@@ -141,7 +142,7 @@ class Segment:
                     index.add(block, block_at)
                     position = block_at + block.size_bytes
             except CorruptBlock:
-                behind = self.next_whole_block(position, end)
+                behind = self.next_whole_block(position, end, index.next_offset)
                 if behind is None:
                     break
                 position = behind[0]
@@ -154,6 +155,8 @@ class Segment:
         self.open()  # readers that hold this object go on reading
         doomed = self.path.with_suffix(DELETED_SUFFIX)
         self._disk.rename(self.path, doomed)
+        # One after the other for good: if a later one could vanish first, a power cut would leave a hole in the log.
+        self._disk.sync_directory(self.path.parent)
         self._disk.crash_point(Site.RETENTION_RENAMED)
         self._disk.unlink(self.index_path)
         self._disk.unlink(doomed)

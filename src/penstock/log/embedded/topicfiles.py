@@ -65,14 +65,31 @@ class TopicFiles:
         self._disk.remove_tree(doomed)
         self._disk.crash_point(Site.TOPIC_REMOVED)
 
+    def discard(self, info: TopicInfo) -> None:
+        """Take away what a creation that failed has left, as far as the disk lets us."""
+        try:
+            if self.directory(info).exists():
+                self.remove(info)
+        except OSError as error:
+            _log.error(
+                "a topic that was not created leaves files", directory=str(self.directory(info)), error=str(error)
+            )
+
     def load_all(self) -> list[TopicInfo]:
         """Every topic there is, finishing deletions that a crash interrupted."""
-        topics = []
+        topics: list[TopicInfo] = []
         for directory in sorted(self._root.iterdir()):
             if directory.name.endswith(DELETED_SUFFIX):
                 self._disk.remove_tree(directory)
             elif directory.is_dir() and (info := self._load(directory)) is not None:
                 topics.append(info)
+        directories: dict[str, Path] = {}
+        for info in topics:
+            twin = directories.setdefault(info.name, self.directory(info))
+            if twin != self.directory(info):
+                raise CorruptMetadata(
+                    f"topic {info.name!r} is there twice, in {twin} and {self.directory(info)}; move one of them away"
+                )
         return topics
 
     def _save(self, directory: Path, info: TopicInfo) -> None:
@@ -93,7 +110,11 @@ class TopicFiles:
         if found:
             if len(found) < 2:
                 _log.warning("topic metadata had only one good copy; both are written again", directory=str(directory))
-                self._save(directory, found[0])
+                try:
+                    self._save(directory, found[0])
+                except OSError as error:
+                    # A full disk must not keep the log from opening; one good copy is enough for that.
+                    _log.warning("topic metadata not written again", directory=str(directory), error=str(error))
             return found[0]
         if damaged:
             raise CorruptMetadata(
