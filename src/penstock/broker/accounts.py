@@ -1,0 +1,45 @@
+"""Everything about who may do what, put together: the directory, the policy, users, ACLs and the audit trail."""
+
+from __future__ import annotations
+
+from penstock.broker.access import AccessPolicy
+from penstock.broker.acls import Acls
+from penstock.broker.audit import Audit
+from penstock.broker.directory import Directory
+from penstock.broker.passwords import Passwords
+from penstock.broker.policy import AccessSettings, AuditedAccess, RolePolicy
+from penstock.broker.throttle import Throttle
+from penstock.broker.users import Users
+from penstock.clock import Clock
+from penstock.log.api import Engine
+
+
+class Accounts:
+    """`policy` decides in the place of users' roles and ACLs where it is given."""
+
+    def __init__(self, engine: Engine, clock: Clock, policy: AccessPolicy | None, settings: AccessSettings) -> None:
+        self.directory = Directory(engine)
+        self.policy = policy or RolePolicy(self.directory, settings)
+        self.access = AuditedAccess(self.policy)
+        """The policy, with refusals noted in the audit trail."""
+        self.audit = Audit(engine, clock, self.access, node=settings.node)
+        self.access.on_denied = self.audit.note_denied
+        self.acls = Acls(self.directory, settings, self.access, self.audit)
+        self.users = Users(
+            self.directory,
+            Passwords(cost=settings.password_cost),
+            Throttle(clock),
+            clock,
+            self.access,
+            self.audit,
+            development=settings.development,
+        )
+
+    async def start(self) -> None:
+        await self.directory.start()
+        await self.audit.start()
+
+    async def close(self) -> None:
+        self.users.close()
+        await self.audit.close()
+        await self.directory.close()

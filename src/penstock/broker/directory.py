@@ -1,0 +1,200 @@
+"""Users, roles and ACLs as they are stored, and the answers the access policy needs of them; no rights are checked here.
+
+Three tables (`__users`, `__roles`, `__acls`) hold them. What follows from them, the permissions of a set of roles and the ACLs that
+cover a topic, is worked out once and kept until one of them changes, because it is asked for with every request.
+
+An ACL stands for one topic or, where its name ends in `*`, for every topic that begins with what is before it. Its entries are names
+of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Several ACLs may cover a topic: each of them
+adds people, none takes anyone away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.broker.access import Operation
+from penstock.broker.limits import NAME_BYTES_MAX
+from penstock.broker.table import Table
+from penstock.errors import InvalidRequest
+from penstock.log.api import Engine
+
+USERS_TOPIC: Final = "__users"
+ROLES_TOPIC: Final = "__roles"
+ACLS_TOPIC: Final = "__acls"
+USERS_MAX: Final = 10_000
+ROLES_MAX: Final = 1_000
+ACLS_MAX: Final = 10_000
+ROLE_BYTES_MAX: Final = 64
+"""Deployed clients read a role's name behind a one-byte length."""
+CACHED_MAX: Final = 10_000
+"""Answers that are kept; above it all of them are worked out again."""
+
+PERMISSIONS: Final = tuple(operation.value for operation in Operation)
+ADMIN_ROLE: Final = "admin"
+
+
+class User(msgspec.Struct, frozen=True, array_like=True):
+    password_hash: str
+    roles: tuple[str, ...]
+    enabled: bool
+    created_ms: int
+    updated_ms: int
+
+
+class Role(msgspec.Struct, frozen=True, array_like=True):
+    permissions: tuple[str, ...]
+    """Of `PERMISSIONS`."""
+    description: str = ""
+
+
+class Acl(msgspec.Struct, frozen=True, array_like=True):
+    public: bool
+    users: tuple[str, ...]
+    roles: tuple[str, ...]
+
+
+BUILT_IN_ROLES: Final[Mapping[str, Role]] = {
+    ADMIN_ROLE: Role(("read", "write", "admin"), "Everything"),
+    "producer": Role(("write",), "Writes to every topic"),
+    "consumer": Role(("read",), "Reads every topic"),
+    "guest": Role((), "Nothing beyond what ACLs give"),
+}
+
+_Operations = frozenset[Operation]
+_READ_AND_WRITE: Final = frozenset({Operation.READ, Operation.WRITE, Operation.DESCRIBE})
+_ENTRY_OPERATIONS: Final = {
+    "read": frozenset({Operation.READ, Operation.DESCRIBE}),
+    "write": frozenset({Operation.WRITE, Operation.DESCRIBE}),
+}
+
+
+class CompiledAcl:
+    """An ACL with its entries taken apart."""
+
+    __slots__ = ("public", "roles", "users")
+
+    def __init__(self, acl: Acl) -> None:
+        self.public = acl.public
+        self.users = _compiled(acl.users)
+        self.roles = _compiled(acl.roles)
+
+    def allows(self, user: str, roles: Iterable[str], operation: Operation) -> bool:
+        return operation in self.users.get(user, ()) or any(operation in self.roles.get(role, ()) for role in roles)
+
+
+def _compiled(entries: Iterable[str]) -> dict[str, _Operations]:
+    compiled: dict[str, _Operations] = {}
+    for entry in entries:
+        name, operations = parse_entry(entry)
+        compiled[name] = compiled.get(name, frozenset()) | operations
+    return compiled
+
+
+def parse_entry(entry: str) -> tuple[str, _Operations]:
+    """`bob`, `bob:read` or `bob:write` as a name and what it may do."""
+    name, colon, right = entry.rpartition(":")
+    if colon and right in _ENTRY_OPERATIONS:
+        return name, _ENTRY_OPERATIONS[right]
+    return entry, _READ_AND_WRITE
+
+
+class Directory:
+    def __init__(self, engine: Engine) -> None:
+        self.users = Table(engine, USERS_TOPIC, str, User, entries_max=USERS_MAX)
+        self.roles = Table(engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, on_change=self._role_changed)
+        self.acls = Table(engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, on_change=self._acl_changed)
+        self._compiled: dict[str, CompiledAcl] = {}
+        self._patterns: dict[str, CompiledAcl] = {}
+        """By the prefix that they stand for."""
+        self._permissions: dict[frozenset[str], _Operations] = {}
+        self._covering: dict[str, tuple[CompiledAcl, ...]] = {}
+        self._anywhere: dict[tuple[str, frozenset[str], Operation], bool] = {}
+
+    async def start(self) -> None:
+        for table in (self.users, self.roles, self.acls):
+            await table.load()
+
+    async def close(self) -> None:
+        for table in (self.users, self.roles, self.acls):
+            await table.close()
+
+    def role(self, name: str) -> Role | None:
+        return BUILT_IN_ROLES.get(name) or self.roles.get(name)
+
+    def all_roles(self) -> dict[str, Role]:
+        """The built-in ones first, then the others by name."""
+        return {**BUILT_IN_ROLES, **dict(sorted(self.roles.items()))}
+
+    def check_roles(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self.role(name) is None:
+                raise InvalidRequest(f"there is no role {name}: use one of {', '.join(self.all_roles())}")
+
+    def permissions(self, roles: frozenset[str]) -> _Operations:
+        """What roles allow everywhere. Who may read or write may also describe; who may admin may do everything."""
+        known = self._permissions.get(roles)
+        if known is None:
+            allowed = {
+                Operation(name) for role in map(self.role, roles) if role is not None for name in role.permissions
+            }
+            if allowed & {Operation.READ, Operation.WRITE}:
+                allowed.add(Operation.DESCRIBE)
+            known = frozenset(Operation) if Operation.ADMIN in allowed else frozenset(allowed)
+            _keep(self._permissions, roles, known)
+        return known
+
+    def covering(self, topic: str) -> tuple[CompiledAcl, ...]:
+        """Every ACL that speaks of a topic."""
+        known = self._covering.get(topic)
+        if known is None:
+            exact = self._compiled.get(topic)
+            patterns = [acl for prefix, acl in self._patterns.items() if topic.startswith(prefix)]
+            known = tuple(patterns if exact is None else [exact, *patterns])
+            _keep(self._covering, topic, known)
+        return known
+
+    def granted_anywhere(self, user: str, roles: frozenset[str], operation: Operation) -> bool:
+        """Whether some ACL allows it on some topic."""
+        key = (user, roles, operation)
+        known = self._anywhere.get(key)
+        if known is None:
+            acls = (*self._compiled.values(), *self._patterns.values())
+            known = any(acl.allows(user, roles, operation) for acl in acls)
+            _keep(self._anywhere, key, known)
+        return known
+
+    def is_admin(self, user: User) -> bool:
+        return user.enabled and Operation.ADMIN in self.permissions(frozenset(user.roles))
+
+    def has_admin(self, *, besides: str = "") -> bool:
+        return any(self.is_admin(user) for name, user in self.users.items() if name != besides)
+
+    def _role_changed(self, name: str, role: Role | None) -> None:
+        self._permissions.clear()
+
+    def _acl_changed(self, name: str, acl: Acl | None) -> None:
+        self._covering.clear()
+        self._anywhere.clear()
+        home, key = (self._patterns, name[:-1]) if name.endswith("*") else (self._compiled, name)
+        if acl is None:
+            home.pop(key, None)
+        else:
+            home[key] = CompiledAcl(acl)
+
+
+def _keep(cache: dict[Any, Any], key: object, answer: object) -> None:
+    if len(cache) >= CACHED_MAX:
+        cache.clear()
+    cache[key] = answer
+
+
+def check_name(what: str, name: str, bytes_max: int = NAME_BYTES_MAX) -> None:
+    """Names of users and roles: no colon, which sets principals that are no users apart, and nothing that a terminal would obey."""
+    size = len(name.encode())
+    if not 1 <= size <= bytes_max:
+        raise InvalidRequest(f"a {what} has 1 to {bytes_max} bytes, this one has {size}")
+    if ":" in name or not name.isprintable() or name != name.strip():
+        raise InvalidRequest(f"{what} {name!r} is not allowed: no colons, control characters or spaces at its ends")

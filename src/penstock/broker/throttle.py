@@ -1,0 +1,98 @@
+"""Failed logins make the next ones wait: longer with each failure, by user and by source address, in bounded memory.
+
+The first few failures cost nothing, because people mistype. After that an attempt that comes too early is refused without looking at
+its password, so that a flood costs a dictionary lookup each and not an argon2 each.
+
+A user under attack must still get in. An address from which the user has logged in before is exempt from the user's delay (never
+from its own), so whoever guesses from elsewhere locks nobody out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from penstock.clock import Clock
+
+TRACKED_MAX: Final = 10_000
+"""Users and addresses with failures, each; the one that failed longest ago is forgotten first."""
+FREE_FAILURES_OF_USER: Final = 3
+FREE_FAILURES_OF_ADDRESS: Final = 10
+"""More than a user's, because many users may share an address."""
+DELAY_S_FIRST: Final = 0.25
+DELAY_S_MAX: Final = 30.0
+FORGET_S: Final = 900.0
+IPV6_NETWORK_BITS: Final = 64
+"""One customer commonly has this much of an IPv6 address to himself."""
+
+
+class _Failures(NamedTuple):
+    failures: int
+    last_s: float
+    not_before_s: float
+
+
+class Throttle:
+    def __init__(self, clock: Clock, *, tracked_max: int = TRACKED_MAX) -> None:
+        self._clock = clock
+        self._tracked_max = tracked_max
+        self._users: OrderedDict[str, _Failures] = OrderedDict()
+        self._sources: OrderedDict[str, _Failures] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def wait_s(self, user: str, address: str) -> float:
+        """How long until a password of this user from this address is looked at; 0 for now."""
+        source = source_of(address)
+        wait_s = self._left_s(self._sources.get(source))
+        if (user, source) not in self._known:
+            wait_s = max(wait_s, self._left_s(self._users.get(user)))
+        return wait_s
+
+    def failed(self, user: str, address: str) -> float:
+        """Count a failure; returns how long the next attempt has to wait."""
+        source = source_of(address)
+        self._count(self._users, user, FREE_FAILURES_OF_USER)
+        self._count(self._sources, source, FREE_FAILURES_OF_ADDRESS)
+        return self.wait_s(user, address)
+
+    def succeeded(self, user: str, address: str) -> None:
+        """The user's failures are forgiven; those of the address are not, or an account of one's own would buy more guesses."""
+        self._users.pop(user, None)
+        key = (user, source_of(address))
+        self._known[key] = None
+        self._known.move_to_end(key)
+        if len(self._known) > self._tracked_max:
+            self._known.popitem(last=False)
+
+    def forget(self, user: str) -> None:
+        """The user is gone or has a new password: no address is known for it any more."""
+        self._users.pop(user, None)
+        for key in [key for key in self._known if key[0] == user]:
+            del self._known[key]
+
+    def _left_s(self, failures: _Failures | None) -> float:
+        return 0.0 if failures is None else max(0.0, failures.not_before_s - self._clock.monotonic())
+
+    def _count(self, tracked: OrderedDict[str, _Failures], name: str, free: int) -> None:
+        now_s = self._clock.monotonic()
+        before = tracked.pop(name, None)
+        count = 1 if before is None or now_s - before.last_s > FORGET_S else before.failures + 1
+        beyond = count - free
+        # The exponent is bounded where the delay has reached its maximum long since.
+        delay_s = min(DELAY_S_MAX, DELAY_S_FIRST * 2 ** min(beyond - 1, 16)) if beyond > 0 else 0.0
+        tracked[name] = _Failures(count, now_s, now_s + delay_s)
+        if len(tracked) > self._tracked_max:
+            tracked.popitem(last=False)
+
+
+def source_of(address: str) -> str:
+    """The host of a `host:port`; of an IPv6 address only its network."""
+    host = address.rpartition(":")[0].strip("[]") if ":" in address else address
+    try:
+        parsed = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if parsed.version == 6 and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, IPV6_NETWORK_BITS), strict=False))
+    return str(parsed if parsed.version == 4 else parsed.ipv4_mapped)
