@@ -1,0 +1,51 @@
+"""The simulated power cut takes what POSIX lets it take, and nothing that was synced."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.testing.powercut import PowerCutDisk
+
+SEEDS = range(40)
+
+
+def found_after_cut(tmp_path: Path, seed: int, *, sync_file: bool, sync_directory: bool) -> bytes | None:
+    """What is left of a file of 4 KiB that was created and written under an old name, renamed, and then the power went."""
+    source, image = tmp_path / f"source-{seed}", tmp_path / f"image-{seed}"
+    source.mkdir()
+    disk = PowerCutDisk(source, cut_at=None)
+    fd = disk.open_append(source / "draft", create=True)
+    disk.write_all(fd, b"x" * 4096, 0)
+    if sync_file:
+        disk.fdatasync(fd)
+    os.close(fd)
+    disk.rename(source / "draft", source / "final")
+    if sync_directory:
+        disk.sync_directory(source)
+    disk.cut()
+    with pytest.raises(OSError, match="power is gone"):
+        disk.unlink(source / "final")
+    disk.image(image, random.Random(seed))
+    path = image / "final"
+    return path.read_bytes() if path.exists() else None
+
+
+def test_what_is_synced_is_there(tmp_path: Path) -> None:
+    found = [found_after_cut(tmp_path, seed, sync_file=True, sync_directory=True) for seed in SEEDS]
+    assert found == [b"x" * 4096] * len(SEEDS)
+
+
+def test_a_file_that_is_not_synced_may_lose_any_of_its_sectors(tmp_path: Path) -> None:
+    found = [found_after_cut(tmp_path, seed, sync_file=False, sync_directory=True) for seed in SEEDS]
+    assert None not in found
+    assert len(set(found)) > len(SEEDS) // 4
+    assert all(set(content) <= set(b"x\0") for content in found if content)
+
+
+def test_a_name_that_is_not_synced_may_be_missing(tmp_path: Path) -> None:
+    found = [found_after_cut(tmp_path, seed, sync_file=True, sync_directory=False) for seed in SEEDS]
+    assert set(found) == {None, b"x" * 4096}
