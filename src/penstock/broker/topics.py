@@ -85,11 +85,16 @@ def validate_topic_name(name: str) -> None:
 
 
 def validate_group_name(name: str, bytes_max: int) -> None:
+    validate_name(name, "group name", bytes_max)
+
+
+def validate_name(name: str, what: str, bytes_max: int) -> None:
+    """Of anything but topics. Raises InvalidRequest."""
     size = _size_bytes(name)
     if not 1 <= size <= bytes_max:
-        raise InvalidRequest(f"group name has {size} bytes: use 1 to {bytes_max}")
+        raise InvalidRequest(f"{what} has {size} bytes: use 1 to {bytes_max}")
     if _CONTROL.search(name):
-        raise InvalidRequest(f"group name {name!r} contains a control character: use printable ones")
+        raise InvalidRequest(f"{what} {name!r} contains a control character: use printable ones")
 
 
 def _size_bytes(name: str) -> int:

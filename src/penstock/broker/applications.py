@@ -1,0 +1,141 @@
+"""Applications: writers that repeat their work after a crash, and must not be seen to.
+
+Such a writer cannot know whether the last commit of its run before was done. So it names its work: application, run and epoch.
+- Epochs of an application rise. A commit whose epoch is not above the last one committed has been done before: it writes nothing.
+- Runs rise too. `begin_run` hands out the next number, and from then on commits of earlier runs are refused (fenced), so that a run that
+  was thought dead cannot write beside the one that took its place.
+
+The last run and epoch of each application are an entry of the table `__applications`, changed in the same append as the records they
+account for. Whoever looks at an entry in order to change it holds the application until the change has come back; so of two commits of
+one epoch at the same time, one is done and the other finds it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.broker.access import Principal
+from penstock.broker.limits import INT64_MAX, NAME_BYTES_MAX
+from penstock.broker.table import PreparedChange, Table
+from penstock.broker.topics import validate_name
+from penstock.clock import Clock
+from penstock.errors import AccessDenied, InvalidRequest, PenstockError, ProducerFenced
+from penstock.log.api import Engine
+
+APPLICATIONS_TOPIC: Final = "__applications"
+ENTRY_BYTES_MAX: Final = 1 << 10
+# Some 300 bytes of memory each.
+APPLICATIONS_MAX: Final = 100_000
+# One that comes back later than this finds its last epoch no longer known.
+REMEMBERED_MS: Final = 365 * 24 * 3600 * 1000
+FORGOTTEN_PER_APPEND_MAX: Final = 4096
+
+
+class Once(NamedTuple):
+    """Names a commit, so that it is done once however often it is tried."""
+
+    application: str
+    run: int
+    epoch: int
+
+
+class Application(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The newest run of an application, and the last epoch that it or an earlier run committed, -1 for none."""
+
+    owner: str
+    run: int
+    epoch: int
+    changed_ms: int
+
+
+class Applications:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._clock = clock
+        self._held: dict[str, asyncio.Future[None]] = {}
+        self._table = Table(
+            engine,
+            APPLICATIONS_TOPIC,
+            str,
+            Application,
+            entries_max=APPLICATIONS_MAX,
+            value_bytes_max=ENTRY_BYTES_MAX,
+        )
+
+    async def start(self) -> None:
+        await self._table.load()
+        self._forget()
+
+    async def close(self) -> None:
+        await self._table.close()
+
+    async def begin_run(self, principal: Principal, application: str) -> int:
+        """The number of a new run; commits of earlier ones are refused from now on."""
+        _check(Once(application, 0, 0))
+        await self.hold(application)
+        try:
+            entry = self._entry(principal, application)
+            run = entry.run + 1
+            changing = self._table.put(application, Application(principal.name, run, entry.epoch, self._clock.now_ms()))
+        except BaseException:
+            self.release(application)
+            raise
+        # Whoever waits here may give up; the change may not, and until it has come back nobody else may look.
+        changing.add_done_callback(lambda _: self.release(application))
+        await asyncio.shield(changing)
+        return run
+
+    def prepare(self, principal: Principal, once: Once) -> PreparedChange[str, Application] | None:
+        """The entry of the commit that is named, as one part of its append; None where it was done before. To be asked by the holder.
+
+        Raises ProducerFenced where a newer run has begun.
+        """
+        _check(once)
+        entry = self._entry(principal, once.application)
+        if once.run < entry.run:
+            raise ProducerFenced(
+                f"run {once.run} of application {once.application} is fenced: run {entry.run} has begun since, and only that may write"
+            )
+        if once.epoch <= entry.epoch:
+            return None
+        return self._table.prepare(
+            [(once.application, Application(principal.name, once.run, once.epoch, self._clock.now_ms()))]
+        )
+
+    async def hold(self, application: str) -> None:
+        """Wait until nobody else is about to change the application's entry; from then on it is the caller's until `release`."""
+        while (held := self._held.get(application)) is not None:
+            await asyncio.wait([held])
+        self._held[application] = asyncio.get_running_loop().create_future()
+
+    def release(self, application: str) -> None:
+        self._held.pop(application).set_result(None)
+
+    def _entry(self, principal: Principal, application: str) -> Application:
+        entry = self._table.get(application)
+        if entry is None:
+            return Application(principal.name, 0, -1, 0)
+        if entry.owner != principal.name:
+            raise AccessDenied(f"application {application} belongs to someone else: choose another name")
+        return entry
+
+    def _forget(self) -> None:
+        before_ms = self._clock.now_ms() - REMEMBERED_MS
+        old = (name for name, entry in self._table.items() if entry.changed_ms < before_ms)
+        forgotten = [(name, None) for name in islice(old, FORGOTTEN_PER_APPEND_MAX)]
+        if forgotten:
+            with suppress(PenstockError):
+                self._table.change(forgotten).add_done_callback(lambda changed: changed.exception())
+
+
+def _check(once: Once) -> None:
+    validate_name(once.application, "application name", NAME_BYTES_MAX)
+    for what, number in (("run", once.run), ("epoch", once.epoch)):
+        if not 0 <= number <= INT64_MAX:
+            raise InvalidRequest(
+                f"{what} {number} of application {once.application} is out of range: use 0 to {INT64_MAX}"
+            )
