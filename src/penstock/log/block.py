@@ -381,8 +381,11 @@ class Block(BlockHeader):
         return vector[start:stop].tolist()  # type: ignore[no-any-return]
 
     def expiries(self, start: int = 0, stop: int | None = None) -> Sequence[int] | None:
-        vector = self._vector(EXPIRIES)
+        vector = self.expiry_column()
         return None if vector is None else vector[start:stop].tolist()
+
+    def expiry_column(self) -> Int64s | None:
+        return self._vector(EXPIRIES) if self.flags & EXPIRIES else None
 
     def values(self, start: int = 0, stop: int | None = None) -> list[bytes | None]:
         cells = self._cells(0, start, stop)

@@ -1,0 +1,34 @@
+"""Which records a reader may see: those whose time to live has not ended.
+
+Expiry is a matter of reading: an expired record keeps its offset and its bytes until retention takes them, and no reader of any protocol
+is shown it. Readers go on behind it, so whoever is told the next offset is told one that lies past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.log.block import Block
+
+
+def visible_rows(block: Block, start: int, stop: int, now_ms: int) -> Sequence[int] | None:
+    """The rows from `start` to `stop` that a reader may see, None where that is all of them.
+
+    Blocks without a single expiry, which are nearly all, cost one test of a flag.
+    """
+    expiries = block.expiry_column()
+    if expiries is None:
+        return None
+    part = expiries[start:stop]
+    hidden = (part != 0) & (part <= now_ms)
+    if not hidden.any():
+        return None
+    rows: list[int] = (np.flatnonzero(~hidden) + start).tolist()
+    return rows
+
+
+def is_visible(block: Block, row: int, now_ms: int) -> bool:
+    expiries = block.expiry_column()
+    return expiries is None or not 0 < expiries[row] <= now_ms
