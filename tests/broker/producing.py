@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.producer import Placement
+from penstock.broker.spreading import Placement, Scattered
 from penstock.log.api import Appended, Partition
 
 
@@ -16,13 +16,27 @@ async def produce(
     topic: str,
     values: Sequence[bytes | None],
     keys: Sequence[bytes | None] | None = None,
-    partition: int = -1,
+    partition: int | Sequence[int] = -1,
     principal: Principal = ANONYMOUS,
 ) -> list[Placement]:
-    placed: asyncio.Future[list[Placement]] = asyncio.get_running_loop().create_future()
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
     # set_result raises when called again, so this also shows that `done` is called once.
     broker.produce(principal, topic, partition, values, keys, done=placed.set_result)
-    return await placed
+    return by_partition(await placed)
+
+
+def by_partition(placed: list[Placement] | Scattered) -> list[Placement]:
+    """The same as placements, one for each partition; of the records of a run in one partition, each is right behind the last."""
+    if not isinstance(placed, Scattered):
+        return placed
+    placements = []
+    for partition in sorted(set(placed.partitions.tolist())):
+        rows = [row for row, each in enumerate(placed.partitions.tolist()) if each == partition]
+        base = int(placed.offsets[rows[0]])
+        assert placed.offsets[rows].tolist() == list(range(base, base + len(rows)))
+        (timestamp_ms,) = set(placed.timestamps_ms[rows].tolist())
+        placements.append(Placement(partition, rows, Appended(base, timestamp_ms)))
+    return placements
 
 
 async def read_values(partition: Partition, offset: int = 0) -> list[bytes | None]:

@@ -1,4 +1,4 @@
-"""The key hash against published vectors and against itself, and how runs are split."""
+"""The key hash against published vectors and against itself, and how partitions are chosen."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from penstock.broker.keys import (
     VECTOR_KEY_BYTES_MAX,
     VECTOR_RUN_MIN,
-    Share,
     fnv1a,
+    follow_keys,
     key_hashes,
-    split_by_key,
-    split_by_turn,
+    take_turns,
 )
 
 # What FlyMQ's own clients compute for these keys, and the partition of three that follows.
@@ -32,7 +31,8 @@ VECTORS = [
 @pytest.mark.parametrize(("key", "digest", "partition_of_three"), VECTORS)
 def test_the_hash_is_the_one_that_clients_compute(key: bytes, digest: int, partition_of_three: int) -> None:
     assert fnv1a(key) == digest
-    assert split_by_key([key], 0, 3) == ([Share(partition_of_three, [0])], 0)
+    chosen, turn = follow_keys([key], 7, 3)
+    assert (chosen.tolist(), turn) == ([partition_of_three], 7)
 
 
 def test_the_hash_of_nothing_is_the_offset_basis() -> None:
@@ -49,25 +49,12 @@ def test_every_way_of_hashing_gives_the_same_numbers(keys: list[bytes], count: i
 
 
 def test_records_without_keys_take_turns() -> None:
-    assert split_by_turn(5, 0, 3) == [
-        Share(0, slice(0, None, 3)),
-        Share(1, slice(1, None, 3)),
-        Share(2, slice(2, None, 3)),
-    ]
-    assert split_by_turn(2, 2, 3) == [Share(2, slice(0, None, 3)), Share(0, slice(1, None, 3))]
+    assert take_turns(5, 0, 3).tolist() == [0, 1, 2, 0, 1]
+    assert take_turns(2, 2, 3).tolist() == [2, 0]
 
 
 def test_records_without_keys_among_others_take_turns_between_them() -> None:
-    shares, turn = split_by_key([None, b"k1", None, b"a"], 1, 3)
-    assert {share.partition: share.rows for share in shares} == {1: [0, 3], 0: [1], 2: [2]}
-    assert turn == 3
-
-
-@given(st.integers(1, 50), st.integers(0, 20), st.integers(2, 9))
-def test_a_split_covers_each_record_once(count: int, turn: int, partitions: int) -> None:
-    placed = {row: share.partition for share in split_by_turn(count, turn, partitions) for row in rows_of(share, count)}
-    assert placed == {row: (turn + row) % partitions for row in range(count)}
-
-
-def rows_of(share: Share, count: int) -> list[int]:
-    return list(range(count)[share.rows]) if isinstance(share.rows, slice) else share.rows
+    chosen, turn = follow_keys([None, b"k1", None, b"a"], 1, 3)
+    assert (chosen.tolist(), turn) == ([1, 0, 2, 1], 3)
+    chosen, turn = follow_keys([None, None], 1, 3)
+    assert (chosen.tolist(), turn) == ([1, 2], 3)

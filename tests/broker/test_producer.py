@@ -8,11 +8,11 @@ import pytest
 
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
-from penstock.broker.keys import ALL_ROWS, VECTOR_RUN_MIN, fnv1a
+from penstock.broker.keys import VECTOR_RUN_MIN, fnv1a
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.producer import Placement
+from penstock.broker.spreading import ALL_ROWS, Placement, Scattered
 from penstock.errors import InvalidRequest, PartitionNotFound, RecordTooLarge, TopicNotFound, WriteFailed
-from penstock.log.api import TopicConfig
+from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import appended, produce, read_values
@@ -66,7 +66,7 @@ async def test_keys_decide_the_partition_and_the_placements_tell_which_record_we
     values, keys = values_of(count), [b"key-%d" % (n % 7) for n in range(count)]
     told: dict[tuple[int, int], bytes] = {}
     for partition, rows, result in await produce(broker, "t", values, keys):
-        assert isinstance(rows, list)
+        rows = list(range(count)[rows]) if isinstance(rows, slice) else rows
         base = appended(Placement(partition, rows, result)).base_offset
         told.update({(partition, base + n): values[row] for n, row in enumerate(rows)})
         assert {fnv1a(keys[row]) % 4 for row in rows} == {partition}
@@ -81,7 +81,7 @@ async def test_keys_decide_the_partition_and_the_placements_tell_which_record_we
 
 async def test_headers_and_expiries_stay_with_their_records_when_a_run_is_split(broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
-    placed: asyncio.Future[list[Placement]] = asyncio.get_running_loop().create_future()
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
     broker.produce(
         ANONYMOUS, "t", -1, [b"a", b"b", b"c"], headers=[b"ha", None, b"hc"], expiries=[1, 0, 3], done=placed.set_result
     )
@@ -99,12 +99,74 @@ async def test_runs_that_do_not_wait_for_each_other_keep_their_order(broker: Bro
     assert await read_values(broker.partition(ANONYMOUS, "t", 0)) == values_of(200)
 
 
+async def test_a_run_may_ask_for_a_partition_with_each_record(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    await produce(broker, "t", [b"first"])
+    placements = await produce(broker, "t", values_of(5), [None, None, b"user-123", None, None], [2, -1, -1, 2, -1])
+    assert {placement.partition: placement.rows for placement in placements} == {1: [1], 2: [0, 2, 3, 4]}
+    assert await read_values(broker.partition(ANONYMOUS, "t", 2)) == [b"0", b"2", b"3", b"4"]
+    assert await read_values(broker.partition(ANONYMOUS, "t", 1)) == [b"1"]
+
+
+async def test_runs_that_are_spread_gather_and_keep_their_order_in_every_partition(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=4))
+    runs = [[b"%d-%d" % (run, row) for row in range(10)] for run in range(50)]
+    placed = await asyncio.gather(
+        *(produce(broker, "t", run, partition=number % 3 - 1) for number, run in enumerate(runs))
+    )
+    stored = [await read_values(broker.partition(ANONYMOUS, "t", index)) for index in range(4)]
+    for run, placements in zip(runs, placed, strict=True):
+        assert sum(len(run[p.rows] if isinstance(p.rows, slice) else p.rows) for p in placements) == len(run)
+        for partition, rows, result in placements:
+            sent = run[rows] if isinstance(rows, slice) else [run[row] for row in rows]
+            base = appended(Placement(partition, rows, result)).base_offset
+            assert stored[partition][base : base + len(sent)] == sent
+    for values in stored:
+        assert values == sorted(values, key=lambda value: tuple(map(int, (value or b"").split(b"-"))))
+
+
+async def test_runs_that_gathered_for_a_topic_that_is_deleted_hear_of_it(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    waiting = [asyncio.ensure_future(produce(broker, "t", values_of(4))) for _ in range(3)]
+    await asyncio.sleep(0)
+    await broker.delete_topic(ANONYMOUS, "t")
+    for placements in await asyncio.gather(*waiting):
+        assert all(isinstance(placement.result, Appended | TopicNotFound) for placement in placements)
+    assert isinstance((await waiting[-1])[0].result, TopicNotFound)
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    assert [placement.partition for placement in await produce(broker, "t", values_of(2))] == [0, 1]
+
+
+async def test_a_run_hears_its_answer_although_the_owner_of_another_fails_on_its_own(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+
+    def fail(_: object) -> None:
+        raise RuntimeError("a bug of the caller")
+
+    first = asyncio.ensure_future(produce(broker, "t", values_of(2)))
+    await asyncio.sleep(0)
+    broker.produce(ANONYMOUS, "t", -1, values_of(2), done=fail)
+    assert len(await produce(broker, "t", values_of(2))) == 2
+    await first
+
+
+async def test_of_runs_that_gathered_only_the_records_of_a_failed_partition_fail(
+    engine: EmbeddedEngine, broker: Broker
+) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    engine.partition("t", 1).fail("the disk under partition 1 is gone")
+    for number, placements in enumerate(await asyncio.gather(*(produce(broker, "t", values_of(4)) for _ in range(3)))):
+        sound, failed = placements
+        assert (sound.rows, appended(sound).base_offset) == ([0, 2], 2 * number)
+        assert (failed.rows, type(failed.result)) == ([1, 3], WriteFailed)
+
+
 async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: EmbeddedEngine, broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
     engine.partition("t", 1).fail("the disk under partition 1 is gone")
     sound, failed = await produce(broker, "t", values_of(4))
-    assert (sound.partition, sound.rows, appended(sound).base_offset) == (0, slice(0, None, 2), 0)
-    assert (failed.partition, failed.rows) == (1, slice(1, None, 2))
+    assert (sound.partition, sound.rows, appended(sound).base_offset) == (0, [0, 2], 0)
+    assert (failed.partition, failed.rows) == (1, [1, 3])
     assert isinstance(failed.result, WriteFailed)
     assert broker.describe_topic(ANONYMOUS, "t").partitions[1].failure == "the disk under partition 1 is gone"
 
@@ -121,12 +183,15 @@ async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: Emb
         (-1, [b"v", b"w", b"x", b"v" * 1001], None, RecordTooLarge, "has 1001 bytes"),
         (0, [b"v"], [b"k" * 101], RecordTooLarge, "a key has 101 bytes: at most 100"),
         (-1, [b"v"], [b"k" * 101], RecordTooLarge, "a key has 101 bytes"),
+        ([0, 3], [b"v", b"w"], None, PartitionNotFound, "partition 3 not found: topic t has partitions 0 to 2"),
+        ([-2, 0], [b"v", b"w"], None, PartitionNotFound, "partition -2 not found"),
+        ([0], [b"v", b"w"], None, InvalidRequest, "2 values came with 1 partitions"),
     ],
 )
 async def test_a_run_that_cannot_be_taken_is_refused_whole(
     engine: EmbeddedEngine,
     clock: ManualClock,
-    partition: int,
+    partition: int | list[int],
     values: list[bytes],
     keys: list[bytes | None] | None,
     error: type[Exception],

@@ -26,7 +26,8 @@ from penstock.broker.access import (
 from penstock.broker.groups import GroupInfo, Groups
 from penstock.broker.lag import LAGS_MAX, Lag, LagReport, Lags
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.producer import OnPlaced, Producer
+from penstock.broker.producer import Producer
+from penstock.broker.spreading import OnPlaced
 from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PenstockError, TopicExists, TopicNotFound
@@ -108,7 +109,7 @@ class Broker:
         self,
         principal: Principal,
         topic: str,
-        partition: int,
+        partition: int | Sequence[int],
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[bytes | None] | None = None,
@@ -116,10 +117,11 @@ class Broker:
         *,
         done: OnPlaced,
     ) -> None:
-        """Append records to a topic; partition -1 routes each by its key, or in turn where it has none.
+        """Append records to a topic, to one partition or to one for each record; -1 goes by the key, or in turn without one.
 
         Raises what is wrong with the request, and then nothing was appended. Otherwise `done` is called once, on the loop, after
-        the commit of the last part; it gets a Placement for each part, of which any may have failed.
+        the commit of the last part. It gets a Placement for each part, of which any may have failed; or, where records went to
+        many partitions and all arrived, columns with the place of each.
         """
         self._producer.produce(topic, partition, values, keys, headers, expiries, done)
 

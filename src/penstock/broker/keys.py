@@ -12,12 +12,12 @@ Small runs use the cache, because keys repeat; large runs use numpy, which is as
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 _OFFSET_BASIS: Final = 0x811C9DC5
 _PRIME: Final = 0x01000193
@@ -30,15 +30,8 @@ VECTOR_KEY_BYTES_MAX: Final = 128
 CACHED_KEYS_MAX: Final = 1 << 14
 CACHED_KEY_BYTES_MAX: Final = 64
 
-ALL_ROWS: Final = slice(None)
-Rows = slice | list[int]
-
-
-class Share(NamedTuple):
-    """The records of a run that go to one partition."""
-
-    partition: int
-    rows: Rows
+Partitions = npt.NDArray[np.int64]
+"""The partition of each record of a run."""
 
 
 def fnv1a(key: bytes) -> int:
@@ -75,21 +68,19 @@ def key_hashes(keys: Sequence[bytes]) -> list[int]:
     return [_fnv1a_cached(key) if len(key) <= CACHED_KEY_BYTES_MAX else fnv1a(key) for key in keys]
 
 
-def split_by_turn(count: int, turn: int, partitions: int) -> list[Share]:
+def take_turns(count: int, turn: int, partitions: int) -> Partitions:
     """Records without keys: the first goes to partition `turn` modulo the partitions, each next one to the partition after."""
-    return [
-        Share((turn + first) % partitions, slice(first, None, partitions)) for first in range(min(count, partitions))
-    ]
+    return np.arange(turn, turn + count) % partitions
 
 
-def split_by_key(keys: Sequence[bytes | None], turn: int, partitions: int) -> tuple[list[Share], int]:
-    """Records of which some have keys. Returns the shares and the next turn: records without a key take turns."""
-    hashes = iter(key_hashes([key for key in keys if key is not None]))
-    shares: defaultdict[int, list[int]] = defaultdict(list)
-    for row, key in enumerate(keys):
-        if key is None:
-            shares[turn % partitions].append(row)
-            turn += 1
-        else:
-            shares[next(hashes) % partitions].append(row)
-    return [Share(partition, rows) for partition, rows in shares.items()], turn
+def follow_keys(keys: Sequence[bytes | None], turn: int, partitions: int) -> tuple[Partitions, int]:
+    """Records of which some have keys. Returns where they go and the next turn: records without a key take turns."""
+    hashes = np.array(key_hashes([key for key in keys if key is not None]), np.int64)
+    if len(hashes) == len(keys):
+        return hashes % partitions, turn
+    keyless = np.fromiter((key is None for key in keys), np.bool_, len(keys))
+    chosen = np.empty(len(keys), np.int64)
+    chosen[~keyless] = hashes % partitions
+    without = len(keys) - len(hashes)
+    chosen[keyless] = take_turns(without, turn, partitions)
+    return chosen, turn + without

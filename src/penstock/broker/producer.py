@@ -1,33 +1,31 @@
 """Producing: a run of records is routed to partitions, appended, and reported once when every part of it is settled.
 
 A run is what one read of one session brought for one topic. It usually goes to a single partition, and then costs one Batch, one
-closure and one list whatever its length. Otherwise it is split, each part is appended at once, and `done` waits for the last.
+closure and one list whatever its length. Otherwise it joins the other runs that are to be spread over the topic (see `spreading`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from penstock.broker.keys import ALL_ROWS, Rows, Share, split_by_key, split_by_turn
+import numpy as np
+
+from penstock.broker.keys import Partitions, follow_keys, take_turns
 from penstock.broker.limits import BrokerLimits
-from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, RecordTooLarge, TopicNotFound
-from penstock.log.api import Appended, Batch, Engine, OnAppended, TopicInfo
+from penstock.broker.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run
+from penstock.errors import InvalidRequest, PartitionNotFound, RecordTooLarge, TopicNotFound
+from penstock.log.api import Batch, Engine, TopicInfo
 
 ANY_PARTITION: Final = -1
 
-_Cell = TypeVar("_Cell")
 
+class Placed(NamedTuple):
+    """Where records may be appended."""
 
-class Placement(NamedTuple):
-    """Where the records `values[rows]` of one call went, or why they did not."""
-
-    partition: int
-    rows: Rows
-    result: Appended | PenstockError
-
-
-OnPlaced = Callable[[list[Placement]], None]
+    topic_id: str
+    partitions: list[int]
+    """Of each record."""
 
 
 class Producer:
@@ -36,17 +34,58 @@ class Producer:
         self._limits = limits
         self._turns: dict[str, int] = {}
         """By topic: the partition whose turn it is for a record without a key. Entries go with their topic."""
+        self._lanes: dict[str, Lane] = {}
+        """By topic, while runs for several partitions are on their way. Entries go with the last of them."""
 
     def produce(
         self,
         topic: str,
-        partition: int,
+        partition: int | Sequence[int],
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
         headers: Sequence[bytes | None] | None,
         expiries: Sequence[int] | None,
         done: OnPlaced,
     ) -> None:
+        info = self._check_columns(topic, values, keys, headers, expiries)
+        count = info.config.partitions
+        if partition == ANY_PARTITION and count == 1:
+            partition = 0
+        if not isinstance(partition, int) or partition == ANY_PARTITION:
+            batch = Batch(values, keys, headers, expiries)
+            self._check_sizes(batch)
+            self._spread(topic, batch, self._route(info, partition, batch), done)
+            return
+        if not 0 <= partition < count:
+            raise _no_partition(info, partition)
+        batch = Batch(values, keys, headers, expiries)
+        self._check_sizes(batch)
+        self._append(topic, partition, batch, done)
+
+    def place(self, topic: str, partition: int | Sequence[int], batch: Batch) -> Placed:
+        """Check records and choose the partition of each as `produce` does, but append nothing."""
+        info = self._check_columns(topic, batch.values, batch.keys, batch.headers, batch.expiries)
+        self._check_sizes(batch)
+        count = info.config.partitions
+        if partition == ANY_PARTITION and count == 1:
+            partition = 0
+        if not isinstance(partition, int) or partition == ANY_PARTITION:
+            return Placed(info.id, self._route(info, partition, batch).tolist())
+        if not 0 <= partition < count:
+            raise _no_partition(info, partition)
+        return Placed(info.id, [partition] * len(batch))
+
+    def forget_topic(self, topic: str) -> None:
+        self._turns.pop(topic, None)
+
+    def _check_columns(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[bytes | None] | None,
+        expiries: Sequence[int] | None,
+    ) -> TopicInfo:
         info = self._engine.topics().get(topic)
         if info is None:
             raise TopicNotFound(f"topic not found: {topic}")
@@ -59,52 +98,46 @@ class Producer:
             raise InvalidRequest("no records to write: send at least one")
         if info.config.cleanup == "compact" and (keys is None or None in keys):
             raise InvalidRequest(f"topic {topic} keeps the latest record of each key: give every record a key")
-        count = info.config.partitions
-        if partition == ANY_PARTITION and count > 1:
-            self._spread(info, values, keys, headers, expiries, done)
+        return info
+
+    def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
+        lane = self._lanes.get(topic)
+        if lane is not None and lane.gathering:
+            lane.add(Run(batch, np.full(len(batch), index), done))
             return
-        index = 0 if partition == ANY_PARTITION else partition
-        if not 0 <= index < count:
-            raise PartitionNotFound(f"partition {index} not found: topic {topic} has partitions 0 to {count - 1}")
-        batch = Batch(values, keys, headers, expiries)
-        self._check_sizes(batch)
         self._engine.partition(topic, index).append(batch, lambda result: done([Placement(index, ALL_ROWS, result)]))
 
-    def forget_topic(self, topic: str) -> None:
-        self._turns.pop(topic, None)
-
-    def _spread(
-        self,
-        info: TopicInfo,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[bytes | None] | None,
-        expiries: Sequence[int] | None,
-        done: OnPlaced,
-    ) -> None:
-        topic, count = info.name, info.config.partitions
-        turn = self._turns.get(topic, 0)
-        if keys is None:
-            shares = split_by_turn(len(values), turn, count)
-            turn += len(values)
+    def _spread(self, topic: str, batch: Batch, partitions: Partitions, done: OnPlaced) -> None:
+        lane = self._lanes.get(topic)
+        if lane is not None:
+            lane.add(Run(batch, partitions, done))
+        elif len(partitions) == 1:
+            self._append(topic, int(partitions[0]), batch, done)
         else:
-            self._check_keys(keys)
-            shares, turn = split_by_key(keys, turn, count)
-        # Everything that may refuse comes before the first append: a run is refused whole or not at all.
-        parts = []
-        for share in shares:
-            batch = Batch(
-                _take(values, share.rows),
-                None if keys is None else _take(keys, share.rows),
-                None if headers is None else _take(headers, share.rows),
-                None if expiries is None else _take(expiries, share.rows),
-            )
-            self._check_sizes(batch)
-            parts.append((self._engine.partition(topic, share.partition), batch))
+            self._lanes[topic] = Lane(self._engine, topic, Run(batch, partitions, done), self._lanes.pop)
+
+    def _route(self, info: TopicInfo, partition: int | Sequence[int], batch: Batch) -> Partitions:
+        """The partition of each record: the one asked for, else by its key, else in turn."""
+        topic, count = info.name, info.config.partitions
+        asked = None if isinstance(partition, int) else np.array(partition, np.int64)
+        if asked is not None and len(asked) != len(batch):
+            raise InvalidRequest(f"{len(batch)} values came with {len(asked)} partitions: send as many")
+        if asked is not None and ((asked < ANY_PARTITION) | (asked >= count)).any():
+            raise _no_partition(info, int(asked[(asked < ANY_PARTITION) | (asked >= count)][0]))
+        free = None if asked is None else asked == ANY_PARTITION
+        turn = self._turns.get(topic, 0)
+        if free is None or free.all():
+            chosen, turn = _choose(batch.keys, len(batch), turn, count)
+        elif not free.any():
+            assert asked is not None
+            return asked
+        else:
+            assert asked is not None
+            keys = None if batch.keys is None else [batch.keys[row] for row in np.flatnonzero(free).tolist()]
+            chosen = asked
+            chosen[free], turn = _choose(keys, int(free.sum()), turn, count)
         self._turns[topic] = turn % count
-        gathering = _Gathering(shares, done)
-        for position, (partition, batch) in enumerate(parts):
-            partition.append(batch, gathering.part(position))
+        return chosen
 
     def _check_sizes(self, batch: Batch) -> None:
         # One comparison settles almost every run: no record is larger than all of them together.
@@ -128,27 +161,14 @@ class Producer:
             raise RecordTooLarge(f"a key has {longest} bytes: at most {self._limits.key_bytes_max} are allowed")
 
 
-class _Gathering:
-    """Collects the results of a split run; calls `done` with all of them after the last."""
-
-    __slots__ = ("_done", "_left", "_placements", "_shares")
-
-    def __init__(self, shares: list[Share], done: OnPlaced) -> None:
-        self._shares = shares
-        self._done = done
-        self._left = len(shares)
-        self._placements: list[Placement | None] = [None] * len(shares)
-
-    def part(self, position: int) -> OnAppended:
-        def appended(result: Appended | PenstockError) -> None:
-            share = self._shares[position]
-            self._placements[position] = Placement(share.partition, share.rows, result)
-            self._left -= 1
-            if not self._left:
-                self._done([placement for placement in self._placements if placement is not None])
-
-        return appended
+def _choose(keys: Sequence[bytes | None] | None, count: int, turn: int, partitions: int) -> tuple[Partitions, int]:
+    """Partitions for records that ask for none, and the next turn."""
+    if keys is None:
+        return take_turns(count, turn, partitions), turn + count
+    return follow_keys(keys, turn, partitions)
 
 
-def _take(column: Sequence[_Cell], rows: Rows) -> Sequence[_Cell]:
-    return column[rows] if isinstance(rows, slice) else [column[row] for row in rows]
+def _no_partition(info: TopicInfo, index: int) -> PartitionNotFound:
+    return PartitionNotFound(
+        f"partition {index} not found: topic {info.name} has partitions 0 to {info.config.partitions - 1}"
+    )

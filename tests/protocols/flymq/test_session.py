@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from penstock.broker.access import AccessPolicy, OpenAccess, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.producer import OnPlaced, Placement
+from penstock.broker.spreading import OnPlaced, Placement
 from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine

@@ -39,6 +39,8 @@ from penstock.protocols.flymq.wire import (
     frame,
 )
 
+Int64s = npt.NDArray[np.int64]
+
 # --- PRODUCE ---
 
 
@@ -104,13 +106,36 @@ def _encode_part(
                 )
             ]
         )
-    row = head + RECORD_METADATA.pack(part.partition, 0, part.timestamp_ms, -1, 0)
-    rows = np.frombuffer(bytearray(row * count), _metadata_dtype(len(head)))
-    rows["offset"] = np.arange(part.base_offset, part.base_offset + count)
+    fields = RECORD_METADATA.pack(part.partition, 0, part.timestamp_ms, -1, 0)
+    return _metadata_rows(head, fields, keys, values, np.arange(part.base_offset, part.base_offset + count)).tobytes()
+
+
+def encode_scattered(
+    topic: str,
+    keys: Sequence[bytes | None] | None,
+    values: Sequence[bytes],
+    partitions: Int64s,
+    offsets: Int64s,
+    timestamps_ms: Int64s,
+) -> bytes:
+    """The replies to a run whose records all arrived, each in a place of its own."""
+    rows = _metadata_rows(_metadata_head(topic), RECORD_METADATA.pack(0, 0, 0, -1, 0), keys, values, offsets)
+    rows["partition"] = partitions
+    rows["timestamp"] = timestamps_ms
+    return rows.tobytes()
+
+
+def _metadata_rows(
+    head: bytes, fields: bytes, keys: Sequence[bytes | None] | None, values: Sequence[bytes], offsets: Int64s
+) -> npt.NDArray[np.void]:
+    """One reply for each record: head and fields, with offsets and sizes put in."""
+    count = len(values)
+    rows = np.frombuffer(bytearray((head + fields) * count), _metadata_dtype(len(head)))
+    rows["offset"] = offsets
     rows["value_size"] = np.fromiter(map(len, values), np.int32, count)
     if keys is not None:
         rows["key_size"] = np.fromiter((len(key) if key else -1 for key in keys), np.int32, count)
-    return rows.tobytes()
+    return rows
 
 
 # --- CONSUME ---
@@ -168,7 +193,7 @@ def _encode_rows(part: Rows, native: bool) -> bytes:
     return b"".join(pieces)
 
 
-def _offset_vector(offsets: Sequence[int]) -> npt.NDArray[np.int64]:
+def _offset_vector(offsets: Sequence[int]) -> Int64s:
     if isinstance(offsets, range):
         return np.arange(offsets.start, offsets.stop, offsets.step)
     return np.array(offsets, np.int64)

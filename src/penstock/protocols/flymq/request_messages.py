@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class ProduceRun:
-    """Consecutive PRODUCE frames with one topic and one partition field; one reply each. `keys` is None where no record has one."""
+    """Consecutive PRODUCE frames with one topic; one reply each. `keys` is None where no record has one."""
 
     topic: str
     partition: int
+    """The partition field of the first frame, and of all others unless `partitions` is there."""
     keys: list[bytes | None] | None
     values: list[bytes]
     request_bytes: int
+    partitions: list[int] | None = None
+    """The partition field of each frame, where they differ."""
+
+    def records(self) -> Iterator[ProduceRun]:
+        """Each record as a run of its own; the size of the requests is not known by record."""
+        for row, value in enumerate(self.values):
+            key = None if self.keys is None else self.keys[row]
+            partition = self.partition if self.partitions is None else self.partitions[row]
+            yield ProduceRun(self.topic, partition, None if key is None else [key], [value], 0)
 
 
 @dataclass(slots=True)

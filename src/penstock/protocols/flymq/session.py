@@ -22,14 +22,14 @@ import structlog
 
 from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.producer import Placement
+from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.session import Connection
 from penstock.protocols.flymq.codec import CodecLimits, RequestDecoder, inflate
 from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
 from penstock.protocols.flymq.operations import Answer, Dialect, Node, Operations, refusal
-from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced
+from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced, encode_scattered
 from penstock.protocols.flymq.reply_messages import Failed, Placed
 from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
 from penstock.protocols.flymq.wire import Opcode
@@ -221,14 +221,15 @@ class FlyMQSession:
             self._broker.produce(
                 self._principal,
                 run.topic,
-                run.partition,
+                run.partition if run.partitions is None else run.partitions,
                 run.values,
                 run.keys,
                 done=partial(self._written, run, slot, held_bytes),
             )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
-            if isinstance(error, InvalidRequest) and len(run.values) > 1:
+            of_one_record = isinstance(error, InvalidRequest) or run.partitions is not None
+            if of_one_record and len(run.values) > 1:
                 self._write_one_by_one(run, slot, held_bytes)
             else:
                 self._refuse(run, slot, held_bytes, error)
@@ -236,16 +237,25 @@ class FlyMQSession:
     def _write_one_by_one(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
         """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
         share_bytes, rest_bytes = divmod(held_bytes, len(run.values))
-        for row, value in enumerate(run.values):
-            key = run.keys[row] if run.keys is not None else None
-            single = ProduceRun(run.topic, run.partition, None if key is None else [key], [value], share_bytes)
+        for row, single in enumerate(run.records()):
             if row == 0:
                 self._write(single, slot, share_bytes + rest_bytes)
             else:
                 self._write(single, self._replies.reserve(), share_bytes)
 
-    def _written(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, placements: list[Placement]) -> None:
+    def _written(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, placed: list[Placement] | Scattered) -> None:
         self._writes_in_flight -= 1
+        if isinstance(placed, Scattered):
+            reply = encode_scattered(run.topic, run.keys, run.values, *placed)
+        else:
+            reply = encode_produced(run.topic, run.keys, run.values, self._parts(run, placed))
+        self._answer(slot, reply, held_bytes)
+        if self._writes_in_flight:
+            self._replies.flush_soon()
+        else:
+            self._advance()
+
+    def _parts(self, run: ProduceRun, placements: list[Placement]) -> list[Placed | Failed]:
         parts: list[Placed | Failed] = []
         for partition, rows, result in placements:
             if isinstance(result, PenstockError):
@@ -253,11 +263,7 @@ class FlyMQSession:
                 parts.append(Failed(rows, self._error(_PRODUCE, run, result, count)))
             else:
                 parts.append(Placed(rows, partition, result.base_offset, result.timestamp_ms))
-        self._answer(slot, encode_produced(run.topic, run.keys, run.values, parts), held_bytes)
-        if self._writes_in_flight:
-            self._replies.flush_soon()
-        else:
-            self._advance()
+        return parts
 
     def _refuse(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, error: Exception) -> None:
         count = len(run.values)
