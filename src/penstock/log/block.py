@@ -259,7 +259,13 @@ class BlockHeader:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes on disk."""
         return HEADER_BYTES + self.stored_bytes
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes in memory once it is read, which compression may make many more than on disk."""
+        return HEADER_BYTES + self.raw_bytes
 
 
 class Block(BlockHeader):

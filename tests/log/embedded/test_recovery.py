@@ -17,6 +17,7 @@ from penstock.testing.clock import ManualClock
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import (
     CountingDisk,
+    UnflushedDisk,
     crash_image,
     everything,
     files,
@@ -100,7 +101,7 @@ async def test_a_tail_cut_at_any_byte_of_the_last_three_blocks_loses_only_the_bl
         path.write_bytes(content[:size])
         whole = sum(position <= size for position in positions) - 1
         with capture_logs() as lines:
-            recovered = await open_engine(image)
+            recovered = await open_engine(image, disk=UnflushedDisk())
         partition = partition_of(recovered)
         assert partition.committed_end == first_offset + 2 * whole
         assert await read_all(partition) == records[: partition.committed_end]

@@ -132,7 +132,12 @@ class Journal:
     def _open(self) -> AppendFile:
         if self._file is None:
             path = self._directory / f"{self._next_number:020d}{JOURNAL_SUFFIX}"
-            self._file = AppendFile(self._disk, path, create=True, reserve_step_bytes=_RESERVE_STEP_BYTES)
+            file = AppendFile(self._disk, path, create=True, reserve_step_bytes=_RESERVE_STEP_BYTES)
+            try:
+                self._disk.sync_directory(self._directory)
+            except OSError:
+                file.close()  # a journal that a power cut could take away is none; the next record tries again
+                raise
+            self._file = file
             self._next_number += 1
-            self._disk.sync_directory(self._directory)
         return self._file

@@ -29,6 +29,7 @@ from penstock.log.api import (
     TopicInfo,
 )
 from penstock.log.block import Block
+from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.embedded.tail import Tail
 
@@ -103,7 +104,9 @@ class EmbeddedPartition(Partition):
         self.compacted_to = 0
         """Offsets below were looked at by a compaction in this run."""
         self.merged: weakref.WeakSet[Segment] = weakref.WeakSet()
-        """Segments a rewrite made in this run: they are as good as it gets, however small their blocks."""
+        """Segments a rewrite made in this run (they are as good as it gets, however small their blocks) or found damaged."""
+        self.replacing = asyncio.Lock()
+        """Held by whoever removes or replaces segment files: one that is rewritten must not be deleted meanwhile."""
         self._committer = committer
         self._readers = readers
         self._stats = stats
@@ -181,7 +184,7 @@ class EmbeddedPartition(Partition):
         self.segments[-1].end = part.end
         self._committed_end = part.next_offset
         for header, data in zip(part.headers, part.blocks, strict=True):
-            self.tail.add(header.base_offset, data)
+            self.tail.add(header, data)
 
     def begin_segment(self, segment: Segment) -> None:
         """Commits go to this segment from now on. Must run before any of those commits is applied."""
@@ -285,16 +288,16 @@ class EmbeddedPartition(Partition):
                             next_offset = block.next_offset
                             if block.next_offset <= offset:
                                 continue
-                            size += block.size_bytes
+                            size += block.decoded_bytes
                             if blocks and size > max_bytes:
                                 return blocks
                             blocks.append(block)
                             if size >= max_bytes:
                                 return blocks
-                    except CorruptBlock:
+                    except CorruptBlock as damage:
                         if blocks:
                             return blocks  # whoever asks for what comes next gets the error
-                        position = _behind_damage(segment, position, end, offset, next_offset)
+                        position = _behind(damage, segment, position, end, offset, next_offset)
             except CorruptBlock as error:
                 self._stats.corrupt_blocks += 1
                 _log.error("corrupt block", topic=self.topic, partition=self.index, error=str(error))
@@ -312,17 +315,21 @@ class EmbeddedPartition(Partition):
     # -- retention -------------------------------------------------------------------------------------------------------
 
     async def delete_before(self, offset: int) -> int:
-        sealed_after = [segment.base_offset for segment in self.segments[1:]]
-        await self.drop_oldest(bisect_right(sealed_after, offset))
+        async with self.replacing:
+            sealed_after = [segment.base_offset for segment in self.segments[1:]]
+            try:
+                await self.drop_oldest(bisect_right(sealed_after, offset))
+            except OSError as error:
+                raise storage_error(error, f"removing the oldest segments of {self}") from error
         return self.start_offset
 
     async def drop_oldest(self, count: int) -> None:
-        """Remove the oldest sealed segments; the one being written always stays."""
+        """Remove the oldest sealed segments; the one being written always stays. The caller holds `replacing`."""
         count = min(count, len(self.segments) - 1)
         if count <= 0:
             return
         dropped, self.segments = self.segments[:count], self.segments[count:]
-        await self._loop.run_in_executor(self._readers, _remove_segments, dropped)
+        await self._in_reader(lambda: _remove_segments(dropped))
 
 
 def _remove_segments(segments: Sequence[Segment]) -> None:
@@ -331,14 +338,12 @@ def _remove_segments(segments: Sequence[Segment]) -> None:
         segment.remove()
 
 
-def _behind_damage(segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:
+def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:
     """Where to go on when the wanted offset lies behind a damaged block; raises where it may lie inside."""
     behind = segment.next_whole_block(position, end, least_offset)
     if behind is None:
-        raise segment.corrupt(position, "no whole block follows it in this segment")
+        raise CorruptBlock(f"{damage}; no whole block follows it in this segment") from None
     resumes_at, block = behind
     if block.base_offset > offset:
-        raise segment.corrupt(
-            position, f"its {resumes_at - position} bytes cannot be read; offset {block.base_offset} and later ones can"
-        )
+        raise CorruptBlock(f"{damage}; offset {block.base_offset} and later ones can be read") from None
     return resumes_at

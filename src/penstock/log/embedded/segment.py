@@ -24,6 +24,8 @@ INDEX_SUFFIX: Final = ".index"
 DELETED_SUFFIX: Final = ".deleted"
 # Space is reserved ahead in steps: large enough to be rare, small enough that an idle topic costs little disk.
 RESERVE_STEP_BYTES: Final = 256 << 10
+# What a disk that cannot read a place loses of it.
+_SECTOR_BYTES: Final = 4096
 
 
 def log_path(directory: Path, base_offset: int) -> Path:
@@ -67,8 +69,7 @@ class Segment:
             if position + needed > end:
                 raise self.corrupt(position, f"a block of {needed} bytes would end beyond the segment")
             if len(window) - at < needed:
-                window = self._disk.pread(fd, min(max(needed, STEP_BYTES * 4), end - position), position)
-                window_at = position
+                window, window_at = self._read_ahead(fd, position, needed, end), position
                 if len(window) < needed:
                     raise self.corrupt(position, "the file ends inside a block")
                 continue
@@ -78,6 +79,16 @@ class Segment:
                 raise self.corrupt(position, str(error)) from None
             yield position, block
             position += block.size_bytes
+
+    def _read_ahead(self, fd: int, position: int, needed: int, end: int) -> bytes:
+        """The bytes at a position and, where they can be read, some more."""
+        try:
+            try:
+                return self._disk.pread(fd, min(max(needed, STEP_BYTES * 4), end - position), position)
+            except OSError:
+                return self._disk.pread(fd, needed, position)  # the bad place may be further on
+        except OSError as error:
+            raise self.corrupt(position, f"the disk cannot read it ({error.strerror or error})") from None
 
     def _header(self, window: bytes, at: int, position: int) -> BlockHeader:
         try:
@@ -94,7 +105,11 @@ class Segment:
         fd = self.open()
         at = position + 1
         while at < end:
-            window = self._disk.pread(fd, min(STEP_BYTES * 4, end - at), at)
+            try:
+                window = self._disk.pread(fd, min(STEP_BYTES * 4, end - at), at)
+            except OSError:
+                at += _SECTOR_BYTES
+                continue
             found = window.find(MAGIC)
             while found >= 0:
                 block = self._block_at(fd, at + found, end)
@@ -111,7 +126,7 @@ class Segment:
             if position + size_bytes > end or size_bytes > BODY_BYTES_MAX + HEADER_BYTES:
                 return None
             return Block(self._disk.pread(fd, size_bytes, position))
-        except CorruptBlock:
+        except (CorruptBlock, OSError):
             return None
 
     def position_of(self, offset: int) -> int:
@@ -236,15 +251,20 @@ class SegmentWriter:
     def roll(self, now_ms: int) -> SegmentWriter:
         """Seal this segment and begin the next. Where that fails, this one goes on as it was."""
         self.seal()
+        directory = self.segment.path.parent
+        base_offset = self.next_offset
+        index = SegmentIndex(base_offset, self.last_timestamp_ms)
+        segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0)
         try:
-            directory = self.segment.path.parent
-            base_offset = self.next_offset
-            index = SegmentIndex(base_offset, self.last_timestamp_ms)
-            segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0)
             writer = SegmentWriter(
                 self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=self.last_timestamp_ms
             )
-            self._disk.sync_directory(directory)
+            try:
+                self._disk.sync_directory(directory)
+            except OSError:
+                writer.file.close()
+                self._disk.unlink(segment.path)
+                raise
         except OSError:
             self.segment.index.sealed = False
             raise

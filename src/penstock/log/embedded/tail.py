@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from typing import Final
 
-from penstock.log.block import Block
+from penstock.log.block import Block, BlockHeader
+
+_RECORD_BYTES: Final = 40
 
 
 class TailBudget:
@@ -49,20 +52,21 @@ class Tail:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._offsets: list[int] = []
-        self._blocks: list[bytes | Block] = []
+        self._blocks: list[tuple[BlockHeader, bytes] | Block] = []
+        """Decoded by the first reader that wants one."""
 
     @property
     def start_offset(self) -> int | None:
         return self._offsets[0] if self._offsets else None
 
-    def add(self, base_offset: int, data: bytes) -> None:
+    def add(self, header: BlockHeader, data: bytes) -> None:
         before = self._bytes
-        self._offsets.append(base_offset)
-        self._blocks.append(data)
-        self._bytes += len(data)
+        self._offsets.append(header.base_offset)
+        self._blocks.append((header, data))
+        self._bytes += _cost(header)
         cut = 0
         while self._bytes > self._bytes_max and cut < len(self._blocks) - 1:
-            self._bytes -= _size(self._blocks[cut])
+            self._bytes -= _cost(_header(self._blocks[cut]))
             cut += 1
         if cut:
             del self._offsets[:cut], self._blocks[:cut]
@@ -77,11 +81,11 @@ class Tail:
         size = 0
         for index in range(at, len(self._blocks)):
             block = self._blocks[index]
-            size += _size(block)
+            size += _header(block).decoded_bytes
             if found and size > max_bytes:
                 break
             if not isinstance(block, Block):
-                block = self._blocks[index] = Block(block)
+                block = self._blocks[index] = Block(block[1])
             found.append(block)
         return found
 
@@ -94,5 +98,10 @@ class Tail:
         return freed
 
 
-def _size(block: bytes | Block) -> int:
-    return block.size_bytes if isinstance(block, Block) else len(block)
+def _header(block: tuple[BlockHeader, bytes] | Block) -> BlockHeader:
+    return block if isinstance(block, Block) else block[0]
+
+
+def _cost(header: BlockHeader) -> int:
+    """What a block may come to hold in memory: a reader decompresses it and keeps where each record begins."""
+    return header.decoded_bytes + _RECORD_BYTES * header.count

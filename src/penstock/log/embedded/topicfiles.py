@@ -152,7 +152,7 @@ def _encode(info: TopicInfo) -> bytes:
 
 def _decode(data: bytes) -> TopicInfo:
     checksum, _, body = data.rstrip(b"\n").partition(b"\n")
-    if int(checksum, 16) != google_crc32c.value(body):
+    if checksum != b"%08x" % google_crc32c.value(body):
         raise ValueError("checksum does not match")
     topic = msgspec.json.decode(body)
     if topic["version"] != _VERSION:
