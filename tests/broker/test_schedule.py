@@ -322,7 +322,7 @@ async def test_after_a_failed_flush_the_next_start_delivers_once(tmp_path: Path)
         clock.advance(1)
         broker.schedule.look()
         while broker.schedule.pending:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
     async with running(tmp_path, clock) as broker:
         assert await asyncio.wait_for(delivered(broker, "t", 1), 10) == [b"v"]
         await nothing_more_happens(broker)

@@ -14,12 +14,14 @@ from typing import Final
 
 import google_crc32c
 
-from penstock.log.block import BlockHeader
+from penstock.log.block import EXPIRIES, BlockHeader
 
 STEP_BYTES: Final = 64 << 10
 _MAGIC: Final = b"PnIx"
 _VERSION: Final = 1
-# magic, checksum of the rest of the head, version, sealed, entries, covers, next offset, first and last timestamp, blocks, checksum of
+_SEALED: Final = 1
+_EXPIRES: Final = 2
+# magic, checksum of the rest of the head, version, marks, entries, covers, next offset, first and last timestamp, blocks, checksum of
 # the log's first block, checksum of the entries
 _HEAD = struct.Struct("<4sIHHIqqqqQII")
 HEAD_BYTES: Final = _HEAD.size
@@ -34,6 +36,7 @@ class SegmentIndex:
         "_timestamps",
         "blocks",
         "covers",
+        "expires",
         "first_checksum",
         "first_timestamp_ms",
         "last_timestamp_ms",
@@ -54,6 +57,8 @@ class SegmentIndex:
         self.last_timestamp_ms = last_timestamp_ms
         self.first_checksum = 0
         self.sealed = False
+        self.expires = False
+        """Whether some record has a time to live."""
         self.loaded = True
         """False while the entries are still in the file only: most sealed segments are never read."""
 
@@ -68,6 +73,7 @@ class SegmentIndex:
             # Last, because readers in other threads take its length as the number of whole entries.
             self._positions.append(position)
         self.blocks += 1
+        self.expires = self.expires or bool(header.flags & EXPIRIES)
         self.covers = position + header.size_bytes
         self.next_offset = header.next_offset
         self.last_timestamp_ms = header.last_timestamp_ms
@@ -89,7 +95,7 @@ class SegmentIndex:
             _MAGIC,
             0,
             _VERSION,
-            self.sealed,
+            _SEALED * self.sealed | _EXPIRES * self.expires,
             count,
             self.covers,
             self.next_offset,
@@ -106,7 +112,7 @@ class SegmentIndex:
         """An index without its entries, or None where the bytes are not a whole head of this format."""
         if len(data) < HEAD_BYTES:
             return None
-        (magic, checksum, version, sealed, _, covers, next_offset, first_ms, last_ms, blocks, first_checksum, _) = (
+        (magic, checksum, version, marks, _, covers, next_offset, first_ms, last_ms, blocks, first_checksum, _) = (
             _HEAD.unpack_from(data)
         )
         if magic != _MAGIC or version != _VERSION or google_crc32c.value(data[8:HEAD_BYTES]) != checksum:
@@ -114,7 +120,8 @@ class SegmentIndex:
         if next_offset < base_offset:
             return None
         index = cls(base_offset)
-        index.sealed = bool(sealed)
+        index.sealed = bool(marks & _SEALED)
+        index.expires = bool(marks & _EXPIRES)
         index.covers, index.next_offset = covers, next_offset
         index.first_timestamp_ms, index.last_timestamp_ms = first_ms, last_ms
         index.blocks, index.first_checksum = blocks, first_checksum
