@@ -64,12 +64,62 @@ class GroupNotFound(PenstockError):
     code = "group_not_found"
 
 
+class TransactionNotFound(PenstockError):
+    """No open transaction of the caller has this id: it never was, it belongs to someone else, or it ended long ago or in a crash."""
+
+    code = "transaction_not_found"
+
+
+class TransactionNotActive(PenstockError):
+    """The transaction has ended, or is ending, in a way that does not allow what was asked. The message says in which."""
+
+    code = "transaction_not_active"
+
+
+class ProducerFenced(PenstockError):
+    """A newer run of the same application has begun, so this one may write no more."""
+
+    code = "producer_fenced"
+
+
+class EntryNotFound(PenstockError):
+    """No delayed record waits, or no dead letter is listed, under the id that was given."""
+
+    code = "entry_not_found"
+
+
 class RecordTooLarge(InvalidRequest):
     code = "record_too_large"
 
 
+class SchemaNotFound(PenstockError):
+    code = "schema_not_found"
+
+
+class SchemaInvalid(InvalidRequest):
+    """A definition that is not a schema of its type, or one that costs more to check than the broker allows."""
+
+    code = "schema_invalid"
+
+
+class IncompatibleSchema(InvalidRequest):
+    """A new version would break readers or writers of the version before it. The message names each way in which it would."""
+
+    code = "incompatible_schema"
+
+
+class ValidationFailed(InvalidRequest):
+    """A record is not what its schema says. `row` is its place among the records of the call."""
+
+    code = "validation_failed"
+
+    def __init__(self, message: str, row: int = 0) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 class LimitExceeded(PenstockError):
-    """A configured bound (topics, partitions, groups) is reached."""
+    """A configured bound (topics, partitions, groups, schemas) is reached."""
 
     code = "limit_exceeded"
 
@@ -78,8 +128,22 @@ class AuthenticationRequired(PenstockError):
     code = "authentication_required"
 
 
+class AuthenticationFailed(PenstockError):
+    """Credentials were given and not accepted. The message does not say which part of them was wrong."""
+
+    code = "authentication_failed"
+
+
 class AccessDenied(PenstockError):
     code = "access_denied"
+
+
+class UserNotFound(PenstockError):
+    code = "user_not_found"
+
+
+class UserExists(PenstockError):
+    code = "user_exists"
 
 
 class CorruptBlock(PenstockError):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import shlex
 import signal
 import ssl
 from collections.abc import Callable, Mapping
@@ -23,9 +25,10 @@ import uvloop
 
 from penstock.admin.figures import SessionStats
 from penstock.admin.http import AdminServer
-from penstock.broker.access import ANONYMOUS, SYSTEM, OpenAccess
+from penstock.broker.access import ANONYMOUS, SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.policy import AccessSettings
 from penstock.clock import Clock, SystemClock
 from penstock.config import Config, FlyMQListener
 from penstock.errors import ConfigError, TopicExists
@@ -42,6 +45,9 @@ from penstock.protocols.flymq.operations import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 
 NODE_ID = "penstock"
+SETUP_FILE = "setup-token"
+"""In the data directory, while there is no administrator: what `penstock user setup` logs in with."""
+DEVELOPMENT_USERS = {"admin": "admin"}
 DESCRIPTORS_FOR_THE_LOG = 1024
 
 log = structlog.get_logger("penstock.server")
@@ -72,7 +78,7 @@ def _flymq(given: Surroundings) -> FlyMQ:
         given.broker,
         clock=given.clock,
         node=Node(NODE_ID, given.address),
-        principal=ANONYMOUS,
+        principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
         dialect=Dialect(given.settings.dialect),
     )
 
@@ -96,12 +102,14 @@ class Server:
             self.engine,
             clock=self._clock,
             limits=_broker_limits(config),
-            access=OpenAccess(),
+            access_settings=_access_settings(config),
             topic_defaults=config.topic_defaults,
         )
         self.listeners: dict[str, TcpListener] = {}
         self.sessions: dict[str, SessionStats] = {}
         self.admin: AdminServer | None = None
+        self.needs_setup = False
+        """Whether a login is required and nobody could log in when it started."""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -120,6 +128,7 @@ class Server:
             await self.broker.start()
             parts.push_async_callback(self.broker.close)
             await self._create_topics()
+            parts.callback(self._offer_setup())
             await self._start_admin(parts)
             await self._start_listeners(parts, contexts)
             self._parts = parts.pop_all()
@@ -139,6 +148,22 @@ class Server:
                 await self.broker.create_topic(SYSTEM, topic.name, topic.config(self.config.topic_defaults))
             except TopicExists:
                 pass
+
+    def _offer_setup(self) -> Callable[[], None]:
+        """Where nobody could log in, leave the secret that makes the first administrator beside the log; returns what takes it away.
+
+        Whoever can read the data directory could read every record, so may as well decide who is an administrator.
+        """
+        file = self.config.data_dir / SETUP_FILE
+        file.unlink(missing_ok=True)
+        required = any(settings.auth == "required" for _, settings in self.config.listeners.enabled())
+        token = self.broker.users.open_setup() if required else None
+        self.needs_setup = token is not None
+        if token is not None:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                stream.write(token)
+        return lambda: file.unlink(missing_ok=True)
 
     async def _start_admin(self, parts: AsyncExitStack) -> None:
         if self.config.admin is not None:
@@ -194,6 +219,15 @@ def _engine_options(config: Config) -> EngineOptions:
     )
 
 
+def _access_settings(config: Config) -> AccessSettings:
+    return AccessSettings(
+        default_public=config.access.default_public,
+        allow_anonymous=config.access.allow_anonymous,
+        development=DEVELOPMENT_USERS if config.dev else {},
+        node=NODE_ID,
+    )
+
+
 def _broker_limits(config: Config) -> BrokerLimits:
     limits = config.limits
     return BrokerLimits(
@@ -205,6 +239,10 @@ def _broker_limits(config: Config) -> BrokerLimits:
         group_members_max=limits.group_members_max,
         record_bytes_max=limits.record_bytes_max,
         key_bytes_max=limits.key_bytes_max,
+        schemas_max=limits.schemas_max,
+        schema_versions_max=limits.schema_versions_max,
+        schema_bytes_max=limits.schema_bytes_max,
+        schemas_bytes_max=limits.schemas_bytes_max,
     )
 
 
@@ -263,6 +301,13 @@ def _prepare_process(config: Config) -> None:
         )
 
 
+def _setup_advice(server: Server) -> str:
+    name, settings = next(each for each in server.config.listeners.enabled() if each[1].auth == "required")
+    address = f"{name}{'' if settings.tls is None else 's'}://{server.addresses[name]}"
+    command = ["penstock", "user", "setup", "--data-dir", str(server.config.data_dir), "--server", address]
+    return f"there is no administrator yet; make yourself one with: {shlex.join(command)}"
+
+
 async def _serve(config: Config, announce: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     asked_to_stop = asyncio.Event()
@@ -284,6 +329,8 @@ async def _serve(config: Config, announce: Callable[[str], None]) -> None:
         gc.freeze()
         for name, address in server.addresses.items():
             announce(f"{name} on {address}")
+        if server.needs_setup:
+            announce(_setup_advice(server))
         announce("ready")
         await asked_to_stop.wait()
     finally:

@@ -10,6 +10,19 @@ from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.flymq import request_encoding
+from penstock.protocols.flymq.access_replies import (
+    decode_acl,
+    decode_acls,
+    decode_audit,
+    decode_audit_exported,
+    decode_authenticated,
+    decode_cluster_status,
+    decode_identity,
+    decode_refusal,
+    decode_roles,
+    decode_user,
+    decode_users,
+)
 from penstock.protocols.flymq.codec import (
     CodecLimits,
     ProducedRun,
@@ -19,14 +32,12 @@ from penstock.protocols.flymq.codec import (
     inflate,
 )
 from penstock.protocols.flymq.reply_decoding import (
-    decode_authenticated,
     decode_cluster_metadata_reply,
     decode_consumed,
     decode_error,
     decode_fetched,
     decode_group,
     decode_groups,
-    decode_identity,
     decode_lag,
     decode_names,
     decode_offset,
@@ -161,7 +172,13 @@ def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: in
     [request] = RequestDecoder(LIMITS).feed(frame(opcode, payload))
     if isinstance(request, Call) and isinstance(request.body, BadRequest):
         assert request.body.message.startswith(
-            ("buffer too small: ", "invalid binary format: ", "unknown opcode: ", Opcode(opcode).name)
+            (
+                "buffer too small: ",
+                "invalid binary format: ",
+                "invalid auth request: ",
+                "unknown opcode: ",
+                Opcode(opcode).name,
+            )
         )
 
 
@@ -231,7 +248,16 @@ def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], c
 def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> None:
     decode_error(payload)
     for decode_reply in (
+        decode_acl,
+        decode_acls,
+        decode_audit,
+        decode_audit_exported,
         decode_authenticated,
+        decode_cluster_status,
+        decode_refusal,
+        decode_roles,
+        decode_user,
+        decode_users,
         decode_cluster_metadata_reply,
         decode_consumed,
         decode_group,

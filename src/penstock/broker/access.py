@@ -1,6 +1,6 @@
 """Who may do what, and the one check that every operation of the broker passes.
 
-`on_topic`, `on_group` and `on_broker` declare an operation: they wrap a method whose first argument is the principal, ask the
+`on_topic`, `on_group`, `on_schema` and `on_broker` declare an operation: they wrap a method whose first argument is the principal, ask the
 access policy, and only then run it. A method of `Broker` without such a declaration fails a test, so there is no way around the
 check and no place where it can be forgotten.
 
@@ -8,10 +8,13 @@ What each operation stands for:
 
     READ      records of a topic, and a group's own place in it: subscribe, commit, committed offset, lag, seek
     WRITE     records of a topic; a writer also creates the topic it writes to, with the defaults
-    DESCRIBE  that a topic exists and how it is stored
-    CREATE    a topic with settings of one's own
-    DELETE    a topic with its records
-    ADMIN     somebody else's groups: list, describe, reset, delete
+    DESCRIBE  that a topic exists and how it is stored; a schema, and whether a record fits it
+    CREATE    a topic with settings of one's own, among them its schema; a version of a schema
+    DELETE    a topic with its records; a schema
+    ADMIN     somebody else's groups; users, roles and ACLs; the audit trail
+
+A principal is a user, proved by a password or a certificate, or somebody to whom a listener grants roles itself. One whose listener
+asks nobody who they are is `trusted`: everything is allowed to it. One that has not said who it is yet has no name.
 
 Topics whose names begin with "__" hold the broker's own state. They are refused to everyone but SYSTEM before any policy is asked,
 so no policy can open them. SYSTEM is the broker itself and is recognised by identity: no name a client may claim is equal to it.
@@ -20,7 +23,7 @@ so no policy can open them. SYSTEM is the broker itself and is recognised by ide
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -35,10 +38,16 @@ class Principal:
     """Who is asking."""
 
     name: str
+    """A user's name; those of principals that are no users contain a colon, which no user's does. Empty: not known yet."""
     roles: frozenset[str] = frozenset()
+    """Granted by the listener itself, beside those that a user of this name has."""
+    trusted: bool = False
+    address: str = field(default="", compare=False)
+    """Where the request comes from, for the audit trail."""
 
 
-ANONYMOUS: Final = Principal("anonymous")
+ANONYMOUS: Final = Principal("anonymous", trusted=True)
+UNAUTHENTICATED: Final = Principal("")
 SYSTEM: Final = Principal("system")
 
 
@@ -54,6 +63,7 @@ class Operation(Enum):
 class ResourceKind(Enum):
     TOPIC = "topic"
     GROUP = "group"
+    SCHEMA = "schema"
     BROKER = "broker"
 
 
@@ -123,6 +133,11 @@ def on_topic(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]]
 def on_group(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
     """Declares an operation on the group that the second argument names."""
     return _on_named(operation, ResourceKind.GROUP)
+
+
+def on_schema(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
+    """Declares an operation on the schema that the second argument names."""
+    return _on_named(operation, ResourceKind.SCHEMA)
 
 
 def _on_named(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.broker.access import (
+    SYSTEM,
     AccessPolicy,
     Operation,
     Principal,
@@ -23,19 +25,32 @@ from penstock.broker.access import (
     on_group,
     on_topic,
 )
+from penstock.broker.accounts import Accounts
+from penstock.broker.cluster import Cluster
+from penstock.broker.deadletters import DeadLetters
 from penstock.broker.groups import GroupInfo, Groups
 from penstock.broker.lag import LAGS_MAX, Lag, LagReport, Lags
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.producer import Producer
-from penstock.broker.spreading import OnPlaced
+from penstock.broker.policy import AccessSettings
+from penstock.broker.producer import ANY_PARTITION, Producer
+from penstock.broker.schedule import Schedule
+from penstock.broker.schemas.operations import Schemas
+from penstock.broker.schemas.reference import parse_reference
+from penstock.broker.schemas.registry import Registry
+from penstock.broker.schemas.validation import Validation
+from penstock.broker.spreading import ALL_ROWS, OnPlaced, Placement
 from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
+from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PenstockError, TopicExists, TopicNotFound
 from penstock.log.api import Engine, Partition, TopicConfig, TopicInfo
 
 
 class Broker:
-    """One broker over an engine that is started before it and closed after it."""
+    """One broker over an engine that is started before it and closed after it.
+
+    Users' roles and ACLs decide who may do what, unless another policy is given.
+    """
 
     def __init__(
         self,
@@ -43,10 +58,16 @@ class Broker:
         *,
         clock: Clock,
         limits: BrokerLimits,
-        access: AccessPolicy,
+        access: AccessPolicy | None = None,
+        access_settings: AccessSettings | None = None,
         topic_defaults: TopicConfig | None = None,
     ) -> None:
-        self.access = access
+        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings())
+        self.access = access = self._accounts.access
+        self.users = self._accounts.users
+        self.acls = self._accounts.acls
+        self.audit = self._accounts.audit
+        self.cluster = Cluster(engine, access)
         self.limits = limits
         self.topic_defaults = topic_defaults or TopicConfig()
         self._engine = engine
@@ -54,15 +75,47 @@ class Broker:
         self._groups = Groups(engine, clock, limits)
         self._lags = Lags(engine, self._groups, clock)
         self._topics_changing = asyncio.Lock()
+        self._registry = Registry(engine, clock, limits)
+        self._validation = Validation(self._registry)
+        self.schemas = Schemas(
+            self._registry, self._validation, engine=engine, access=access, topics_changing=self._topics_changing
+        )
+        self.transactions = Transactions(
+            engine, self._producer, self._groups, self._validation, clock=clock, limits=limits, access=access
+        )
+        self.schedule = Schedule(
+            engine, self._producer, self._validation, clock=clock, limits=limits, access=access
+        )
+        self.dead_letters = DeadLetters(
+            engine,
+            self._producer,
+            self._validation,
+            clock=clock,
+            limits=limits,
+            access=access,
+            ensure_topic=partial(self.ensure_topic, SYSTEM),
+            delete_topic=partial(self.delete_topic, SYSTEM),
+        )
 
     async def start(self) -> None:
         """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
         check_topic_config(self.topic_defaults)
+        await self._accounts.start()
         await self._groups.start()
+        await self._registry.start()
+        await self.transactions.start()
+        await self.dead_letters.start()
+        await self.schedule.start()
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight."""
+        await self.schedule.close()
+        await self.dead_letters.close()
+        await self.transactions.close()
+        await self._validation.close()
+        await self._registry.close()
         await self._groups.close()
+        await self._accounts.close()
 
     # -- topics -----------------------------------------------------------------------------------------------------------
 
@@ -82,17 +135,25 @@ class Broker:
         return describe(self._engine, self._topic(name))
 
     @on_topic(Operation.CREATE)
-    async def create_topic(self, principal: Principal, name: str, config: TopicConfig) -> TopicInfo:
-        """Raises TopicExists, InvalidTopicName, InvalidRequest for settings out of bounds, LimitExceeded."""
+    async def create_topic(
+        self, principal: Principal, name: str, config: TopicConfig, schema: str | None = None
+    ) -> TopicInfo:
+        """Create a topic, bound to a schema where one is given ("orders", "orders:3").
+
+        Raises TopicExists, InvalidTopicName, InvalidRequest for settings out of bounds, LimitExceeded, SchemaNotFound.
+        """
         async with self._topics_changing:
-            return await self._create(name, config)
+            create = partial(self._create, principal, name, config)
+            if schema is None:
+                return await create()
+            return await self._registry.bind_while(name, parse_reference(schema), create)
 
     @on_topic(Operation.WRITE)
     async def ensure_topic(self, principal: Principal, name: str) -> None:
         """Create a topic that is missing, with one partition and the defaults. Several callers at once create it once."""
         async with self._topics_changing:
             if name not in self._engine.topics():
-                await self._create(name, replace(self.topic_defaults, partitions=1))
+                await self._create(principal, name, replace(self.topic_defaults, partitions=1))
 
     @on_topic(Operation.DELETE)
     async def delete_topic(self, principal: Principal, name: str) -> None:
@@ -101,6 +162,8 @@ class Broker:
             await self._engine.delete_topic(self._topic(name).name)
             self._producer.forget_topic(name)
             await self._groups.forget_topic(name)
+            await self._registry.forget_topic(name)
+        self.audit.note(principal, "topic.delete", name)
 
     # -- records ----------------------------------------------------------------------------------------------------------
 
@@ -115,15 +178,27 @@ class Broker:
         headers: Sequence[bytes | None] | None = None,
         expiries: Sequence[int] | None = None,
         *,
+        schema: str | None = None,
         done: OnPlaced,
     ) -> None:
         """Append records to a topic, to one partition or to one for each record; -1 goes by the key, or in turn without one.
+
+        Records must follow the schema that the topic is bound to, and the one given here.
 
         Raises what is wrong with the request, and then nothing was appended. Otherwise `done` is called once, on the loop, after
         the commit of the last part. It gets a Placement for each part, of which any may have failed; or, where records went to
         many partitions and all arrived, columns with the place of each.
         """
-        self._producer.produce(topic, partition, values, keys, headers, expiries, done)
+        if schema is None and not self._validation.concerns(topic):
+            self._producer.produce(topic, partition, values, keys, headers, expiries, done)
+            return
+        self._validation.admit(
+            topic,
+            None if schema is None else parse_reference(schema),
+            values,
+            partial(self._producer.produce, topic, partition, values, keys, headers, expiries, done),
+            lambda error: done([Placement(ANY_PARTITION, ALL_ROWS, error)]),
+        )
 
     @on_topic(Operation.READ)
     def partition(self, principal: Principal, topic: str, index: int) -> Partition:
@@ -206,6 +281,8 @@ class Broker:
             missing = " without an offset" if mode == "offset" else ""
             raise InvalidRequest(f"unknown reset mode: {mode}{missing} (use earliest, latest or offset with a number)")
         await self._groups.commit(topic, group, partition, position)
+        details = {"topic": topic, "partition": str(partition), "offset": str(position)}
+        self.audit.note(principal, "group.reset", group, details=details)
         return position
 
     @on_broker(Operation.ADMIN)
@@ -222,6 +299,7 @@ class Broker:
     async def delete_group(self, principal: Principal, group: str, topic: str | None = None) -> None:
         """Forget the group's offsets and members in one topic, or in all. Raises GroupNotFound."""
         await self._groups.delete(group, topic)
+        self.audit.note(principal, "group.delete", group, details={"topic": topic or "*"})
 
     @on_broker(Operation.ADMIN)
     async def group_lags(self, principal: Principal, lags_max: int = LAGS_MAX) -> LagReport:
@@ -232,7 +310,7 @@ class Broker:
 
     def _may_describe(self, principal: Principal, name: str) -> bool:
         try:
-            authorize(self.access, principal, Operation.DESCRIBE, Resource(ResourceKind.TOPIC, name))
+            authorize(self._accounts.policy, principal, Operation.DESCRIBE, Resource(ResourceKind.TOPIC, name))
         except PenstockError:
             return False
         return True
@@ -243,7 +321,7 @@ class Broker:
             raise TopicNotFound(f"topic not found: {name}")
         return info
 
-    async def _create(self, name: str, config: TopicConfig) -> TopicInfo:
+    async def _create(self, principal: Principal, name: str, config: TopicConfig) -> TopicInfo:
         validate_topic_name(name)
         check_topic_config(config)
         topics = self._engine.topics()
@@ -265,4 +343,6 @@ class Broker:
                 f"{config.partitions} more partitions do not fit beside the {partitions} there are: "
                 f"delete some topics or raise limits.partitions_max from {limits.partitions_max}"
             )
-        return await self._engine.create_topic(name, config)
+        info = await self._engine.create_topic(name, config)
+        self.audit.note(principal, "topic.create", name, details={"partitions": str(config.partitions)})
+        return info

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -40,6 +40,8 @@ from penstock.errors import AuthenticationFailed, InvalidRequest, UserExists, Us
 ROLES_PER_USER_MAX: Final = 64
 DESCRIPTION_BYTES_MAX: Final = 1024
 TOKEN_BYTES: Final = 32
+HOLD_S_MAX: Final = 1.0
+"""A refusal is held back for as long as the next attempt has to wait, up to this: one connection then guesses once a second at most."""
 WRONG: Final = "invalid username or password"
 
 
@@ -86,6 +88,7 @@ class Users:
         *,
         development: Mapping[str, str] | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.access = access
         self.stats = LoginStats()
@@ -97,6 +100,7 @@ class Users:
         self._development = development or {}
         """Names and passwords that are administrators of this run and are stored nowhere."""
         self._random_bytes = random_bytes
+        self._sleep = sleep
         self._digest_key = random_bytes(TOKEN_BYTES)
         self._proved: dict[str, tuple[str, bytes]] = {}
         self._setup_token: str | None = None
@@ -113,13 +117,16 @@ class Users:
         if wait_s:
             self.stats.throttled += 1
             self._note_failure(name, address)
+            await self._sleep(min(wait_s, HOLD_S_MAX))
             raise AuthenticationFailed(f"too many failed attempts: try again in {wait_s:.1f} s")
         user = self._directory.users.get(name)
         granted = await self._granted(name, user, password)
         if granted is None:
             self.stats.failed += 1
-            self._throttle.failed(name, address)
+            wait_s = self._throttle.failed(name, address)
             self._note_failure(name, address)
+            if wait_s:
+                await self._sleep(min(wait_s, HOLD_S_MAX))
             raise AuthenticationFailed(WRONG)
         principal = Principal(name, granted, address=address)
         if user is not None and not user.enabled:

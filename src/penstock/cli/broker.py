@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.options import server_url
+from penstock.cli.passwords import with_password
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.sync import FlyMQClient
@@ -23,7 +24,7 @@ def connected(context: typer.Context, server: str | None) -> Iterator[FlyMQClien
     from penstock.errors import Unreachable
 
     try:
-        client = penstock.connect(server_url(context, server))
+        client = penstock.connect(with_password(server_url(context, server)))
     except Unreachable as error:
         raise Unreachable(f"{error} Start one with: penstock serve, or name another with --server") from error
     with client:

@@ -15,19 +15,40 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import bench, configuration, consume, doctor, group, produce, serve, terminal, topic
+from penstock.cli import (
+    acl,
+    audit,
+    bench,
+    configuration,
+    consume,
+    doctor,
+    group,
+    produce,
+    serve,
+    terminal,
+    topic,
+    user,
+)
 from penstock.cli.options import JsonOption, RootServerOption
-from penstock.errors import AuthenticationRequired, GroupNotFound, PartitionNotFound, PenstockError, TopicNotFound
+from penstock.errors import (
+    AuthenticationRequired,
+    GroupNotFound,
+    PartitionNotFound,
+    PenstockError,
+    TopicNotFound,
+    UserNotFound,
+)
 
 EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141
-ORDER = ("serve", "topic", "produce", "consume", "group", "bench", "doctor", "config")
+ORDER = ("serve", "topic", "produce", "consume", "group", "user", "acl", "audit", "bench", "doctor", "config")
 # What a broker cannot know: which command helps.
 ADVICE: dict[type[PenstockError], str] = {
     TopicNotFound: " (see those there are with: penstock topic list)",
     GroupNotFound: " (see those there are with: penstock group list)",
     PartitionNotFound: " (see those there are with: penstock topic describe TOPIC)",
-    AuthenticationRequired: " (name yourself in the address: flymq://user:password@host:port)",
+    AuthenticationRequired: " (name yourself in the address: --server flymq://user@host:port; the password is asked for)",
+    UserNotFound: " (see those there are with: penstock user list)",
 }
 
 
@@ -110,6 +131,9 @@ app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(user.app, name="user")
+app.add_typer(acl.app, name="acl")
+app.add_typer(audit.app, name="audit")
 app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.add_typer(configuration.app, name="config")

@@ -81,6 +81,7 @@ def config_from_flags(
     admin_bind: str | None = None,
     durability: str | None = None,
     log_level: str | None = None,
+    dev: bool = False,
     settings: list[str] | None = None,
 ) -> Config:
     """The effective configuration, with the origin of what flags gave."""
@@ -100,6 +101,7 @@ def config_from_flags(
         "admin.bind": (admin_bind, "--admin-bind"),
         "durability": (durability, "--durability"),
         "logging.level": (log_level, "--log-level"),
+        "dev": (dev or None, "--dev"),
     }
     for key, (value, flag) in named.items():
         if value is not None:

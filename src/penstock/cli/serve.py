@@ -45,6 +45,10 @@ def serve(
         str | None,
         typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.", show_default="info"),
     ] = None,
+    dev: Annotated[
+        bool,
+        typer.Option("--dev", help="Accept the user admin with the password admin; only on loopback addresses."),
+    ] = False,
     settings: SetOption = None,
 ) -> None:
     """Run a broker in the foreground.
@@ -55,6 +59,7 @@ def serve(
     Examples:
       penstock serve
       penstock serve --config penstock.toml
+      penstock serve --dev --set listeners.flymq.auth=required
       penstock serve --data-dir /var/lib/penstock --bind 127.0.0.1:0
     """
     effective = config_from_flags(
@@ -64,6 +69,7 @@ def serve(
         admin_bind=admin_bind,
         durability=durability,
         log_level=log_level,
+        dev=dev,
         settings=settings,
     )
     from penstock import logs

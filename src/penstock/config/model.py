@@ -89,7 +89,7 @@ class FlyMQListener(Section):
     """Whose layouts replies follow where the contract and the deployed clients differ; auto decides for each connection."""
     tls: Tls | None = None
     auth: Literal["none", "required"] = "none"
-    """Whether a client must say who it is. In this version it does so with a TLS certificate that `tls.client_ca` accepts."""
+    """Whether a client must say who it is: with a user's password, or with a TLS certificate that `tls.client_ca` accepts."""
     insecure: bool = False
     """Allow a bind beyond loopback without TLS and authentication."""
     max_connections: int = Field(10_000, ge=1, le=1_000_000)
@@ -102,15 +102,11 @@ class FlyMQListener(Section):
 
     @model_validator(mode="after")
     def _is_safe(self) -> FlyMQListener:
-        if self.auth == "required" and (self.tls is None or self.tls.client_ca is None):
-            raise ValueError(
-                'auth = "required" needs tls.cert, tls.key and tls.client_ca: this version knows clients by their certificates'
-            )
         secured = self.tls is not None and self.auth == "required"
         if not secured and not self.insecure and not is_loopback(parse_address(self.bind).host):
             raise ValueError(
                 f'bind = "{self.bind}" can be reached from other machines without TLS and authentication: bind to 127.0.0.1, '
-                'or set tls.cert, tls.key, tls.client_ca and auth = "required", or accept the risk with insecure = true'
+                'or set tls.cert, tls.key and auth = "required", or accept the risk with insecure = true'
             )
         return self
 
@@ -141,6 +137,15 @@ class Admin(Section):
                 "or accept the risk with insecure = true"
             )
         return self
+
+
+class Access(Section):
+    """`[access]`: what holds on listeners with `auth = "required"`."""
+
+    allow_anonymous: bool = False
+    """Public topics may be read and written without a login, and ACLs may make topics public."""
+    default_public: bool = False
+    """A topic that no ACL speaks of is public."""
 
 
 class Log(Section):
@@ -221,6 +226,14 @@ class Limits(Section):
     """Committed offsets of all groups together."""
     group_members_max: int = Field(100_000, ge=1)
     """Subscriptions of open connections, over all groups."""
+    schemas_max: int = Field(10_000, ge=1)
+    """Schema names, also those whose versions are all deleted."""
+    schema_versions_max: int = Field(1_000, ge=1)
+    """Versions of one schema."""
+    schema_bytes_max: Size = Field(256 << 10, ge=1, le=4 << 20)
+    """One definition."""
+    schemas_bytes_max: Size = Field(64 << 20, ge=1)
+    """All definitions together; they are kept in memory."""
     in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
     """Requests of one connection that wait for their answer; above it that connection is not read."""
     in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
@@ -250,6 +263,9 @@ class Config(BaseSettings):
     """What an acknowledgement means where a topic does not say otherwise: fsync, interval:<ms> or none."""
     listeners: Listeners = Listeners(flymq=FlyMQListener())
     admin: Admin | None = Admin()
+    dev: bool = False
+    """Accept the user admin with the password admin. Refused where an address can be reached from other machines."""
+    access: Access = Access()
     log: Log = Log()
     limits: Limits = Limits()
     logging: Logging = Logging()
@@ -275,6 +291,19 @@ class Config(BaseSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"topics names {name!r} more than once: keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _development_stays_at_home(self) -> Config:
+        binds = {f"listeners.{name}": listener.bind for name, listener in self.listeners.enabled()}
+        if self.admin is not None:
+            binds["admin"] = self.admin.bind
+        for name, bind in binds.items():
+            if self.dev and not is_loopback(parse_address(bind).host):
+                raise ValueError(
+                    f'dev accepts well-known passwords, and {name}.bind = "{bind}" can be reached from other machines: bind to 127.0.0.1, '
+                    "or leave dev out and create users"
+                )
         return self
 
     @property

@@ -30,7 +30,7 @@ from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests, Sleep
 from penstock.clients.url import client_tls, parse_url
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
-    AuthenticationRequired,
+    AuthenticationFailed,
     BatchFailed,
     GroupNotFound,
     InvalidRequest,
@@ -40,6 +40,8 @@ from penstock.errors import (
 )
 from penstock.protocols.flymq import reply_decoding as replies
 from penstock.protocols.flymq import request_encoding as requests
+from penstock.protocols.flymq.access_client import AsyncAccess
+from penstock.protocols.flymq.access_replies import decode_authenticated, decode_refusal
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
 from penstock.protocols.flymq.fetched import EncodedFetch
@@ -101,6 +103,8 @@ class AsyncFlyMQClient:
             random=random or Random(),  # noqa: S311 - jitter guards no secret
             sleep=sleep,
         )
+        self.access = AsyncAccess(self._read, self._write)
+        """Users, roles, ACLs, the audit trail and the cluster."""
 
     async def open(self) -> None:
         """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
@@ -393,8 +397,9 @@ class AsyncFlyMQClient:
         call = Call(data, timeout_s=self._options.connect_timeout_s, repeatable=False)
         pipeline.submit(call)
         await call.finished
-        if not replies.decode_authenticated(call.payload):
-            raise AuthenticationRequired(f"{self.address} does not accept the password of user {self.address.user!r}")
+        if not decode_authenticated(call.payload):
+            reason = decode_refusal(call.payload)
+            raise AuthenticationFailed(f"{self.address} refuses user {self.address.user!r}: {reason or 'no reason given'}")
 
 
 def _columns(records: Values) -> tuple[list[bytes | None] | None, list[bytes]]:

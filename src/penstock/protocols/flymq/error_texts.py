@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from penstock.errors import (
     AccessDenied,
+    AuthenticationFailed,
     AuthenticationRequired,
     CorruptBlock,
     CorruptMetadata,
@@ -32,6 +33,8 @@ from penstock.errors import (
     ShuttingDown,
     TopicExists,
     TopicNotFound,
+    UserExists,
+    UserNotFound,
     WriteFailed,
 )
 
@@ -56,10 +59,19 @@ OPENINGS: Mapping[type[PenstockError], _Opening] = {
     InvalidTopicName: _opening("invalid topic name"),
     RecordTooLarge: _opening("record too large"),
     InvalidRequest: _opening("invalid request", "unknown subscribe mode", "unknown reset mode"),
-    ProtocolViolation: _opening("invalid binary format", "buffer too small", "gzip:"),
+    ProtocolViolation: _opening("invalid binary format", "buffer too small", "invalid auth request", "gzip:"),
     NotSupported: _opening("not supported", "unknown opcode", r"\w+ \(opcode 0x[0-9a-f]+\) is not available"),
     LimitExceeded: _opening("limit exceeded"),
-    AuthenticationRequired: _opening("authentication required", "invalid username or password"),
+    AuthenticationRequired: _opening("authentication required"),
+    AuthenticationFailed: _opening(
+        "authentication failed",
+        "invalid username or password",
+        "invalid current password",
+        "user account is disabled",
+        "too many failed attempts",
+    ),
+    UserNotFound: _opening("user not found", 'user ".*" not found'),
+    UserExists: _opening("user already exists", 'user ".*" already exists'),
     AccessDenied: _opening("access denied", "unauthorized"),
     CorruptBlock: _opening("corrupt block"),
     CorruptMetadata: _opening("corrupt metadata"),

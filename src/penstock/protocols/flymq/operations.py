@@ -13,9 +13,11 @@ from typing import Any
 
 from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
+from penstock.broker.cluster import NAME
 from penstock.broker.groups import GroupInfo
 from penstock.broker.topics import format_topic_config, parse_topic_config
 from penstock.errors import (
+    AuthenticationFailed,
     InvalidRequest,
     NotSupported,
     PartitionNotFound,
@@ -23,17 +25,18 @@ from penstock.errors import (
     TopicExists,
     TopicNotFound,
 )
+from penstock.protocols.flymq import access_operations
+from penstock.protocols.flymq.access_operations import Caller
+from penstock.protocols.flymq.access_replies import encode_authenticated, encode_identity, encode_not_authenticated
 from penstock.protocols.flymq.error_texts import error_text
 from penstock.protocols.flymq.fetching import Fetcher
 from penstock.protocols.flymq.reply_encoding import (
-    encode_authenticated,
     encode_cluster_metadata_reply,
     encode_created,
     encode_done,
     encode_group,
     encode_group_summary,
     encode_groups,
-    encode_identity,
     encode_lag,
     encode_names,
     encode_offset,
@@ -63,7 +66,6 @@ from penstock.protocols.flymq.request_messages import (
 )
 
 LEADER_ID = 0
-CLUSTER_NAME = "standalone"
 _SUBSCRIBE_MODES = {"": "latest", "commit": "committed"}
 """The contract's word for the broker's, and what deployed clients mean by none."""
 
@@ -88,7 +90,7 @@ class Node:
 
 
 class Operations:
-    __slots__ = ("_broker", "_dialect", "_fetcher", "_node", "_principal", "_session_id", "_shown_native")
+    __slots__ = ("_dialect", "_fetcher", "_node", "_session_id", "_shown_native", "broker", "principal")
 
     def __init__(
         self,
@@ -99,16 +101,19 @@ class Operations:
         principal: Principal,
         session_id: str,
     ) -> None:
-        self._broker = broker
+        self.broker = broker
         self._fetcher = fetcher
         self._node = node
         self._dialect = dialect
-        self._principal = principal
+        self.principal = principal
+        """Who is asking: changes when they log in."""
         self._session_id = session_id
         self._shown_native = True
 
     def answer(self, opcode: int, body: object) -> Answer:
         method = _METHODS.get(type(body))
+        if method is None and (about_access := access_operations.METHODS.get(type(body))) is not None:
+            return about_access(Caller(self.broker, self.principal, self._node), opcode, body)
         if method is None:
             raise NotSupported(f"{type(body).__name__} is not available in this version of Penstock")
         return method(self, opcode, body)
@@ -123,12 +128,12 @@ class Operations:
     # --- records ---
 
     def consume(self, opcode: int, body: Consume) -> Answer:
-        partition = self._broker.partition(self._principal, body.topic, body.partition)
+        partition = self.broker.partition(self.principal, body.topic, body.partition)
         return self._fetcher.consume(partition, body.offset, opcode)
 
     def fetch(self, opcode: int, body: Fetch) -> Answer:
         self.note_dialect(native=body.filter is not None)
-        partition = self._broker.partition(self._principal, body.topic, body.partition)
+        partition = self.broker.partition(self.principal, body.topic, body.partition)
         native = self._native(shown=body.filter is not None)
         return self._fetcher.fetch(partition, body.offset, body.max_records, body.filter, opcode, native=native)
 
@@ -137,17 +142,15 @@ class Operations:
     async def create_topic(self, opcode: int, body: CreateTopic) -> bytes:
         if body.partitions < 0:
             raise InvalidRequest(f"invalid request: {body.partitions} partitions: use 1 or more, or 0 for 1")
-        config = parse_topic_config(body.settings, self._broker.topic_defaults)
+        config = parse_topic_config(body.settings, self.broker.topic_defaults)
         try:
-            await self._broker.create_topic(
-                self._principal, body.topic, replace(config, partitions=body.partitions or 1)
-            )
+            await self.broker.create_topic(self.principal, body.topic, replace(config, partitions=body.partitions or 1))
         except TopicExists:
             return encode_created(f"topic {body.topic} exists already and was left unchanged")
         return encode_created(f"topic {body.topic} created")
 
     def metadata(self, opcode: int, body: Metadata) -> bytes:
-        description = self._broker.describe_topic(self._principal, body.topic)
+        description = self.broker.describe_topic(self.principal, body.topic)
         info = description.info
         settings = dict(format_topic_config(info.config))
         del settings["partitions"]
@@ -159,48 +162,50 @@ class Operations:
         return encode_topic_metadata(TopicMetadata(info.name, partitions, settings))
 
     def list_topics(self, opcode: int, body: ListTopics) -> bytes:
-        return encode_names(self._broker.topic_names(self._principal))
+        return encode_names(self.broker.topic_names(self.principal))
 
     async def delete_topic(self, opcode: int, body: DeleteTopic) -> bytes:
         try:
-            await self._broker.delete_topic(self._principal, body.topic)
+            await self.broker.delete_topic(self.principal, body.topic)
         except TopicNotFound:
             pass  # deployed clients count on it: what they want gone is gone
         return encode_done(opcode)
 
     def cluster_metadata(self, opcode: int, body: ClusterMetadata) -> bytes:
         self.note_dialect(native=True)
-        broker, principal = self._broker, self._principal
+        broker, principal = self.broker, self.principal
         names = [body.topic] if body.topic else broker.topic_names(principal)
-        topics = {name: broker.describe_topic(principal, name).info.config.partitions for name in names}
-        return encode_cluster_metadata_reply(CLUSTER_NAME, self._node.id, self._node.address(), topics)
+        topics = {
+            name: [each.failure is None for each in broker.describe_topic(principal, name).partitions] for name in names
+        }
+        return encode_cluster_metadata_reply(NAME, self._node.id, self._node.address(), topics)
 
     # --- groups ---
 
     def subscribe(self, opcode: int, body: Subscribe) -> bytes:
         self.note_dialect(native=body.native)
         mode = _SUBSCRIBE_MODES.get(body.mode, body.mode)
-        offset = self._broker.start_position(self._principal, body.topic, body.group, body.partition, mode)
-        self._broker.subscribe(self._principal, body.topic, body.group, self._session_id)
+        offset = self.broker.start_position(self.principal, body.topic, body.group, body.partition, mode)
+        self.broker.subscribe(self.principal, body.topic, body.group, self._session_id)
         return encode_offset(opcode, offset)
 
     async def commit(self, opcode: int, body: Commit) -> bytes:
-        await self._broker.commit_offset(self._principal, body.topic, body.group, body.partition, body.offset)
+        await self.broker.commit_offset(self.principal, body.topic, body.group, body.partition, body.offset)
         return encode_done(opcode)
 
     def get_offset(self, opcode: int, body: GetOffset) -> bytes:
-        committed = self._broker.committed_offset(self._principal, body.topic, body.group, body.partition)
+        committed = self.broker.committed_offset(self.principal, body.topic, body.group, body.partition)
         return encode_offset(opcode, committed or 0)
 
     async def reset_offset(self, opcode: int, body: ResetOffset) -> bytes:
-        await self._broker.reset_offset(self._principal, body.topic, body.group, body.partition, body.mode, body.offset)
+        await self.broker.reset_offset(self.principal, body.topic, body.group, body.partition, body.mode, body.offset)
         return encode_done(opcode)
 
     def list_groups(self, opcode: int, body: ListGroups) -> bytes:
-        return encode_groups([_group_state(info) for info in self._broker.list_groups(self._principal)])
+        return encode_groups([_group_state(info) for info in self.broker.list_groups(self.principal)])
 
     def describe_group(self, opcode: int, body: DescribeGroup) -> bytes:
-        infos = self._broker.describe_group(self._principal, body.group, body.topic or None)
+        infos = self.broker.describe_group(self.principal, body.group, body.topic or None)
         if not body.group_only:
             return encode_group(_group_state(infos[0]))
         members = sorted({member for info in infos for member in info.members})
@@ -208,28 +213,39 @@ class Operations:
         return encode_group_summary(body.group, "Stable" if members else "Empty", members, topics, self._node.address())
 
     def get_lag(self, opcode: int, body: GetLag) -> bytes:
-        lag = self._broker.lag(self._principal, body.topic, body.group, body.partition)
+        lag = self.broker.lag(self.principal, body.topic, body.group, body.partition)
         committed = lag.committed or 0
         return encode_lag(GroupLag(committed, committed, lag.committed_end, lag.records))
 
     async def delete_group(self, opcode: int, body: DeleteGroup) -> bytes:
-        await self._broker.delete_group(self._principal, body.group, body.topic or None)
+        await self.broker.delete_group(self.principal, body.group, body.topic or None)
         return encode_done(opcode)
 
     async def seek_to_timestamp(self, opcode: int, body: SeekToTimestamp) -> bytes:
-        offset = await self._broker.seek_to_time(
-            self._principal, body.topic, body.group, body.partition, body.timestamp_ms
+        offset = await self.broker.seek_to_time(
+            self.principal, body.topic, body.group, body.partition, body.timestamp_ms
         )
         return encode_offset(opcode, offset)
 
     # --- who is asking ---
 
-    def authenticate(self, opcode: int, body: Authenticate) -> bytes:
-        # Authentication is off here: deployed clients that have credentials send them all the same and need a yes.
-        return encode_authenticated(body.user, [], native=self._native(shown=self._shown_native))
+    async def authenticate(self, opcode: int, body: Authenticate) -> bytes:
+        native = self._native(shown=self._shown_native)
+        if self.principal.trusted:
+            # Authentication is off here: deployed clients that have credentials send them all the same and need a yes.
+            return encode_authenticated(body.user, [], native=native)
+        users = self.broker.users
+        try:
+            self.principal = await users.authenticate(body.user, body.password, self.principal.address)
+        except AuthenticationFailed as error:
+            return encode_not_authenticated(error.message, native=native)
+        standing = users.standing(self.principal)
+        return encode_authenticated(standing.name, standing.roles, native=native)
 
     def who_am_i(self, opcode: int, body: WhoAmI) -> bytes:
-        return encode_identity("" if self._principal is ANONYMOUS else self._principal.name, [])
+        if self.principal == ANONYMOUS:
+            return encode_identity("", [], [])
+        return encode_identity(*self.broker.users.standing(self.principal))
 
 
 def _group_state(info: GroupInfo) -> GroupState:

@@ -157,19 +157,6 @@ def _read_group(reader: ByteReader) -> GroupState:
     return GroupState(topic, group, members, offsets)
 
 
-def decode_authenticated(payload: bytes) -> bool:
-    """Whether the credentials were taken; that is where both layouts agree."""
-    return ByteReader(payload).boolean("success")
-
-
-def decode_identity(payload: bytes) -> str | None:
-    """The user's name, None when not authenticated."""
-    reader = ByteReader(payload)
-    authenticated = reader.boolean("authenticated")
-    user = reader.text16("user")
-    return user if authenticated else None
-
-
 def decode_error(payload: bytes) -> str:
     """The message, whichever of the forms in use it has: the contract's, a u32 code and a string, or bare text."""
     reader = ByteReader(payload)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocols.bytes import I32, U32, U64, blob32, text8, text16, texts16
+from penstock.protocols.bytes import I32, U32, U64, blob32, text16, texts16
 from penstock.protocols.flymq.reply_messages import (
     VECTOR_ROWS_MIN,
     Failed,
@@ -107,7 +107,9 @@ def _encode_part(
             ]
         )
     fields = RECORD_METADATA.pack(part.partition, 0, part.timestamp_ms, -1, 0)
-    return _metadata_rows(head, fields, keys, values, np.arange(part.base_offset, part.base_offset + count)).tobytes()
+    return _metadata_rows(
+        head, fields, keys, values, np.arange(part.base_offset, part.base_offset + count)
+    ).tobytes()
 
 
 def encode_scattered(
@@ -228,14 +230,16 @@ def encode_topic_metadata(metadata: TopicMetadata) -> bytes:
 
 
 def encode_cluster_metadata_reply(
-    cluster: str, node: str, address: str, topics: Mapping[str, int], *, epoch: int = 1, state: str = "online"
+    cluster: str, node: str, address: str, topics: Mapping[str, Sequence[bool]], *, epoch: int = 1
 ) -> bytes:
-    """One node that leads every partition; `topics` maps a name to its number of partitions."""
-    leader = text16(node) + text16(address) + U64.pack(epoch) + text16(state) + texts16([node]) * 2
+    """One node that leads every partition; `topics` maps a name to whether each of its partitions takes writes."""
+    leader, replicas = text16(node) + text16(address) + U64.pack(epoch), texts16([node])
+    # A partition that takes no more writes has its one replica still, which can be read, and none in sync.
+    states = {True: leader + text16("online") + replicas * 2, False: leader + text16("offline") + replicas + texts16([])}
     parts = [text16(cluster), U32.pack(len(topics))]
     for topic, partitions in topics.items():
-        parts += text16(topic), U32.pack(partitions)
-        parts += [I32.pack(index) + leader for index in range(partitions)]
+        parts += text16(topic), U32.pack(len(partitions))
+        parts += [I32.pack(index) + states[writable] for index, writable in enumerate(partitions)]
     return frame(Opcode.CLUSTER_METADATA, b"".join(parts))
 
 
@@ -273,22 +277,6 @@ def _group(group: GroupState) -> bytes:
     return b"".join(
         (text16(group.topic), text16(group.group), U32.pack(group.members), U32.pack(len(offsets)), *offsets)
     )
-
-
-# --- who is asking ---
-
-
-def encode_authenticated(user: str, roles: Sequence[str], *, native: bool) -> bytes:
-    if native:
-        payload = b"\x01" + text16(user) + U32.pack(len(roles)) + b"".join(map(text8, roles)) + text16("")
-    else:
-        payload = b"\x01" + text16("") + text16(user) + texts16(roles)
-    return frame(Opcode.AUTH_RESPONSE, payload)
-
-
-def encode_identity(user: str, permissions: Sequence[str]) -> bytes:
-    """The WHOAMI reply. Role names are left out: deployed clients disagree on their width, and an empty list suits all of them."""
-    return frame(Opcode.WHOAMI, bytes((bool(user),)) + text16(user) + U32.pack(0) + texts16(permissions))
 
 
 # --- ERROR ---

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader, decode_text
+from penstock.protocols.flymq import access_requests
 from penstock.protocols.flymq.request_messages import (
     Authenticate,
     BadRequest,
@@ -44,7 +45,8 @@ def decode_request(opcode: int, payload: bytes) -> Body:
     try:
         return reader(ByteReader(payload))
     except ProtocolViolation as violation:
-        return BadRequest(violation.message)
+        # What deployed brokers say of bad credentials; deployed clients show it.
+        return BadRequest(f"invalid auth request: {violation.message}" if opcode == Opcode.AUTH else violation.message)
 
 
 def produce_fault(payload: bytes) -> str:
@@ -220,4 +222,5 @@ _READERS: Mapping[int, Callable[[ByteReader], Body]] = {
     Opcode.SEEK_TO_TIMESTAMP: _seek_to_timestamp,
     Opcode.AUTH: _authenticate,
     Opcode.WHOAMI: _who_am_i,
+    **access_requests.READERS,
 }

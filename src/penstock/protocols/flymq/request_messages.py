@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.protocols.flymq.access_messages import AccessBody
+
 
 @dataclass(slots=True)
 class ProduceRun:
@@ -188,6 +190,7 @@ Body = (
     | SeekToTimestamp
     | Authenticate
     | WhoAmI
+    | AccessBody
     | BadRequest
     | Compressed
 )

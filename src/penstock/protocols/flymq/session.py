@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -91,8 +91,10 @@ class FlyMQ:
 
     def principal_of(self, connection: Connection) -> Principal:
         """Who is asking: the subject of a certificate that TLS has verified, otherwise the listener's principal."""
-        subject = connection.principal_hint
-        return self.principal if subject is None else Principal(subject)
+        subject, given = connection.principal_hint, self.principal
+        if subject is None:
+            return replace(given, address=connection.peer)
+        return Principal(subject, trusted=given.trusted, address=connection.peer)
 
     def __call__(self, connection: Connection) -> FlyMQSession:
         return FlyMQSession(self, connection)
@@ -110,7 +112,6 @@ class FlyMQSession:
         "_limits",
         "_loop",
         "_operations",
-        "_principal",
         "_replies",
         "_stats",
         "_task",
@@ -122,13 +123,12 @@ class FlyMQSession:
     def __init__(self, shared: FlyMQ, connection: Connection) -> None:
         self._loop = asyncio.get_running_loop()
         self._broker = shared.broker
-        self._principal = shared.principal_of(connection)
         self._limits = shared.codec_limits
         self._stats = shared.stats
         self._connection = connection
         self._id = f"{connection.listener}/{connection.peer}"
         self._operations = Operations(
-            shared.broker, shared.fetcher, shared.node, shared.dialect, self._principal, self._id
+            shared.broker, shared.fetcher, shared.node, shared.dialect, shared.principal_of(connection), self._id
         )
         self._decoder = RequestDecoder(shared.codec_limits)
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
@@ -137,6 +137,10 @@ class FlyMQSession:
         self._task: asyncio.Task[None] | None = None
         self._turn_scheduled = False
         self._bug_logged = False
+
+    @property
+    def _principal(self) -> Principal:
+        return self._operations.principal
 
     # --- what the network calls ---
 

@@ -19,6 +19,7 @@ from penstock.clients.records import (
     TopicDescription,
 )
 from penstock.clients.url import Address
+from penstock.protocols.flymq.access_client import Access
 from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient, Values
 from penstock.protocols.flymq.reading import Start
 
@@ -39,6 +40,8 @@ class FlyMQClient:
     ) -> None:
         self._client = AsyncFlyMQClient(url, tls=tls, options=options)
         self._thread = LoopThread(f"penstock client of {self._client.address}")
+        self.access = Access(self._thread, self._client.access)
+        """Users, roles, ACLs, the audit trail and the cluster."""
         try:
             self._thread.run(self._client.open())
         except BaseException:

@@ -23,6 +23,10 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     0B FETCH_BINARY          as FETCH                                             as FETCH
     08 LIST_TOPICS           -                                                    str*
     09 DELETE_TOPIC          str topic                                            bool
+    50 CLUSTER_JOIN          [str peer]                                           always ERROR: one node
+    51 CLUSTER_LEAVE         -                                                    always ERROR: one node
+    52 CLUSTER_STATUS        -                                                    str cluster, str leader, {str node, str address,
+                                                                                  str state}*, u32 topics, u32 partitions, u32 failed
     53 CLUSTER_METADATA      [str topic] (empty: all)                             str cluster, {str topic, {i32 partition, str leader,
                                                                                   str address, u64 epoch, str state,
                                                                                   str* replicas, str* in_sync}*}*
@@ -40,7 +44,28 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
                              i32 partition, i64 timestamp_ms
     70 AUTH                  str user, str password                               (71) contract: bool, str error, str user, str* roles
                                                                                   deployed: bool, str user, s8* roles, str error
-    72 WHOAMI                -                                                    bool, str user, str* roles, str* permissions
+    72 WHOAMI                -                                                    bool, str user, str* roles, str* permissions, zeros
+    73 USER_CREATE           str user, str password, str old (unused),            U = str user, str* roles, str* permissions,
+                             str* roles [, bool enabled]                          bool enabled, i64 created_s, i64 updated_s
+    74 USER_DELETE           str user                                             bool, str user
+    75 USER_UPDATE           as USER_CREATE; no roles: unchanged                  bool, str user
+    76 USER_LIST             -                                                    U*
+    77 USER_GET              str user                                             U
+    78 ACL_SET               str topic, bool public, str* users, str* roles       bool, str topic
+    79 ACL_GET               str topic                                            str topic, bool exists, bool public,
+                                                                                  bool default_public, str* users, str* roles
+    7A ACL_DELETE            str topic                                            bool, str topic
+    7B ACL_LIST              -                                                    {str topic, bool exists, bool public, str* users,
+                                                                                  str* roles}*, bool default_public
+    7C PASSWORD_CHANGE       as USER_CREATE; old: the user's own                  bool, str user
+    7D ROLE_LIST             -                                                    {str role, str* permissions, str description}*
+    7E ROLE_SET              str role, str* permissions, str description          bool, str role
+    7F ROLE_DELETE           str role                                             bool, str role
+    80 AUDIT_QUERY           Q = i64 start_s, i64 end_s, str* types, str user,    {u32 length, E}*, i32 total, bool more with
+                             str resource, str result, str search, i32 limit,     E = str id, i64 time_ms, str type, str user,
+                             i32 offset                                           str client, str resource, str action, str result,
+                                                                                  str node, {str, str}*
+    81 AUDIT_EXPORT          u32 length, Q, str format (json or csv)              str format, blob
     FF ERROR                 never a request                                      bool 0, str message
 """
 
@@ -82,7 +107,7 @@ ERROR_TEXT_BYTES_MAX = 8_000
 
 
 class Opcode(IntEnum):
-    """Every operation of the contract, and CLUSTER_METADATA, which deployed clients need."""
+    """Every operation of the contract; CLUSTER_METADATA and the audit trail, which deployed clients know; and two of our own for roles."""
 
     PRODUCE = 0x01
     CONSUME = 0x02
@@ -136,6 +161,10 @@ class Opcode(IntEnum):
     ACL_LIST = 0x7B
     PASSWORD_CHANGE = 0x7C
     ROLE_LIST = 0x7D
+    ROLE_SET = 0x7E
+    ROLE_DELETE = 0x7F
+    AUDIT_QUERY = 0x80
+    AUDIT_EXPORT = 0x81
     ERROR = 0xFF
 
 

@@ -1,0 +1,181 @@
+"""`penstock audit`: who logged in, who was refused, who changed what."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import connected
+from penstock.cli.options import JsonOption, ServerOption, wants_json
+
+if TYPE_CHECKING:
+    from penstock.protocols.flymq.access_messages import AuditQueryRequest, AuditRecord
+
+app = typer.Typer(no_args_is_help=True, help="Read the audit trail.")
+
+TAIL_INTERVAL_S = 1.0
+TAIL_EVENTS_MAX = 10_000
+
+TypeOption = Annotated[
+    list[str] | None,
+    typer.Option("--type", "-t", metavar="TYPE", help="Only such events, as in auth.failure; repeatable."),
+]
+UserOption = Annotated[str, typer.Option("--user", "-u", metavar="USER", help="Only what this user did.")]
+ResourceOption = Annotated[
+    str, typer.Option("--resource", metavar="NAME", help="Only about this topic, user or group.")
+]
+ResultOption = Annotated[str, typer.Option("--result", metavar="RESULT", help="success, failure, denied or disabled.")]
+SearchOption = Annotated[str, typer.Option("--search", metavar="TEXT", help="Only events that contain this text.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="From a time on, or how long ago: -1h.")
+]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="At most so many.")]
+
+
+@app.command("list")
+def list_events(
+    context: typer.Context,
+    kind: TypeOption = None,
+    user: UserOption = "",
+    resource: ResourceOption = "",
+    result: ResultOption = "",
+    search: SearchOption = "",
+    since: SinceOption = None,
+    limit: LimitOption = 50,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List events, newest first.
+
+    Examples:
+      penstock audit list
+      penstock audit list --type auth.failure --since -1h
+    """
+    query = _query(kind, user, resource, result, search, since, limit)
+    with connected(context, server) as client:
+        page = client.access.audit(query)
+    if wants_json(context, as_json):
+        terminal.print_json([_row(event) for event in page.events])
+        return
+    terminal.print_table(["time", "type", "user", "from", "resource", "action", "result"], map(_columns, page.events))
+    if page.more:
+        terminal.hint(f"{page.total} events match; see more with --limit")
+
+
+@app.command()
+def tail(
+    context: typer.Context,
+    kind: TypeOption = None,
+    user: UserOption = "",
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more, until Ctrl-C.")] = True,
+    limit: LimitOption = 10,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the last events and then those that come, oldest first.
+
+    Examples:
+      penstock audit tail
+      penstock audit tail --type access.denied
+    """
+    as_json = wants_json(context, as_json)
+    with connected(context, server) as client:
+        page = client.access.audit(_query(kind, user, "", "", "", None, limit))
+        seen = -1
+        while True:
+            for event in reversed(page.events):
+                if int(event.id) > seen:
+                    seen = int(event.id)
+                    _print_line(event, as_json)
+            terminal.flush()
+            if not follow:
+                return
+            time.sleep(TAIL_INTERVAL_S)
+            query = _query(kind, user, "", "", "", None, TAIL_EVENTS_MAX)
+            # The second of the last event again, because more may have come in it; what was printed is told by its id.
+            query.start_s = page.events[0].ts_ms // 1000 if page.events else query.start_s
+            newer = client.access.audit(query)
+            page = newer if newer.events else page
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    form: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT", help="json or csv.")] = "json",
+    kind: TypeOption = None,
+    user: UserOption = "",
+    resource: ResourceOption = "",
+    result: ResultOption = "",
+    search: SearchOption = "",
+    since: SinceOption = None,
+    limit: LimitOption = 10_000,
+    server: ServerOption = None,
+) -> None:
+    """Write events to standard output as one JSON list or as CSV, newest first.
+
+    Examples:
+      penstock audit export --format csv > audit.csv
+      penstock audit export --since -7d > audit.json
+    """
+    from penstock.errors import InvalidRequest
+
+    if form not in ("json", "csv"):
+        raise InvalidRequest(f"--format {form}: use json or csv")
+    query = _query(kind, user, resource, result, search, since, limit)
+    with connected(context, server) as client:
+        data = client.access.export_audit("csv" if form == "csv" else "json", query)
+    sys.stdout.buffer.write(data)
+
+
+def _query(
+    kinds: list[str] | None, user: str, resource: str, result: str, search: str, since: str | None, limit: int
+) -> AuditQueryRequest:
+    from penstock.protocols.flymq.access_messages import AuditQueryRequest
+
+    return AuditQueryRequest(_since_s(since), 0, kinds or [], user, resource, result, search, limit, 0)
+
+
+def _since_s(since: str | None) -> int:
+    if since is None:
+        return 0
+    from datetime import datetime
+
+    from penstock.cli.positions import parse_position
+    from penstock.errors import InvalidRequest
+
+    position = parse_position(since, time.time_ns() // 1_000_000, flag="--since")
+    if not isinstance(position, datetime):
+        raise InvalidRequest(f"--since {since}: write a time, as in 2026-01-31T12:00, or how long ago, as in -1h")
+    return int(position.timestamp())
+
+
+def _columns(event: AuditRecord) -> tuple[object, ...]:
+    return (
+        terminal.local_time(event.ts_ms),
+        event.type,
+        event.user or "-",
+        event.client_ip or "-",
+        event.resource or "-",
+        event.action,
+        event.result,
+    )
+
+
+def _row(event: AuditRecord) -> dict[str, object]:
+    import msgspec
+
+    row: dict[str, object] = msgspec.to_builtins(event)
+    return row
+
+
+def _print_line(event: AuditRecord, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_row(event), ensure_ascii=False))
+        return
+    details = " ".join(f"{name}={value}" for name, value in event.details.items())
+    print(terminal.visible("  ".join([*map(str, _columns(event)), *([details] if details else [])])))

@@ -1,0 +1,51 @@
+"""Passwords on the command line: from a variable, from standard input or from a prompt; never from an argument, which others can see."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import typer
+
+from penstock.errors import InvalidRequest
+
+PASSWORD_VARIABLE = "PENSTOCK_PASSWORD"  # noqa: S105 - the name of a variable
+NEW_PASSWORD_VARIABLE = "PENSTOCK_NEW_PASSWORD"  # noqa: S105
+LINE_BYTES_MAX = 4096
+
+PasswordStdinOption = Annotated[
+    bool, typer.Option("--password-stdin", help="Read the new password from the first line of standard input.")
+]
+
+
+def with_password(url: str) -> str:
+    """The address of a user without a password, with the one from PENSTOCK_PASSWORD or a prompt; any other address as it is."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if not at or ":" in user:
+        return url
+    password = os.environ.get(PASSWORD_VARIABLE)
+    if password is None and sys.stdin.isatty():
+        password = typer.prompt(f"Password of {user}", hide_input=True, err=True)
+    if password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
+
+
+def new_password(user: str, *, from_stdin: bool) -> str:
+    """The password that a user is to have."""
+    if from_stdin:
+        password = sys.stdin.readline(LINE_BYTES_MAX).rstrip("\r\n")
+    elif (given := os.environ.get(NEW_PASSWORD_VARIABLE)) is not None:
+        password = given
+    elif sys.stdin.isatty():
+        password = typer.prompt(f"New password of {user}", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        raise InvalidRequest(
+            f"there is no terminal to ask at for the new password: set {NEW_PASSWORD_VARIABLE}, or add --password-stdin"
+        )
+    if not password:
+        raise InvalidRequest("the new password is empty: choose one of at least one character")
+    return password
