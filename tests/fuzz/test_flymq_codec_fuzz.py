@@ -123,8 +123,8 @@ def flattened(request: Request) -> list[object]:
         return [request]
     assert request.keys is None or len(request.keys) == len(request.values)
     assert request.keys is None or any(request.keys)
-    keys = request.keys or [None] * len(request.values)
-    return [(request.topic, request.partition, key, value) for key, value in zip(keys, request.values, strict=True)]
+    assert request.partitions is None or len(request.partitions) == len(request.values)
+    return [(run.topic, run.partition, run.keys, run.values) for run in request.records()]
 
 
 def reference(data: bytes) -> tuple[list[object], int]:

@@ -72,7 +72,7 @@ def test_produces_of_one_topic_and_partition_are_one_run(values: list[bytes], ke
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40])
-def test_a_run_ends_where_topic_or_partition_changes(count: int) -> None:
+def test_a_run_ends_where_the_topic_changes(count: int) -> None:
     values = [b"v" * 20] * count
     data = b"".join(
         [
@@ -84,12 +84,12 @@ def test_a_run_ends_where_topic_or_partition_changes(count: int) -> None:
         ]
     )
     requests = RequestDecoder().feed(data)
-    assert [(run.topic, run.partition, run.values) for run in requests if isinstance(run, ProduceRun)] == [
-        ("orders", 0, values),
-        ("orders", 1, values),
-        ("order2", 1, values),
-        ("o", 1, values),
-        ("orders", 0, values),
+    runs = [request for request in requests if isinstance(request, ProduceRun)]
+    assert [(run.topic, run.partition, run.partitions, run.values) for run in runs] == [
+        ("orders", 0, [0] * count + [1] * count, values * 2),
+        ("order2", 1, None, values),
+        ("o", 1, None, values),
+        ("orders", 0, None, values),
     ]
     assert sum(request.request_bytes for request in requests) == len(data)
 
@@ -99,13 +99,12 @@ def test_partitions_are_never_mixed_up_wherever_another_one_stands(at: int) -> N
     partitions = [0] * 40
     partitions[at] = 7
     data = b"".join(encode_produce("orders", b"v%04d" % n, None, partition) for n, partition in enumerate(partitions))
-    found = [
-        (run.partition, value)
-        for run in RequestDecoder().feed(data)
-        if isinstance(run, ProduceRun)
-        for value in run.values
+    run = only(RequestDecoder().feed(data))
+    assert isinstance(run, ProduceRun)
+    assert (run.partition, run.partitions) == (partitions[0], partitions)
+    assert [(single.partition, single.values) for single in run.records()] == [
+        (partition, [b"v%04d" % n]) for n, partition in enumerate(partitions)
     ]
-    assert found == [(partition, b"v%04d" % n) for n, partition in enumerate(partitions)]
 
 
 @pytest.mark.parametrize("pattern", [[0, 1], [0, 0, 1], [0] * 17 + [1], [0] * 200 + [1]])
@@ -113,17 +112,16 @@ def test_partitions_that_take_turns_cost_no_more_than_their_number(pattern: list
     """Comparing all that follows again at every change would take minutes; the timeout of the test would tell."""
     count = 100_000 // len(pattern)
     data = b"".join(encode_produce("orders", b"v", None, partition) for partition in pattern) * count
-    requests = RequestDecoder().feed(data)
-    assert sum(len(run.values) for run in requests if isinstance(run, ProduceRun)) == count * len(pattern)
-    assert {run.partition for run in requests if isinstance(run, ProduceRun)} == {0, 1}
+    run = only(RequestDecoder().feed(data))
+    assert isinstance(run, ProduceRun)
+    assert run.partitions == pattern * count
+    assert len(run.values) == len(run.partitions)
 
 
-def test_a_key_behind_the_end_of_a_run_gives_the_run_no_keys() -> None:
+def test_keys_and_partitions_appear_with_the_first_that_differs() -> None:
     data = encode_produce_many("a", [b"1", b"2"]) + encode_produce("a", b"3", b"key", partition=5)
-    first, second = RequestDecoder().feed(data)
-    assert isinstance(first, ProduceRun)
-    assert isinstance(second, ProduceRun)
-    assert (first.keys, second.keys) == (None, [b"key"])
+    run = only(RequestDecoder().feed(data))
+    assert run == ProduceRun("a", -1, [None, None, b"key"], [b"1", b"2", b"3"], len(data), [-1, -1, 5])
 
 
 def test_a_run_ends_at_another_request() -> None:

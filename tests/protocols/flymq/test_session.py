@@ -273,6 +273,23 @@ async def test_a_refused_run_is_refused_record_by_record(talk: Conversation, fly
     assert flymq.stats.errors == 3
 
 
+async def test_records_for_several_partitions_in_one_read_are_answered_in_order(talk: Conversation) -> None:
+    await talk.ask(encode.encode_create_topic("orders", 3))
+    partitions = [0, 2, 1, 2, 2, 0] * 10
+    talk.say(*(encode.encode_produce("orders", b"%d" % n, None, each) for n, each in enumerate(partitions)))
+    replies = [decode_produced(each.payload) for each in await talk.replies(len(partitions))]
+    assert [reply[1] for reply in replies] == partitions
+    assert [reply[2] for reply in replies] == [partitions[:n].count(each) for n, each in enumerate(partitions)]
+
+
+async def test_of_records_for_several_partitions_only_those_for_a_missing_one_are_refused(talk: Conversation) -> None:
+    await talk.ask(encode.encode_create_topic("orders", 2))
+    talk.say(*(encode.encode_produce("orders", b"v", None, each) for each in (0, 7, 1, 0)))
+    first, refused, third, fourth = await talk.replies(4)
+    assert placed([first, third, fourth]) == [0, 0, 1]
+    assert refused.error.startswith("partition 7 out of range")
+
+
 async def test_a_failed_commit_refuses_its_records_and_no_others(held: HeldWrites, held_talk: Conversation) -> None:
     held_talk.say(encode.encode_produce_many("orders", [b"1", b"2", b"3"]))
     _, done = held.writes[0]

@@ -1,9 +1,9 @@
 """FlyMQ bytes to messages, in both directions, without I/O.
 
 `feed` takes a whole read and returns every message that is complete. Producing is the hot path, so consecutive PRODUCE frames for
-one topic and partition field become one `ProduceRun`, found in three steps: the first frame is read field by field; if the frames
-behind it look the same, all of them are checked and cut by one array operation; the rest are matched one by one against the first
-frame's constant bytes. Frames that no step recognises go the long way, where every field is named in the error.
+one topic become one `ProduceRun`, found in three steps: the first frame is read field by field; if the frames behind it look the
+same, all of them are checked and cut by one array operation; the rest are matched one by one against the first frame's constant
+bytes. Frames that no step recognises go the long way, where every field is named in the error.
 
 A frame that is half received is kept as it came. Nothing is allocated by the length a peer announces, and the header of a kept
 frame is looked at once, so a peer that drips bytes costs no more than one that does not.
@@ -157,7 +157,7 @@ class RequestDecoder(_FrameDecoder[Request]):
             messages.append(run)
             return frame_end
         last = messages[-1] if messages else None
-        if isinstance(last, ProduceRun) and last.partition == run.partition and last.topic == run.topic:
+        if isinstance(last, ProduceRun) and last.topic == run.topic:
             _join(last, run)
             run = last
         else:
@@ -191,6 +191,7 @@ def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRu
 
 
 def _join(run: ProduceRun, more: ProduceRun) -> None:
+    _add_partitions(run, len(run.values), [more.partition] * len(more.values))
     _add_keys(run, more.keys, len(more.values))
     run.values += more.values
     run.request_bytes += more.request_bytes
@@ -206,18 +207,27 @@ def _add_keys(run: ProduceRun, keys: list[bytes | None] | None, count: int) -> N
         run.keys += [None] * count
 
 
+def _add_partitions(run: ProduceRun, count_before: int, partitions: list[int]) -> None:
+    """Note the partition fields of more frames; the column appears with the first that differs."""
+    if run.partitions is None:
+        if partitions.count(run.partition) == len(partitions):
+            return
+        run.partitions = [run.partition] * count_before
+    run.partitions += partitions
+
+
 def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic_field_bytes: int) -> int:
-    """Take the frames from `position` that equal the one at `first` in everything but the bytes of key and value.
+    """Take the frames from `position` that equal the one at `first` in everything but the bytes of key and value and the partition.
 
     Equal headers and lengths mean that each frame ends where the next begins, so what is equal needs no further check.
     """
     size = position - first
     count = (len(data) - position) // size
     key_at = HEADER_BYTES + topic_field_bytes + 4
-    # Two probes keep frames of mixed sizes or partitions from paying for arrays they cannot use.
+    # Two probes keep frames of mixed sizes from paying for arrays they cannot use.
     last_probe = position + (_UNIFORM_FRAMES_MIN - 1) * size
     if count < _UNIFORM_FRAMES_MIN or not (
-        _probe(data, first, position, key_at, size) and _probe(data, first, last_probe, key_at, size)
+        _probe(data, first, position, key_at) and _probe(data, first, last_probe, key_at)
     ):
         return position
     (key_bytes,) = U32.unpack_from(data, first + key_at - 4)
@@ -227,12 +237,8 @@ def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic
     taken = 0
     for start, stop in _growing_steps(count):
         rows = frames[start:stop]
-        alike = (
-            (rows["head"] == model["head"])
-            & (rows["value_size"] == model["value_size"])
-            & (rows["partition"] == model["partition"])
-        )
-        rows = rows[: _leading_true(alike)]
+        rows = rows[: _leading_true((rows["head"] == model["head"]) & (rows["value_size"] == model["value_size"]))]
+        _add_partitions(run, len(run.values), rows["partition"].tolist())
         _add_keys(run, rows["key"].tolist() if key_bytes else None, len(rows))
         run.values += rows["value"].tolist() if dtype["value"].itemsize else [b""] * len(rows)
         taken += len(rows)
@@ -242,12 +248,9 @@ def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic
     return position + taken * size
 
 
-def _probe(data: bytes, first: int, other: int, key_at: int, size: int) -> bool:
-    """Whether the frames at `first` and `other` agree in header, topic, key length and partition."""
-    return (
-        data[other : other + key_at] == data[first : first + key_at]
-        and data[other + size - 4 : other + size] == data[first + size - 4 : first + size]
-    )
+def _probe(data: bytes, first: int, other: int, key_at: int) -> bool:
+    """Whether the frames at `first` and `other` agree in header, topic and key length."""
+    return data[other : other + key_at] == data[first : first + key_at]
 
 
 def _growing_steps(count: int) -> Iterator[tuple[int, int]]:
@@ -273,42 +276,42 @@ def _produce_dtype(key_at: int, key_bytes: int, frame_bytes: int) -> np.dtype[np
             ("key", f"V{key_bytes}"),
             ("value_size", "V4"),
             ("value", f"V{value_bytes}"),
-            ("partition", "V4"),
+            ("partition", ">i4"),
         ]
     )
 
 
 @lru_cache(maxsize=256)
 def _between_values(topic_field_bytes: int) -> struct.Struct:
-    """What stands between two values: partition and frame start, length, topic, key length, value length where there is no key."""
-    return struct.Struct(f">8sI{topic_field_bytes}sII")
+    """What stands between two values: partition; frame start, length, topic, key length, value length where there is no key."""
+    return struct.Struct(f">i4sI{topic_field_bytes}sII")
 
 
 def _take_alike(
     run: ProduceRun, data: bytes, first: int, position: int, topic_field_bytes: int, payload_bytes_max: int
 ) -> int:
-    """Take the frames from `position` that have the topic and partition of the one at `first`, whatever their sizes.
+    """Take the frames from `position` that have the topic of the one at `first`, whatever their sizes and partitions.
 
-    A frame's partition field and the start of the frame behind it are compared as one; so the partition of the last frame taken
-    is only known to be right after the loop.
+    A frame's start is read together with the partition of the frame before it, so partitions come one frame late.
     """
     unpack = _between_values(topic_field_bytes).unpack_from
     head_bytes = HEADER_BYTES + topic_field_bytes + 8
     topic_field = data[first + HEADER_BYTES : first + HEADER_BYTES + topic_field_bytes]
-    partition = data[position - 4 : position]
-    seam = partition + data[first : first + 4]
+    frame_start = data[first : first + 4]
     fixed_bytes = topic_field_bytes + PRODUCE_FIXED_BYTES
     values = run.values
     keys = run.keys
     add_value = values.append
+    partitions: list[int] = []
+    add_partition = partitions.append
     end = len(data)
     last_head = end - head_bytes
-    before, before_count = position, len(values)
+    count_before = len(values)
     started = position
     while position <= last_head:
-        found_seam, length, found_topic, key_bytes, value_bytes = unpack(data, position - 4)
+        partition_before, found_start, length, found_topic, key_bytes, value_bytes = unpack(data, position - 4)
         frame_end = position + HEADER_BYTES + length
-        if found_seam != seam or found_topic != topic_field or frame_end > end or length > payload_bytes_max:
+        if found_start != frame_start or found_topic != topic_field or frame_end > end or length > payload_bytes_max:
             break
         value_at = position + head_bytes
         if key_bytes:
@@ -327,16 +330,13 @@ def _take_alike(
         elif keys is not None:
             keys.append(None)
         add_value(data[value_at : value_at + value_bytes])
-        before = position
+        add_partition(partition_before)
         position = frame_end
-    if len(values) > before_count and data[position - 4 : position] != partition:
-        values.pop()
-        if keys is not None:
-            keys.pop()
-            if not any(keys):
-                run.keys = None  # the frame that was one too many had the only key
-        position = before
-    run.request_bytes += position - started
+    if partitions:
+        partitions[:1] = []
+        partitions += I32.unpack_from(data, position - 4)
+        _add_partitions(run, count_before, partitions)
+        run.request_bytes += position - started
     return position
 
 
