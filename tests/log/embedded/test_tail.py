@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from penstock.log.block import Block, BlockHeader, encode_block
+from penstock.log.embedded.tail import Tail, TailBudget
+
+
+def add(tail: Tail, offset: int, value: bytes = b"x" * 1000, *, compress: bool = False) -> None:
+    data = encode_block(offset, 0, [value], compress=compress)
+    tail.add(BlockHeader(data), data)
+
+
+def offsets(blocks: list[Block] | None) -> list[int] | None:
+    return None if blocks is None else [block.base_offset for block in blocks]
+
+
+def test_the_newest_blocks_are_kept_and_the_oldest_give_way() -> None:
+    tail = Tail(TailBudget(1 << 30), bytes_max=3500)
+    for offset in range(10):
+        add(tail, offset)
+    assert tail.start_offset == 7
+    assert offsets(tail.blocks_from(7, 1 << 20)) == [7, 8, 9]
+    assert offsets(tail.blocks_from(9, 1 << 20)) == [9]
+    assert tail.blocks_from(6, 1 << 20) is None
+
+
+def test_a_block_larger_than_the_tail_is_kept_alone() -> None:
+    tail = Tail(TailBudget(1 << 30), bytes_max=100)
+    add(tail, 0)
+    add(tail, 1)
+    assert offsets(tail.blocks_from(1, 1)) == [1]
+    assert tail.blocks_from(0, 1) is None
+
+
+def test_at_least_one_block_is_given_and_more_while_they_fit() -> None:
+    tail = Tail(TailBudget(1 << 30), bytes_max=1 << 20)
+    for offset in range(5):
+        add(tail, offset)
+    assert offsets(tail.blocks_from(1, 1)) == [1]
+    assert offsets(tail.blocks_from(1, 2500)) == [1, 2]
+    assert offsets(tail.blocks_from(1, 1 << 20)) == [1, 2, 3, 4]
+
+
+def test_readers_share_one_decoded_block() -> None:
+    tail = Tail(TailBudget(1 << 30), bytes_max=1 << 20)
+    add(tail, 0)
+    first, second = tail.blocks_from(0, 1), tail.blocks_from(0, 1)
+    assert first is not None
+    assert second is not None
+    assert first[0] is second[0]
+
+
+def test_an_empty_tail_has_nothing() -> None:
+    tail = Tail(TailBudget(1 << 30), bytes_max=1 << 20)
+    assert tail.start_offset is None
+    assert tail.blocks_from(0, 1) is None
+
+
+def test_all_tails_together_keep_to_the_budget_and_the_one_written_to_least_recently_gives_way() -> None:
+    budget = TailBudget(10_000)
+    tails = [Tail(budget, bytes_max=5000) for _ in range(4)]
+    for number, tail in enumerate(tails):
+        for offset in range(4):
+            add(tail, 10 * number + offset)
+        assert budget.bytes_used <= 10_000
+    assert tails[0].start_offset is None
+    assert tails[3].start_offset == 30
+    add(tails[0], 100)
+    assert offsets(tails[0].blocks_from(100, 1)) == [100], "it begins again where it is written to"
+    assert tails[0].blocks_from(99, 1) is None
+
+
+def test_a_budget_smaller_than_one_block_keeps_nothing_and_counts_right() -> None:
+    budget = TailBudget(10)
+    tail = Tail(budget, bytes_max=5000)
+    for offset in range(5):
+        add(tail, offset)
+        assert budget.bytes_used == 0
+        assert tail.blocks_from(offset, 1) is None
+
+
+def test_a_dropped_tail_gives_its_memory_back_once() -> None:
+    budget = TailBudget(1 << 20)
+    kept, dropped = Tail(budget, 1 << 20), Tail(budget, 1 << 20)
+    add(kept, 0)
+    used = budget.bytes_used
+    add(dropped, 0)
+    budget.drop(dropped)
+    budget.drop(dropped)
+    assert budget.bytes_used == used
+    assert dropped.start_offset is None
+
+
+def test_compressed_blocks_count_as_what_they_become() -> None:
+    budget = TailBudget(1 << 30)
+    tail = Tail(budget, bytes_max=1 << 20)
+    for offset in range(100):
+        add(tail, offset, bytes(100_000), compress=True)
+    assert tail.start_offset is not None
+    assert tail.start_offset >= 89, "a hundred of these take 10 MB once they are read"
+    assert len(tail.blocks_from(tail.start_offset, 250_000) or []) == 2
+
+
+def test_many_tiny_records_count_for_what_each_costs() -> None:
+    budget = TailBudget(1 << 30)
+    tail = Tail(budget, bytes_max=1 << 20)
+    data = encode_block(0, 0, [b"x"] * 1000)
+    tail.add(BlockHeader(data), data)
+    assert budget.bytes_used > 40_000
