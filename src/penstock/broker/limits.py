@@ -17,6 +17,8 @@ NAME_BYTES_MAX: Final = 249
 INT64_MAX: Final = (1 << 63) - 1
 # Frames end at 32 MiB; 1 KiB of that is left for the topic name and the lengths around a record.
 RECORD_BYTES_CEILING: Final = (32 << 20) - 1024
+# With its compiled form it is one record of a table.
+SCHEMA_BYTES_CEILING: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,63 @@ class BrokerLimits:
     key_bytes_max: int = 64 << 10
     """A key is a name, and is hashed byte by byte on the event loop: 64 KiB take about 5 ms."""
 
+    transactions_max: int = 10_000
+    """Open at once. One that holds nothing takes about 1 KiB."""
+
+    transactions_per_principal_max: int = 1_000
+    """Open at once. Clients that have not said who they are count as one principal."""
+
+    transaction_records_max: int = 100_000
+    """In one transaction. Its commit is one append, during which no other commit goes to disk."""
+
+    transaction_bytes_max: int = 64 << 20
+    """In one transaction, with what its records take in memory. Written twice by the commit: to the journal and to the partitions."""
+
+    transactions_bytes_max: int = 256 << 20
+    """The same over all open transactions."""
+
+    transaction_ms_max: int = 60_000
+    """From begin to commit; what is open for longer is rolled back."""
+
+    transactions_remembered_max: int = 100_000
+    """Committed ids that are kept to refuse a second commit: 20 MB of memory."""
+
+    transactions_remembered_ms: int = 24 * 3600 * 1000
+    """How long at most. A client that asks again does so within minutes."""
+
+    schemas_max: int = 10_000
+    """Names, of which the numbers of deleted versions are remembered too; as many as topics."""
+
+    schema_versions_max: int = 1_000
+    """Of one name. A version a day is three years."""
+
+    schema_bytes_max: int = 256 << 10
+    """One definition. Compiling and comparing grow with it, and it travels to a worker process with every large run of records."""
+
+    schemas_bytes_max: int = 64 << 20
+    """All definitions together: they are in memory."""
+
+    delayed_max: int = 2_000_000
+    """Delayed records that wait. Each takes 16 bytes of memory; the records themselves are on disk."""
+
+    delay_ms_max: int = 24 * 3600 * 1000
+    """As deployed brokers have it."""
+
+    dead_letter_marks_max: int = 100_000
+    """Replayed dead letters are remembered 4 096 to a mark of at most 1 KiB: 400 million of them, and 100 MB."""
+
+    subscriptions_max: int = 10_000
+    """Each takes about 1 KiB of memory and an entry of a table; those that nobody uses end by themselves."""
+
+    api_keys_max: int = 10_000
+    """As many as users."""
+
     def __post_init__(self) -> None:
         ceilings = {
             "partitions_per_topic_max": PARTITIONS_MAX,
             "record_bytes_max": RECORD_BYTES_CEILING,
             "group_name_bytes_max": NAME_BYTES_MAX,
+            "schema_bytes_max": SCHEMA_BYTES_CEILING,
         }
         for field in fields(self):
             number, ceiling = getattr(self, field.name), ceilings.get(field.name, INT64_MAX)

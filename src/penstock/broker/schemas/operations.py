@@ -1,0 +1,111 @@
+"""Schemas as protocols see them: every operation takes the principal first and passes the access check.
+
+CREATE    a schema: register a version, set its compatibility      a topic: choose the schema its records must follow
+DESCRIBE  a schema: its definitions, and whether a record fits
+DELETE    a schema: one version or all of them
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.broker.access import (
+    AccessPolicy,
+    Operation,
+    Principal,
+    Resource,
+    ResourceKind,
+    authorize,
+    on_broker,
+    on_schema,
+    on_topic,
+)
+from penstock.broker.schemas.reference import LATEST, Reference, parse_reference
+from penstock.broker.schemas.registry import Registry, SchemaVersion
+from penstock.broker.schemas.validation import Validation
+from penstock.errors import PenstockError, TopicNotFound
+from penstock.log.api import Engine, TopicInfo
+
+
+class Schemas:
+    def __init__(
+        self,
+        registry: Registry,
+        validation: Validation,
+        *,
+        engine: Engine,
+        access: AccessPolicy,
+        topics_changing: asyncio.Lock,
+    ) -> None:
+        self.access = access
+        self._registry = registry
+        self._validation = validation
+        self._engine = engine
+        self._topics_changing = topics_changing
+        """Held while a topic is created, deleted or bound."""
+
+    # -- versions ---------------------------------------------------------------------------------------------------------
+
+    @on_schema(Operation.CREATE)
+    async def register(
+        self, principal: Principal, name: str, type_name: str, definition: str, compatibility: str | None = None
+    ) -> SchemaVersion:
+        """The next version, or the version that has this definition already. `compatibility` is kept for those to come.
+
+        Raises SchemaInvalid, IncompatibleSchema, LimitExceeded.
+        """
+        return await self._registry.register(name, type_name, definition, compatibility)
+
+    @on_schema(Operation.DESCRIBE)
+    def get(self, principal: Principal, name: str, version: int = LATEST) -> SchemaVersion:
+        """Raises SchemaNotFound."""
+        return self._registry.get(name, version)
+
+    @on_broker(Operation.DESCRIBE)
+    def versions(self, principal: Principal, name: str | None = None) -> list[SchemaVersion]:
+        """Every version of one schema or of all that this principal may know of, by name and number."""
+        versions = self._registry.versions(name)
+        known = {each for each in {version.name for version in versions} if self._may_describe(principal, each)}
+        return [version for version in versions if version.name in known]
+
+    @on_schema(Operation.DELETE)
+    async def delete(self, principal: Principal, name: str, version: int = LATEST) -> None:
+        """One version or all. Raises SchemaNotFound, and InvalidRequest where a topic is bound to it."""
+        await self._registry.delete(name, version)
+
+    @on_schema(Operation.DESCRIBE)
+    async def validate(
+        self, principal: Principal, name: str, value: bytes, version: int = LATEST, message: str = ""
+    ) -> list[str]:
+        """What is wrong with a record, in a few words each; nothing where it is what the schema says. Raises SchemaNotFound."""
+        return await self._validation.faults(Reference(name, version, message), value)
+
+    # -- topics -----------------------------------------------------------------------------------------------------------
+
+    @on_topic(Operation.CREATE)
+    async def bind(self, principal: Principal, topic: str, reference: str | None) -> None:
+        """From now on records of the topic must follow a schema ("orders", "orders:3"); None lifts that. Raises SchemaNotFound."""
+        async with self._topics_changing:
+            info = self._topic(topic)
+            await self._registry.bind(topic, info.id, None if reference is None else parse_reference(reference))
+
+    @on_topic(Operation.DESCRIBE)
+    def bound_to(self, principal: Principal, topic: str) -> str | None:
+        """The schema that the topic's records must follow."""
+        reference = self._registry.bound.get(self._topic(topic).name)
+        return None if reference is None else str(reference)
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> TopicInfo:
+        info = self._engine.topics().get(name)
+        if info is None:
+            raise TopicNotFound(f"topic not found: {name}")
+        return info
+
+    def _may_describe(self, principal: Principal, name: str) -> bool:
+        try:
+            authorize(self.access, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, name))
+        except PenstockError:
+            return False
+        return True

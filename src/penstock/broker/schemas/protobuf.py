@@ -1,0 +1,152 @@
+"""Protobuf schemas: a definition with one or several messages, of which records are one.
+
+A record must decode as the message, with every required field and without any field that the message does not have: bytes decode as
+unknown fields all too easily. Decoding is the protobuf library's own: linear in time, at most 100 levels deep.
+
+Which message a record is: the first of the definition, or the one that a reference names ("orders:shop.Order", "orders:Order").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any, Final, Self
+
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from penstock.broker.schemas.definition import Checker, Definition, Fault, shortened
+from penstock.broker.schemas.protobuf_compatibility import problems_following, problems_reading
+from penstock.broker.schemas.protoc import FILE_NAME, compile_definition
+from penstock.errors import SchemaInvalid
+
+COST: Final = 2
+IMPORTS: Final = {
+    f"google/protobuf/{name}.proto": f"google.protobuf.{name}_pb2"
+    for name in (
+        "any",
+        "api",
+        "descriptor",
+        "duration",
+        "empty",
+        "field_mask",
+        "source_context",
+        "struct",
+        "timestamp",
+        "type",
+        "wrappers",
+    )
+}
+"""The well-known types: what a definition may import, and where the library has them."""
+
+
+class ProtobufDefinition(Definition):
+    kind = "protobuf"
+    cost = COST
+
+    def __init__(self, form: bytes) -> None:
+        self._form = form
+        self._file = _loaded(form)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        [file] = descriptor_pb2.FileDescriptorSet.FromString(compile_definition(text)).file
+        for name in (*file.dependency, *file.option_dependency):
+            if name not in IMPORTS:
+                raise SchemaInvalid(f"{name} is imported: only the well-known types, google/protobuf/..., can be")
+        definition = cls(file.SerializeToString(deterministic=True))
+        if not file.message_type:
+            raise SchemaInvalid("the definition has no message: a record is one")
+        return definition
+
+    @classmethod
+    def load(cls, text: str, form: bytes, cost: int) -> Self:
+        return cls(form)
+
+    @property
+    def form(self) -> bytes:
+        return self._form
+
+    @property
+    def identity(self) -> bytes:
+        return hashlib.sha256(self._form).digest()
+
+    def checker(self, message: str) -> Checker:
+        if not message:
+            descriptor = next(iter(self._file.message_types_by_name.values()))
+        else:
+            descriptor = self._message(message)
+        return _ProtobufChecker(GetMessageClass(descriptor))
+
+    def _message(self, name: str) -> Any:
+        package = self._file.package
+        for full_name in (name, f"{package}.{name}"):
+            try:
+                descriptor = self._file.pool.FindMessageTypeByName(full_name)
+            except KeyError:
+                continue
+            if descriptor.file.name == FILE_NAME:
+                return descriptor
+        known = ", ".join(self._file.message_types_by_name)
+        raise SchemaInvalid(shortened(f"the definition has no message {name!r}: it has {known}"))
+
+    def problems_reading(self, writer: Self) -> list[str]:
+        return problems_reading(self._file, writer._file)
+
+    def problems_following(self, older: Self) -> list[str]:
+        return problems_following(self._file, older._file)
+
+
+def _loaded(form: bytes) -> FileDescriptor:
+    """The definition in a pool of its own, with what it imports."""
+    pool = DescriptorPool()
+    added: set[str] = set()
+
+    def add(serialized: bytes, imports: Iterable[str]) -> None:
+        for name in imports:
+            if name not in added:
+                added.add(name)
+                imported: FileDescriptor = import_module(IMPORTS[name]).DESCRIPTOR
+                add(imported.serialized_pb, [each.name for each in imported.dependencies])
+        pool.AddSerializedFile(serialized)
+
+    file = descriptor_pb2.FileDescriptorProto.FromString(form)
+    try:
+        add(form, (*file.dependency, *file.option_dependency))
+        return pool.FindFileByName(FILE_NAME)
+    except (TypeError, KeyError) as error:
+        raise SchemaInvalid(shortened(f"the protobuf library does not take the definition: {error}")) from None
+
+
+class _ProtobufChecker:
+    def __init__(self, message: type[Message]) -> None:
+        self._message = message
+
+    def first_fault(self, values: Sequence[bytes]) -> Fault | None:
+        for row, value in enumerate(values):
+            reason = self._reason(value)
+            if reason is not None:
+                return Fault(row, reason)
+        return None
+
+    def faults(self, value: bytes) -> list[str]:
+        reason = self._reason(value)
+        return [] if reason is None else [reason]
+
+    def _reason(self, value: bytes) -> str | None:
+        try:
+            message: Any = self._message.FromString(value)
+        except DecodeError as error:
+            return shortened(str(error))
+        if not message.IsInitialized():
+            missing = ", ".join(message.FindInitializationErrors())
+            return shortened(f"required fields are missing: {missing}")
+        size = message.ByteSize()
+        message.DiscardUnknownFields()
+        if message.ByteSize() != size:
+            return f"there are fields or enum values that {self._message.DESCRIPTOR.full_name} does not have"
+        return None

@@ -1,0 +1,353 @@
+"""The registry: schemas by name, each a row of versions, and which topic wants which; all of it in the table `__schemas`.
+
+Versions of a name are numbered from 1 without gaps; a number is never used again, also after its version was deleted, so "orders-v3"
+means one definition for ever. What a name remembers beyond its versions (the last number, the compatibility) is its head.
+
+A binding belongs to the topic that existed when it was made, told by the topic's id. A topic that is created together with its binding
+has the binding written first, under an empty id: whichever of the two a crash leaves alone is completed or dropped at the next start.
+
+Changes are made one after another. A definition is checked by a worker process before anything is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
+
+import msgspec
+
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.schemas.reference import (
+    LATEST,
+    Compatibility,
+    Reference,
+    SchemaType,
+    compatibility_mode,
+    schema_type,
+    validate_schema_name,
+)
+from penstock.broker.schemas.worker import CheckDefinition, Parsed, Refused, Stored, Worker
+from penstock.broker.table import Table
+from penstock.clock import Clock
+from penstock.errors import (
+    IncompatibleSchema,
+    InvalidRequest,
+    LimitExceeded,
+    PenstockError,
+    SchemaInvalid,
+    SchemaNotFound,
+)
+from penstock.log.api import Engine, TopicInfo
+
+SCHEMAS_TOPIC: Final = "__schemas"
+DEFINITION_S_MAX: Final = 5.0
+"""For compiling a definition and comparing it with the version before it."""
+COMPATIBILITY_DEFAULT: Final[Compatibility] = "backward"
+
+
+class EntryKey(NamedTuple):
+    kind: str
+    name: str
+    version: int
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
+    last_version: int
+    compatibility: Compatibility
+
+
+class Version(msgspec.Struct, frozen=True, array_like=True, tag="version"):
+    type_: SchemaType
+    text: str
+    form: bytes
+    cost: int
+    fingerprint: bytes
+    created_ms: int
+
+    @property
+    def stored(self) -> Stored:
+        return Stored(self.text, self.form, self.cost)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.text) + len(self.form)
+
+
+class Binding(msgspec.Struct, frozen=True, array_like=True, tag="binding"):
+    name: str
+    version: int
+    message: str
+    topic_id: str
+    """Empty while the topic is being created."""
+
+    @property
+    def reference(self) -> Reference:
+        return Reference(self.name, self.version, self.message)
+
+
+_Entry = Head | Version | Binding
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of a schema, as it is shown."""
+
+    name: str
+    version: int
+    type: SchemaType
+    definition: str
+    compatibility: Compatibility
+    created_ms: int
+
+    @property
+    def id(self) -> str:
+        return schema_id(self.name, self.version)
+
+
+def schema_id(name: str, version: int) -> str:
+    return f"{name}-v{version}"
+
+
+class _Schema:
+    __slots__ = ("head", "versions")
+
+    def __init__(self) -> None:
+        self.head = Head(0, COMPATIBILITY_DEFAULT)
+        self.versions: dict[int, Version] = {}
+
+
+class Registry:
+    def __init__(self, engine: Engine, clock: Clock, limits: BrokerLimits, worker: Worker | None = None) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._limits = limits
+        self._worker = worker or Worker()
+        self._schemas: dict[str, _Schema] = {}
+        self._bindings: dict[str, Binding] = {}
+        self._bound: dict[str, Reference] = {}
+        self._size_bytes = 0
+        self._changing = asyncio.Lock()
+        self._table: Table[EntryKey, _Entry] = Table(
+            engine,
+            SCHEMAS_TOPIC,
+            EntryKey,
+            cast(type[_Entry], _Entry),
+            entries_max=2 * limits.schemas_max + limits.topics_max,
+            value_bytes_max=4 * limits.schema_bytes_max + 4096,
+            on_change=self._changed,
+        )
+
+    async def start(self) -> None:
+        await self._table.load()
+        topics = self._engine.topics()
+        for topic, binding in list(self._bindings.items()):
+            info = topics.get(topic)
+            if info is None or binding.topic_id not in ("", info.id):
+                await self._table.delete(_binding_key(topic))
+            elif not binding.topic_id:
+                await self._put_binding(topic, binding.reference, info.id)
+
+    async def close(self) -> None:
+        """Take no more changes, wait for those in flight, and end the worker."""
+        await self._table.close()
+        await self._worker.close()
+
+    # -- looking ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> Mapping[str, Reference]:
+        """By topic, the schema that its records must follow."""
+        return self._bound
+
+    def resolve(self, reference: Reference) -> tuple[int, Version]:
+        """The version that a reference means now. Raises SchemaNotFound."""
+        schema = self._schemas.get(reference.name)
+        if schema is None or not schema.versions:
+            raise SchemaNotFound(f"schema not found: {reference.name}")
+        number = reference.version if reference.version != LATEST else max(schema.versions)
+        version = schema.versions.get(number)
+        if version is None:
+            raise SchemaNotFound(f"schema not found: {reference.name} v{number}")
+        return number, version
+
+    def get(self, name: str, version: int) -> SchemaVersion:
+        number, found = self.resolve(Reference(name, version))
+        return _shown(name, number, found, self._schemas[name].head)
+
+    def versions(self, name: str | None) -> list[SchemaVersion]:
+        """Every version of one name or of all, by name and number."""
+        names = sorted(self._schemas) if name is None else [name] if name in self._schemas else []
+        return [
+            _shown(each, number, version, self._schemas[each].head)
+            for each in names
+            for number, version in sorted(self._schemas[each].versions.items())
+        ]
+
+    # -- versions ---------------------------------------------------------------------------------------------------------
+
+    async def register(self, name: str, type_name: str, text: str, compatibility: str | None) -> SchemaVersion:
+        validate_schema_name(name)
+        kind = schema_type(type_name)
+        mode = None if compatibility is None else compatibility_mode(compatibility)
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise SchemaInvalid("the definition is not valid Unicode text") from None
+        if size > self._limits.schema_bytes_max:
+            raise SchemaInvalid(f"the definition has {size} bytes: at most {self._limits.schema_bytes_max} are allowed")
+        async with self._changing:
+            schema = self._schemas.get(name) or _Schema()
+            head = schema.head if mode is None else msgspec.structs.replace(schema.head, compatibility=mode)
+            number = next((n for n, each in schema.versions.items() if (each.type_, each.text) == (kind, text)), None)
+            if number is None:
+                parsed = await self._check(schema, head, kind, text)
+                known = {(each.type_, each.fingerprint): n for n, each in schema.versions.items()}
+                number = known.get((kind, parsed.fingerprint))
+                if number is None:
+                    version = Version(kind, text, parsed.form, parsed.cost, parsed.fingerprint, self._clock.now_ms())
+                    number = await self._add(name, schema, head, version)
+            current = self._schemas[name].head
+            if current.compatibility != head.compatibility:
+                await self._table.put(_head_key(name), Head(current.last_version, head.compatibility))
+            return self.get(name, number)
+
+    async def _check(self, schema: _Schema, head: Head, kind: SchemaType, text: str) -> Parsed:
+        """Raises SchemaInvalid, IncompatibleSchema."""
+        older = schema.versions[max(schema.versions)] if schema.versions else None
+        if older is not None and older.type_ != kind and head.compatibility != "none":
+            raise IncompatibleSchema(
+                f"the type would change from {older.type_} to {kind}: register it under another name, or with compatibility none"
+            )
+        comparable = older is not None and older.type_ == kind
+        reply = await self._worker.ask(
+            CheckDefinition(
+                kind,
+                text,
+                older.stored if older is not None and comparable else None,
+                head.compatibility,
+                [version.fingerprint for version in schema.versions.values() if version.type_ == kind],
+            ),
+            DEFINITION_S_MAX,
+        )
+        if not isinstance(reply, Parsed):
+            assert isinstance(reply, Refused)
+            raise SchemaInvalid(reply.reason)
+        if reply.problems:
+            raise IncompatibleSchema("; ".join(reply.problems))
+        return reply
+
+    async def _add(self, name: str, schema: _Schema, head: Head, version: Version) -> int:
+        limits = self._limits
+        if name not in self._schemas and len(self._schemas) >= limits.schemas_max:
+            raise LimitExceeded(f"there are {len(self._schemas)} schemas, the most allowed: raise limits.schemas_max")
+        if len(schema.versions) >= limits.schema_versions_max:
+            raise LimitExceeded(
+                f"schema {name} has {len(schema.versions)} versions, the most allowed: delete some or raise limits.schema_versions_max"
+            )
+        if self._size_bytes + version.size_bytes > limits.schemas_bytes_max:
+            raise LimitExceeded(
+                f"definitions take {self._size_bytes} bytes and {version.size_bytes} more do not fit: delete some or raise "
+                f"limits.schemas_bytes_max from {limits.schemas_bytes_max}"
+            )
+        number = schema.head.last_version + 1
+        await self._table.change(
+            [
+                (EntryKey("schema", name, number), version),
+                (_head_key(name), msgspec.structs.replace(head, last_version=number)),
+            ]
+        )
+        return number
+
+    async def delete(self, name: str, version: int) -> None:
+        """One version, or all of them (LATEST). Raises SchemaNotFound, and InvalidRequest where a topic is bound to it."""
+        async with self._changing:
+            schema = self._schemas.get(name)
+            if schema is None or not schema.versions:
+                raise SchemaNotFound(f"schema not found: {name}")
+            if version != LATEST and version not in schema.versions:
+                raise SchemaNotFound(f"schema not found: {name} v{version}")
+            doomed = set(schema.versions) if version == LATEST else {version}
+            left = set(schema.versions) - doomed
+            for topic, reference in self._bound.items():
+                if reference.name == name and (reference.version in doomed if reference.version else not left):
+                    raise InvalidRequest(
+                        f"schema {name} cannot be deleted: topic {topic} is bound to {reference}; bind it to another or to none first"
+                    )
+            await self._table.change([(EntryKey("schema", name, each), None) for each in sorted(doomed)])
+
+    # -- bindings ---------------------------------------------------------------------------------------------------------
+
+    async def bind(self, topic: str, topic_id: str, reference: Reference | None) -> None:
+        """From now on, records of the topic must follow the schema; None lifts that. Raises SchemaNotFound."""
+        async with self._changing:
+            if reference is None:
+                if topic in self._bindings:
+                    await self._table.delete(_binding_key(topic))
+                return
+            self.resolve(reference)
+            await self._put_binding(topic, reference, topic_id)
+
+    async def bind_while(
+        self, topic: str, reference: Reference, create: Callable[[], Awaitable[TopicInfo]]
+    ) -> TopicInfo:
+        """Create a topic and bind it: after a crash both is done or nothing."""
+        async with self._changing:
+            self.resolve(reference)
+            if topic in self._engine.topics():
+                return await create()  # which says that the topic exists; its binding stays as it is
+            await self._put_binding(topic, reference, "")
+            try:
+                info = await create()
+            except BaseException:
+                await self._table.delete(_binding_key(topic))
+                raise
+            await self._put_binding(topic, reference, info.id)
+            return info
+
+    async def forget_topic(self, topic: str) -> None:
+        """The topic was deleted. Its binding counts for nothing from here on, also where the disk is full and keeps the entry."""
+        self._bound.pop(topic, None)
+        if topic in self._bindings:
+            with suppress(PenstockError):
+                await self._table.delete(_binding_key(topic))
+
+    def _put_binding(self, topic: str, reference: Reference, topic_id: str) -> Awaitable[None]:
+        name, version, message = reference
+        return self._table.put(_binding_key(topic), Binding(name, version, message, topic_id))
+
+    # -- keeping ----------------------------------------------------------------------------------------------------------
+
+    def _changed(self, key: EntryKey, entry: _Entry | None) -> None:
+        if key.kind == "binding":
+            self._bindings.pop(key.name, None)
+            self._bound.pop(key.name, None)
+            if isinstance(entry, Binding):
+                self._bindings[key.name] = entry
+                self._bound[key.name] = entry.reference
+            return
+        schema = self._schemas.get(key.name)
+        if schema is None:
+            schema = self._schemas[key.name] = _Schema()
+        if isinstance(entry, Head):
+            schema.head = entry
+        else:
+            before = schema.versions.pop(key.version, None)
+            self._size_bytes -= 0 if before is None else before.size_bytes
+            if isinstance(entry, Version):
+                schema.versions[key.version] = entry
+                self._size_bytes += entry.size_bytes
+
+
+def _head_key(name: str) -> EntryKey:
+    return EntryKey("schema", name, 0)
+
+
+def _binding_key(topic: str) -> EntryKey:
+    return EntryKey("binding", topic, 0)
+
+
+def _shown(name: str, number: int, version: Version, head: Head) -> SchemaVersion:
+    return SchemaVersion(name, number, version.type_, version.text, head.compatibility, version.created_ms)

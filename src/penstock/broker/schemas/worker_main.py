@@ -1,0 +1,111 @@
+"""The process that does for the broker what may take long or end badly: compiling definitions, comparing them, checking large records.
+
+It reads one request after another from its standard input and answers each on its standard output, both as a length and MessagePack.
+It may use so much memory and no more, and ends when its input does, so it never outlives the broker. What it is asked is in `worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import resource
+import signal
+import sys
+import time
+from collections import OrderedDict
+from typing import BinaryIO, Final
+
+import msgspec
+
+from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker, shortened
+from penstock.broker.schemas.kinds import KINDS, problems_between
+from penstock.broker.schemas.worker import (
+    LENGTH,
+    READY,
+    CheckDefinition,
+    CheckRecords,
+    Parsed,
+    Refused,
+    Reply,
+    Request,
+    Stored,
+    Verdict,
+)
+from penstock.errors import PenstockError
+
+CHECKERS_MAX: Final = 64
+QUICK_S_MAX: Final = 0.02
+"""A definition that takes longer to load is not loaded on the event loop."""
+
+_Checkers = OrderedDict[tuple[str, str], Checker]
+
+
+def check_definition(request: CheckDefinition) -> Reply:
+    definition = KINDS[request.kind].parse(request.text)
+    fingerprint = hashlib.sha256(definition.identity).digest()
+    started_s = time.perf_counter()
+    KINDS[request.kind].load(request.text, definition.form, definition.cost).checker("")
+    cost = definition.cost if time.perf_counter() - started_s <= QUICK_S_MAX else COST_UNBOUNDED
+    problems: list[str] = []
+    if request.older is not None and fingerprint not in request.known:
+        older = KINDS[request.kind].load(*_fields(request.older))
+        problems = problems_between(definition, older, request.compatibility)
+    return Parsed(definition.form, cost, fingerprint, problems)
+
+
+def check_records(request: CheckRecords, checkers: _Checkers) -> Reply:
+    key = (request.id, request.message)
+    checker = checkers.get(key)
+    if checker is None:
+        checker = KINDS[request.kind].load(*_fields(request.stored)).checker(request.message)
+        checkers[key] = checker
+        if len(checkers) > CHECKERS_MAX:
+            checkers.popitem(last=False)
+    if request.all_reasons:
+        return Verdict(0, checker.faults(request.values[0]))
+    fault = checker.first_fault(request.values)
+    return Verdict(0, []) if fault is None else Verdict(fault.row, [fault.reason])
+
+
+def _fields(stored: Stored) -> tuple[str, bytes, int]:
+    return stored.text, stored.form, stored.cost
+
+
+def answer(request: Request, checkers: _Checkers) -> Reply:
+    try:
+        if isinstance(request, CheckDefinition):
+            return check_definition(request)
+        return check_records(request, checkers)
+    except PenstockError as error:
+        return Refused(error.message)
+    except MemoryError:
+        return Refused("more memory is needed than one check may take")
+    except Exception as error:  # noqa: BLE001  whatever a library makes of what a client sent, the next request must find us here
+        return Refused(shortened(f"{type(error).__name__}: {error}"))
+
+
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    decoder = msgspec.msgpack.Decoder(Request)
+    encoder = msgspec.msgpack.Encoder()
+    checkers: _Checkers = OrderedDict()
+    replies.write(READY)
+    replies.flush()
+    while len(header := requests.read(LENGTH.size)) == LENGTH.size:
+        (length,) = LENGTH.unpack(header)
+        reply = encoder.encode(answer(decoder.decode(requests.read(length)), checkers))
+        replies.write(LENGTH.pack(len(reply)) + reply)
+        replies.flush()
+
+
+def main() -> None:
+    memory_bytes_max = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes_max, memory_bytes_max))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The terminal's Ctrl-C is meant for the broker, which may still need us to stop cleanly.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The worker process: answers, bounds, and what happens to whoever asks next."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.broker.schemas.worker import (
+    LENGTH,
+    READY,
+    CheckDefinition,
+    CheckRecords,
+    Parsed,
+    Refused,
+    Reply,
+    Request,
+    Stored,
+    Verdict,
+    Worker,
+)
+from penstock.broker.schemas.worker_main import answer, serve
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    worker = Worker()
+    yield worker
+    await worker.close()
+
+
+def laugh(depth: int) -> str:
+    levels: dict[str, Any] = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(depth)}
+    return json.dumps({"$ref": "#/$defs/l0", "$defs": {**levels, f"l{depth}": {"type": "string"}}})
+
+
+def definition(text: str, kind: str = "json", older: Stored | None = None) -> CheckDefinition:
+    return CheckDefinition(kind, text, older, "backward", [])
+
+
+def records(text: str, *values: bytes, all_reasons: bool = False, key: str = "s-v1") -> CheckRecords:
+    return CheckRecords(key, "json", Stored(text, b"", 1), "", list(values), all_reasons)
+
+
+async def test_it_is_started_when_first_needed_and_then_kept(worker: Worker) -> None:
+    assert worker.started == 0
+    reply = await worker.ask(definition('{"type": "object"}'), 10)
+    assert isinstance(reply, Parsed)
+    assert reply.cost == 1
+    assert await worker.ask(records("{}", b"1", b"x", b"2"), 10) == Verdict(
+        1, ["not a JSON document: JSON is malformed: invalid character (byte 0)"]
+    )
+    assert await worker.ask(records("{}", b"1"), 10) == Verdict(0, [])
+    assert worker.started == 1
+
+
+async def test_what_takes_too_long_is_ended_and_the_next_one_is_answered(worker: Worker) -> None:
+    slow = worker.ask(records(laugh(60), b"1"), 0.5)
+    next_one = worker.ask(records("{}", b"1", key="s-v2"), 30)
+    assert await asyncio.gather(slow, next_one) == [Refused("checking takes longer than 0.5 s"), Verdict(0, [])]
+    assert (worker.started, worker.failed) == (2, 1)
+
+
+async def test_what_takes_too_much_memory_is_refused() -> None:
+    worker = Worker(memory_bytes_max=400 << 20)
+    reply = await worker.ask(records("{}", b"[" + b",".join([b"{}"] * 5_000_000) + b"]"), 30)
+    assert isinstance(reply, Refused)
+    assert "memory" in reply.reason
+    assert await worker.ask(records("{}", b"1", key="s-v2"), 30) == Verdict(0, [])
+    await worker.close()
+
+
+async def test_a_worker_that_was_killed_is_started_again(worker: Worker) -> None:
+    await worker.ask(definition("{}"), 10)
+    assert worker._process is not None
+    os.kill(worker._process.pid, 9)
+    await worker._process.wait()
+    assert isinstance(await worker.ask(definition("{}"), 30), Parsed)
+    assert worker.started == 2
+
+
+async def test_who_gives_up_waiting_does_not_get_the_next_one_the_wrong_answer(worker: Worker) -> None:
+    await worker.ask(definition("{}"), 10)
+    task = asyncio.ensure_future(worker.ask(records(laugh(60), b"1"), 30))
+    while not worker._turn.locked():
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert isinstance(await worker.ask(definition("{}"), 30), Parsed)
+
+
+# -- the process's own side, without one ------------------------------------------------------------------------------------
+
+
+def asked(*requests: Request) -> list[Reply]:
+    encoded = [msgspec.msgpack.encode(request) for request in requests]
+    replies = io.BytesIO()
+    serve(io.BytesIO(b"".join(LENGTH.pack(len(each)) + each for each in encoded)), replies)
+    data = replies.getvalue()
+    assert data.startswith(READY)
+    data = data[len(READY) :]
+    found: list[Reply] = []
+    while data:
+        (length,) = LENGTH.unpack_from(data)
+        found.append(msgspec.msgpack.decode(data[LENGTH.size : LENGTH.size + length], type=Reply))
+        data = data[LENGTH.size + length :]
+    return found
+
+
+def test_it_serves_until_its_input_ends() -> None:
+    assert asked() == []
+    kinds = [type(reply) for reply in asked(definition("{}"), definition("{"), records("{}", b"1"))]
+    assert kinds == [Parsed, Refused, Verdict]
+
+
+def test_a_definition_is_compared_with_the_one_before_unless_it_is_known() -> None:
+    text = '{"type": "object", "required": ["a"]}'
+    older = Stored('{"type": "object"}', b"", 1)
+    [reply] = asked(definition(text, older=older))
+    assert isinstance(reply, Parsed)
+    assert reply.problems == ["new required field 'a' not in old schema"]
+    [again] = asked(CheckDefinition("json", text, older, "backward", [reply.fingerprint]))
+    assert isinstance(again, Parsed)
+    assert again.problems == []
+    [free] = asked(CheckDefinition("json", text, older, "none", []))
+    assert isinstance(free, Parsed)
+    assert free.problems == []
+
+
+def test_one_record_may_have_all_its_faults_told() -> None:
+    text = '{"properties": {"a": {"type": "string"}, "b": {"type": "string"}}}'
+    [reply] = asked(records(text, b'{"a": 1, "b": 2}', all_reasons=True))
+    assert isinstance(reply, Verdict)
+    assert len(reply.reasons) == 2
+
+
+def test_checkers_are_kept_up_to_a_bound() -> None:
+    checkers: Any = OrderedDict()
+    for n in range(100):
+        answer(records("{}", b"1", key=f"s-v{n}"), checkers)
+    assert len(checkers) == 64
+
+
+def test_a_fault_in_a_library_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr("penstock.broker.schemas.worker_main.check_records", broken)
+    assert answer(records("{}", b"1"), OrderedDict()) == Refused("ZeroDivisionError: of all things")
