@@ -322,7 +322,13 @@ async def _serve(config: Config, announce: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_on, number)
     server = Server(config)
-    await server.start()
+    try:
+        await server.start()
+    except BaseException:
+        # A closed loop would keep the signals, and swallow every one to come.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        raise
     try:
         # What lives now lives until the end; the collector need not look at it again.
         gc.collect()

@@ -88,6 +88,16 @@ def test_a_port_that_is_taken_is_said_in_one_line(run: Run) -> None:
     assert bind in line
 
 
+def test_a_start_that_fails_gives_the_process_its_signals_back(run: Run) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert run("serve", "--bind", bind, "--data-dir", "data", "--admin-bind", "127.0.0.1:0").code == 1
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
 @pytest.mark.parametrize(
     ("args", "error"),
     [
