@@ -26,6 +26,7 @@ from penstock.broker.access import (
     on_topic,
 )
 from penstock.broker.accounts import Accounts
+from penstock.broker.api_keys import ApiKeys
 from penstock.broker.cluster import Cluster
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.groups import GroupInfo, Groups
@@ -39,6 +40,8 @@ from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.spreading import ALL_ROWS, OnPlaced, Placement
+from penstock.broker.subscription import DeliveryPolicy
+from penstock.broker.subscriptions import Subscriptions
 from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
 from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
@@ -61,6 +64,7 @@ class Broker:
         access: AccessPolicy | None = None,
         access_settings: AccessSettings | None = None,
         topic_defaults: TopicConfig | None = None,
+        deliveries: DeliveryPolicy | None = None,
     ) -> None:
         self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings())
         self.access = access = self._accounts.access
@@ -83,9 +87,7 @@ class Broker:
         self.transactions = Transactions(
             engine, self._producer, self._groups, self._validation, clock=clock, limits=limits, access=access
         )
-        self.schedule = Schedule(
-            engine, self._producer, self._validation, clock=clock, limits=limits, access=access
-        )
+        self.schedule = Schedule(engine, self._producer, self._validation, clock=clock, limits=limits, access=access)
         self.dead_letters = DeadLetters(
             engine,
             self._producer,
@@ -96,6 +98,16 @@ class Broker:
             ensure_topic=partial(self.ensure_topic, SYSTEM),
             delete_topic=partial(self.delete_topic, SYSTEM),
         )
+        self.subscriptions = Subscriptions(
+            engine,
+            self.dead_letters,
+            clock=clock,
+            limits=limits,
+            access=access,
+            policy=deliveries or DeliveryPolicy(),
+            ensure_topic=partial(self.ensure_topic, SYSTEM),
+        )
+        self.api_keys = ApiKeys(engine, self.audit, clock=clock, limits=limits, access=access)
 
     async def start(self) -> None:
         """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
@@ -106,9 +118,13 @@ class Broker:
         await self.transactions.start()
         await self.dead_letters.start()
         await self.schedule.start()
+        await self.subscriptions.start()
+        await self.api_keys.start()
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight."""
+        await self.api_keys.close()
+        await self.subscriptions.close()
         await self.schedule.close()
         await self.dead_letters.close()
         await self.transactions.close()
@@ -162,6 +178,7 @@ class Broker:
             await self._engine.delete_topic(self._topic(name).name)
             self._producer.forget_topic(name)
             await self._groups.forget_topic(name)
+            await self.subscriptions.forget_topic(name)
             await self._registry.forget_topic(name)
         self.audit.note(principal, "topic.delete", name)
 

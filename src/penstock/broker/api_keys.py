@@ -1,0 +1,127 @@
+"""API keys: secrets that stand for a name and its roles, for protocols whose clients present one instead of a user and a password.
+
+A key is made here from 256 random bits, shown once, and kept as its SHA-256 in the table `__keys`: with so much randomness a slow hash
+would protect nothing more. A presented key is looked up by its digest, so the time that takes says nothing about the keys there are.
+
+Names are unique; a key that is revoked is forgotten, and sessions that used it are turned away at their next request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
+from penstock.broker.audit import Audit
+from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
+from penstock.broker.table import Table
+from penstock.broker.topics import validate_name
+from penstock.clock import Clock
+from penstock.errors import EntryNotFound, InvalidRequest
+from penstock.log.api import Engine
+
+KEYS_TOPIC: Final = "__keys"
+KEY_PREFIX: Final = "pk_"
+"""So that a key is recognised where it should not be: in a log, in a repository."""
+SECRET_BYTES: Final = 32
+PRINCIPAL_PREFIX: Final = "key:"
+DEFAULT_ROLES: Final = ("producer", "consumer")
+
+
+class ApiKey(msgspec.Struct, frozen=True, array_like=True):
+    digest: bytes
+    roles: tuple[str, ...]
+    created_ms: int
+    created_by: str = ""
+
+
+class ApiKeyInfo(NamedTuple):
+    name: str
+    roles: tuple[str, ...]
+    created_ms: int
+    created_by: str
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+
+
+class ApiKeys:
+    def __init__(
+        self, engine: Engine, audit: Audit, *, clock: Clock, limits: BrokerLimits, access: AccessPolicy
+    ) -> None:
+        self.access = access
+        self._audit = audit
+        self._clock = clock
+        self._names: dict[bytes, str] = {}
+        """By digest."""
+        self._digests: dict[str, bytes] = {}
+        """By name."""
+        self._table = Table(engine, KEYS_TOPIC, str, ApiKey, entries_max=limits.api_keys_max, on_change=self._changed)
+
+    async def start(self) -> None:
+        await self._table.load()
+
+    async def close(self) -> None:
+        await self._table.close()
+
+    # -- operations -------------------------------------------------------------------------------------------------------
+
+    @on_broker(Operation.ADMIN)
+    async def create(self, principal: Principal, name: str, roles: Sequence[str] = DEFAULT_ROLES) -> str:
+        """Make a key; returns it, and nobody can see it again."""
+        validate_name(name, "key name", NAME_BYTES_MAX - len(PRINCIPAL_PREFIX))
+        if self._table.get(name) is not None:
+            raise InvalidRequest(f"there is a key {name} already: revoke it first, or choose another name")
+        if not roles:
+            raise InvalidRequest("a key without a role may do nothing: give it one, such as consumer")
+        key = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+        await self._table.put(name, ApiKey(digest_of(key), tuple(roles), self._clock.now_ms(), principal.name))
+        self._audit.note(principal, "key.create", name, details={"roles": ",".join(roles)})
+        return key
+
+    @on_broker(Operation.ADMIN)
+    def names(self, principal: Principal) -> list[ApiKeyInfo]:
+        """Every key by name, without its secret."""
+        return [
+            ApiKeyInfo(name, key.roles, key.created_ms, key.created_by) for name, key in sorted(self._table.items())
+        ]
+
+    @on_broker(Operation.ADMIN)
+    async def revoke(self, principal: Principal, name: str) -> None:
+        """Forget a key. Raises EntryNotFound."""
+        if self._table.get(name) is None:
+            raise EntryNotFound(f"no key is called {name}; see those there are with: penstock key list")
+        await self._table.delete(name)
+        self._audit.note(principal, "key.revoke", name)
+
+    # -- logging in -------------------------------------------------------------------------------------------------------
+
+    def authenticate(self, key: str, address: str = "") -> Principal | None:
+        """Who presents this key; None where nobody has it."""
+        digest = digest_of(key)
+        name = self._names.get(digest)
+        if name is None:
+            return None
+        stored = self._table.get(name)
+        assert stored is not None
+        return Principal(PRINCIPAL_PREFIX + name, frozenset(stored.roles), address=address)
+
+    def is_valid(self, digest: bytes) -> bool:
+        """Whether a key that was accepted still is."""
+        return digest in self._names
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def _changed(self, name: str, key: ApiKey | None) -> None:
+        before = self._digests.pop(name, None)
+        if before is not None:
+            del self._names[before]
+        if key is not None:
+            self._names[key.digest] = name
+            self._digests[name] = key.digest

@@ -1,0 +1,531 @@
+"""One subscription: a cursor over every partition of a topic, with deliveries in flight. No protocol, no disk writes, no timers.
+
+The backlog is the log. Memory holds where reading stands, the blocks being read, and a few numbers for each delivery that waits for
+its acknowledgement; a record that has to be delivered again is read again. So a subscription that is a million records behind costs
+what one at the end does, and nobody's records are dropped for it.
+
+A record is settled when it was acknowledged, when it became a dead letter, or when it was delivered with QoS 0. What is stored
+(`stored`) is how far reading has come and what of that is not settled. An older state is safe to begin with: it only delivers more.
+
+Delivery tags follow from partition and offset, so a record keeps its tag across redeliveries and restarts, and a tag that a client
+kept from before a crash can never acknowledge another record. With one partition they count from 1.
+
+Redelivery: delivery number n is taken back after `backoff_ms * 2**(n-1)` without an acknowledgement and is then the next to be
+delivered, ahead of records that never were. After `deliveries_max` deliveries the record is exhausted instead, and becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.broker.visibility import is_visible
+from penstock.errors import ConfigError, OffsetOutOfRange
+from penstock.log.api import Partition
+from penstock.log.block import Block, decode_headers, encode_headers
+
+AT_MOST_ONCE: Final = 0
+AT_LEAST_ONCE: Final = 1
+QOS_HEADER: Final = "penstock-qos"
+QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
+"""The header cell of a record that was published with QoS 0. Records without the header, whoever wrote them, count as QoS 1."""
+
+READ_BYTES: Final = 256 << 10
+CHUNK_ROWS: Final = 64
+"""Rows of a block that are cut at a time; their bytes are part of the block, which is in memory anyway."""
+_BACKOFF_DOUBLINGS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryPolicy:
+    """How often and how fast unacknowledged records come again, and how much one subscription may have in flight."""
+
+    deliveries_max: int = 3
+    """Of one record; then it becomes a dead letter. As deployed BlipMQ brokers have it."""
+    backoff_ms: int = 100
+    """Until the second delivery; doubled for each one after it."""
+    in_flight_max: int = 4096
+    """Deliveries that wait for their acknowledgement, in one subscription. A poll beyond it finds nothing."""
+    idle_ms_max: int = 7 * 24 * 3600 * 1000
+    """A subscription that nobody polls or acknowledges for so long is deleted: protocols without a way to unsubscribe leave them behind."""
+
+    def __post_init__(self) -> None:
+        for name in ("deliveries_max", "backoff_ms", "in_flight_max", "idle_ms_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"subscriptions.{name} is {getattr(self, name)}: it must be at least 1")
+
+    def delay_ms(self, deliveries: int) -> int:
+        return self.backoff_ms << min(deliveries - 1, _BACKOFF_DOUBLINGS_MAX)
+
+
+class Unsettled(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive offsets that were delivered equally often and are not settled."""
+
+    first: int
+    count: int
+    deliveries: int
+
+
+class StoredCursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where one partition is read."""
+
+    start: int
+    """Where the subscription began; tags count from here."""
+    read_to: int
+    unsettled: tuple[Unsettled, ...] = ()
+
+
+class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    topic_id: str
+    qos: int
+    cursors: tuple[StoredCursor, ...]
+    name: str = ""
+    """Readers that give the same name share a subscription; empty where it is known by its number alone."""
+    created_ms: int = 0
+
+
+class Delivery(NamedTuple):
+    """One record on its way to a reader. `value` is None for a tombstone, `headers` is an encoded cell."""
+
+    tag: int
+    qos: int
+    """The lower of the record's and the subscription's. With 0 it is settled already."""
+    partition: int
+    offset: int
+    value: bytes | None
+    headers: bytes | None
+
+
+class NotInMemory(Enum):
+    """The next record must be read from disk first: await `Subscription.load`, then take again."""
+
+    NOT_IN_MEMORY = "not in memory"
+
+
+NOT_IN_MEMORY: Final = NotInMemory.NOT_IN_MEMORY
+
+
+class Exhausted(NamedTuple):
+    """A delivery that will not be repeated: its record is to become a dead letter."""
+
+    tag: int
+    reason: str
+    deliveries: int
+    first_ms: int
+
+
+class _InFlight:
+    """A record that was delivered and is not settled. `due_ms` is None once it waits to be delivered again."""
+
+    __slots__ = ("deliveries", "due_ms", "first_ms")
+
+    def __init__(self, deliveries: int, due_ms: int | None, first_ms: int) -> None:
+        self.deliveries = deliveries
+        self.due_ms = due_ms
+        self.first_ms = first_ms
+
+
+class Row(NamedTuple):
+    """A record where it lies."""
+
+    block: Block
+    row: int
+
+
+class _Cursor:
+    """One partition: where reading stands, and what is in memory of what comes next."""
+
+    __slots__ = (
+        "block",
+        "chunk_headers",
+        "chunk_start",
+        "chunk_stop",
+        "chunk_values",
+        "handle",
+        "next_blocks",
+        "qos0_from",
+        "read_to",
+        "reread",
+        "row",
+        "start",
+    )
+
+    def __init__(self, handle: Partition, start: int, read_to: int, qos0_from: int) -> None:
+        self.handle = handle
+        self.start = start
+        self.read_to = read_to
+        self.qos0_from = qos0_from
+        self.reread: Block | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep no blocks: they are read again when somebody asks."""
+        self.block: Block | None = None
+        self.row = 0
+        self.next_blocks: deque[Block] = deque()
+        self.chunk_start = self.chunk_stop = 0
+        self.chunk_values: Sequence[bytes | None] = ()
+        self.chunk_headers: Sequence[bytes | None] | None = None
+        self.reread = None
+
+    def advance(self) -> bool | NotInMemory:
+        """Stand on the next row, cut and ready. False at the end of the log."""
+        while self.block is None or self.row >= self.block.count:
+            if self.next_blocks:
+                self.block = self.next_blocks.popleft()
+                self.row = self.block.index_of(self.read_to)
+                self.chunk_start = self.chunk_stop = 0
+                continue
+            handle = self.handle
+            if self.read_to >= handle.committed_end:
+                self.block = None
+                return False
+            self.read_to = max(self.read_to, handle.start_offset)
+            found = handle.read_cached(self.read_to, READ_BYTES)
+            if found is None:
+                return NOT_IN_MEMORY
+            if not found:
+                return False
+            self.next_blocks = deque(found)
+        if not self.chunk_start <= self.row < self.chunk_stop:
+            start, stop = self.row, min(self.row + CHUNK_ROWS, self.block.count)
+            self.chunk_values, self.chunk_headers = self.block.values(start, stop), self.block.headers(start, stop)
+            self.chunk_start, self.chunk_stop = start, stop
+        return True
+
+    async def load(self) -> None:
+        """Read on, where `advance` found nothing in memory."""
+        if (self.block is None or self.row >= self.block.count) and not self.next_blocks:
+            read_to = max(self.read_to, self.handle.start_offset)
+            if read_to < self.handle.committed_end:
+                self.next_blocks = deque(await self.handle.read(read_to, READ_BYTES))
+
+    def find(self, offset: int) -> Row | NotInMemory | None:
+        """The record at an offset; None where retention or compaction has taken it."""
+        for block in (self.block, self.reread):
+            if block is not None and block.base_offset <= offset < block.next_offset:
+                return _row_at(block, offset)
+        try:
+            found = self.handle.read_cached(offset, 1)
+        except OffsetOutOfRange:
+            return None
+        if found is None:
+            return NOT_IN_MEMORY
+        return _row_at(found[0], offset) if found else None
+
+    async def load_again(self, offset: int) -> None:
+        """Read the block with a record that is to be delivered again."""
+        try:
+            self.reread = next(iter(await self.handle.read(offset, 1)), None)
+        except OffsetOutOfRange:
+            self.reread = None
+
+
+class Subscription:
+    """Reading divides the records among all who read; one event loop, no locks but while a block is read from disk."""
+
+    __slots__ = (
+        "_cursors",
+        "_exhausted",
+        "_heap",
+        "_in_flight",
+        "_loading",
+        "_policy",
+        "_turn",
+        "_waiting",
+        "created_ms",
+        "deleted",
+        "id",
+        "name",
+        "qos",
+        "topic",
+        "topic_id",
+        "used_s",
+    )
+
+    def __init__(
+        self,
+        subscription_id: int,
+        stored: StoredSubscription,
+        handles: Sequence[Partition],
+        policy: DeliveryPolicy,
+        *,
+        restored_ms: int | None = None,
+    ) -> None:
+        """`restored_ms` is given where the broker has started anew: records of QoS 0 from before are not delivered, because whether
+        they were is not stored; unsettled ones are delivered again, at least once whatever their count."""
+        self.id = subscription_id
+        self.topic = stored.topic
+        self.topic_id = stored.topic_id
+        self.qos = stored.qos
+        self.name = stored.name
+        self.created_ms = stored.created_ms
+        self.used_s = 0.0
+        self.deleted = False
+        self._policy = policy
+        self._cursors = [
+            _Cursor(handle, cursor.start, cursor.read_to, 0 if restored_ms is None else handle.committed_end)
+            for handle, cursor in zip(handles, stored.cursors, strict=True)
+        ]
+        self._in_flight: dict[int, _InFlight] = {}
+        self._waiting: deque[int] = deque()
+        """Tags to be delivered again."""
+        self._heap: list[tuple[int, int]] = []
+        """When each delivery is taken back, and its tag. Entries of settled deliveries stay until their time or a tidying."""
+        self._exhausted: dict[int, Exhausted] = {}
+        self._turn = 0
+        self._loading: asyncio.Lock | None = None
+        if restored_ms is not None:
+            self._restore(stored, restored_ms)
+
+    def _restore(self, stored: StoredSubscription, now_ms: int) -> None:
+        for index, cursor in enumerate(stored.cursors):
+            for run in cursor.unsettled:
+                deliveries = min(run.deliveries, self._policy.deliveries_max - 1)
+                for offset in range(run.first, run.first + run.count):
+                    tag = self._tag(index, offset)
+                    self._in_flight[tag] = _InFlight(deliveries, None, now_ms)
+                    self._waiting.append(tag)
+
+    # -- what a reader does -----------------------------------------------------------------------------------------------
+
+    def take(self, now_ms: int) -> Delivery | NotInMemory | None:
+        """The next record, None where there is none to deliver now. Raises CorruptBlock, and TopicNotFound once that is gone."""
+        self.release_due(now_ms)
+        while self._waiting:
+            found = self._take_again(now_ms)
+            if found is not None:
+                return found
+        if len(self._in_flight) >= self._policy.in_flight_max:
+            return None
+        cursors = self._cursors
+        not_in_memory = False
+        for _ in range(len(cursors)):
+            index = self._turn
+            self._turn = (index + 1) % len(cursors)
+            fresh = self._take_fresh(index, now_ms)
+            if fresh is NOT_IN_MEMORY:
+                not_in_memory = True
+            elif fresh is not None:
+                return fresh
+        return NOT_IN_MEMORY if not_in_memory else None
+
+    async def load(self) -> None:
+        """Read from disk what `take` did not find in memory."""
+        if self._loading is None:
+            self._loading = asyncio.Lock()
+        async with self._loading:
+            if self._waiting:
+                cursor, offset = self._place(self._waiting[0])
+                await cursor.load_again(offset)
+                return
+            for cursor in self._cursors:
+                await cursor.load()
+
+    def acknowledge(self, tag: int, now_ms: int) -> bool:
+        """Settle a delivery. False where the tag is not in flight: unknown, settled already, or taken back for redelivery."""
+        entry = self._in_flight.get(tag)
+        if entry is None or entry.due_ms is None:
+            return False
+        if entry.due_ms <= now_ms:
+            self.release_due(now_ms)
+            return False
+        del self._in_flight[tag]
+        return True
+
+    def refuse(self, tag: int, now_ms: int) -> bool:
+        """The reader could not deal with it: take it back after the delay of its delivery, or give it up if that was its last."""
+        entry = self._in_flight.get(tag)
+        if entry is None or entry.due_ms is None:
+            return False
+        if entry.deliveries >= self._policy.deliveries_max:
+            self._give_up(tag, entry, "refused by its reader")
+        else:
+            entry.due_ms = now_ms + self._policy.delay_ms(entry.deliveries)
+            heappush(self._heap, (entry.due_ms, tag))
+        return True
+
+    def give_up(self, tag: int, reason: str) -> None:
+        """A delivery that can never arrive: its record becomes a dead letter now."""
+        entry = self._in_flight.get(tag)
+        if entry is not None:
+            self._give_up(tag, entry, reason)
+
+    # -- what the keeper does ---------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Records delivered and not settled, those that wait to be delivered again included."""
+        return len(self._in_flight)
+
+    @property
+    def exhausted(self) -> Sequence[Exhausted]:
+        """What is to become dead letters; ends with `buried`."""
+        return list(self._exhausted.values())
+
+    def release_due(self, now_ms: int) -> None:
+        """Take back the deliveries whose time is over."""
+        heap = self._heap
+        while heap and heap[0][0] <= now_ms:
+            due_ms, tag = heappop(heap)
+            entry = self._in_flight.get(tag)
+            if entry is None or entry.due_ms != due_ms:
+                continue
+            if entry.deliveries >= self._policy.deliveries_max:
+                self._give_up(tag, entry, f"not acknowledged after {entry.deliveries} deliveries")
+            else:
+                entry.due_ms = None
+                self._waiting.append(tag)
+
+    def buried(self, tags: Sequence[int]) -> None:
+        """These have become dead letters, or there was nothing left of them."""
+        for tag in tags:
+            self._exhausted.pop(tag, None)
+
+    def place(self, tag: int) -> tuple[int, int]:
+        """The partition and the offset of a tag."""
+        delta, index = divmod(tag - 1, len(self._cursors))
+        return index, self._cursors[index].start + delta
+
+    async def record(self, tag: int) -> Row | None:
+        """The record of a delivery, from disk where it must be; None where it is gone."""
+        cursor, offset = self._place(tag)
+        found = cursor.find(offset)
+        if found is NOT_IN_MEMORY:
+            await cursor.load_again(offset)
+            found = None if cursor.reread is None else _row_at(cursor.reread, offset)
+        assert not isinstance(found, NotInMemory)
+        return found
+
+    def forget_blocks(self) -> None:
+        """Nobody has asked for a while: hold no blocks for it."""
+        for cursor in self._cursors:
+            cursor.forget()
+
+    def stored(self, *, without: frozenset[int] = frozenset()) -> StoredSubscription:
+        """The state to store. `without`: tags that are settled by the same append."""
+        unsettled: list[list[tuple[int, int]]] = [[] for _ in self._cursors]
+        for tag, entry in self._in_flight.items():
+            index, offset = self.place(tag)
+            unsettled[index].append((offset, entry.deliveries))
+        for tag, given_up in self._exhausted.items():
+            if tag not in without:
+                index, offset = self.place(tag)
+                unsettled[index].append((offset, given_up.deliveries))
+        cursors = tuple(
+            StoredCursor(cursor.start, cursor.read_to, _runs(offsets))
+            for cursor, offsets in zip(self._cursors, unsettled, strict=True)
+        )
+        return StoredSubscription(self.topic, self.topic_id, self.qos, cursors, self.name, self.created_ms)
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _tag(self, index: int, offset: int) -> int:
+        return (offset - self._cursors[index].start) * len(self._cursors) + index + 1
+
+    def _place(self, tag: int) -> tuple[_Cursor, int]:
+        index, offset = self.place(tag)
+        return self._cursors[index], offset
+
+    def _take_fresh(self, index: int, now_ms: int) -> Delivery | NotInMemory | None:
+        cursor = self._cursors[index]
+        while True:
+            ready = cursor.advance()
+            if ready is NOT_IN_MEMORY:
+                return NOT_IN_MEMORY
+            if not ready:
+                return None
+            block, row = cursor.block, cursor.row
+            assert block is not None
+            offset = block.offsets(row, row + 1)[0]
+            at = row - cursor.chunk_start
+            headers = None if cursor.chunk_headers is None else cursor.chunk_headers[at]
+            value = cursor.chunk_values[at]
+            cursor.row = row + 1
+            cursor.read_to = offset + 1
+            if not is_visible(block, row, now_ms):
+                continue
+            tag = self._tag(index, offset)
+            if self.qos and _qos_of(headers):
+                self._deliver(tag, 1, now_ms, now_ms)
+                return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
+            if offset >= cursor.qos0_from:
+                return Delivery(tag, AT_MOST_ONCE, index, offset, value, headers)
+
+    def _take_again(self, now_ms: int) -> Delivery | NotInMemory | None:
+        """The first that waits; None where it is settled, expired or gone."""
+        tag = self._waiting[0]
+        entry = self._in_flight.get(tag)
+        if entry is None or entry.due_ms is not None:
+            self._waiting.popleft()
+            return None
+        index, offset = self.place(tag)
+        found = self._cursors[index].find(offset)
+        if isinstance(found, NotInMemory):
+            return NOT_IN_MEMORY
+        self._waiting.popleft()
+        if found is None or not is_visible(found.block, found.row, now_ms):
+            del self._in_flight[tag]
+            return None
+        value, headers = cells_of(found)
+        self._deliver(tag, entry.deliveries + 1, now_ms, entry.first_ms)
+        return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
+
+    def _deliver(self, tag: int, deliveries: int, now_ms: int, first_ms: int) -> None:
+        due_ms = now_ms + self._policy.delay_ms(deliveries)
+        self._in_flight[tag] = _InFlight(deliveries, due_ms, first_ms)
+        if len(self._heap) > 2 * len(self._in_flight) + CHUNK_ROWS:
+            self._heap = [(entry.due_ms, each) for each, entry in self._in_flight.items() if entry.due_ms is not None]
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (due_ms, tag))
+
+    def _give_up(self, tag: int, entry: _InFlight, reason: str) -> None:
+        del self._in_flight[tag]
+        self._exhausted[tag] = Exhausted(tag, reason, entry.deliveries, entry.first_ms)
+
+
+def cells_of(found: Row) -> tuple[bytes | None, bytes | None]:
+    """Value and headers of a record."""
+    block, row = found
+    headers = block.headers(row, row + 1)
+    return block.values(row, row + 1)[0], None if headers is None else headers[0]
+
+
+def _row_at(block: Block, offset: int) -> Row | None:
+    row = block.index_of(offset)
+    if row < block.count and block.offsets(row, row + 1)[0] == offset:
+        return Row(block, row)
+    return None
+
+
+def _qos_of(headers: bytes | None) -> int:
+    if headers is None:
+        return AT_LEAST_ONCE
+    if headers == QOS0_HEADERS:
+        return AT_MOST_ONCE
+    return AT_MOST_ONCE if (QOS_HEADER, b"0") in decode_headers(headers) else AT_LEAST_ONCE
+
+
+def _runs(offsets: list[tuple[int, int]]) -> tuple[Unsettled, ...]:
+    """Offsets with their counts, as runs."""
+    runs: list[Unsettled] = []
+    first = count = deliveries = 0
+    for offset, times in sorted(offsets):
+        if count and offset == first + count and times == deliveries:
+            count += 1
+            continue
+        if count:
+            runs.append(Unsettled(first, count, deliveries))
+        first, count, deliveries = offset, 1, times
+    if count:
+        runs.append(Unsettled(first, count, deliveries))
+    return tuple(runs)
