@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.broker.schemas.avro import AvroDefinition
 
 
-def record(name: str = "r", /, *, aliases: list[str] | None = None, **fields: Any) -> dict[str, Any]:
+def record(name: str = "r", /, *, aliases: Any = None, **fields: Any) -> dict[str, Any]:
     listed = [
         {"name": each, **(t if isinstance(t, dict) and "default" in t else {"type": t})} for each, t in fields.items()
     ]
