@@ -17,8 +17,6 @@ from typing import Final
 
 import msgspec
 
-import penstock
-
 LENGTH: Final = Struct(">I")
 READY: Final = LENGTH.pack(0)
 REPLY_BYTES_MAX: Final = 64 << 20
@@ -27,6 +25,8 @@ START_S_MAX: Final = 60.0
 MEMORY_BYTES_MAX: Final = 2 << 30
 """Address space of the worker, of which the libraries take a tenth. A record of 32 MB that is nothing but brackets fits."""
 _MODULE: Final = "penstock.broker.schemas.worker_main"
+_PACKAGES: Final = str(Path(__file__).parents[3])
+"""Where this package was found, for the worker to find it too."""
 
 
 class Stored(msgspec.Struct, array_like=True, frozen=True):
@@ -120,8 +120,7 @@ class Worker:
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
             await self._end()
-            package = str(Path(penstock.__file__).parent.parent)
-            path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+            path = os.pathsep.join(filter(None, [_PACKAGES, os.environ.get("PYTHONPATH")]))
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", _MODULE, str(self._memory_bytes_max)),
                 stdin=PIPE,
