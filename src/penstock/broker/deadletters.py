@@ -132,9 +132,7 @@ class DeadLetters:
     # -- operations -------------------------------------------------------------------------------------------------------
 
     @on_topic(Operation.READ)
-    async def letters(
-        self, principal: Principal, topic: str, count_max: int, wanted: Wanted | None = None
-    ) -> list[DeadLetter]:
+    async def letters(self, principal: Principal, topic: str, count_max: int) -> list[DeadLetter]:
         """The dead letters of a topic that were not replayed, oldest first; fewer than asked for where they are many or large.
 
         None where the topic has no dead-letter topic.
@@ -143,8 +141,6 @@ class DeadLetters:
         size_bytes = 0
         async with aclosing(self._unreplayed(topic)) as unreplayed:
             async for letter in unreplayed:
-                if wanted is not None and not wanted(letter):
-                    continue
                 size_bytes += letter.size_bytes
                 if found and size_bytes > LETTERS_BYTES_MAX:
                     break
@@ -175,23 +171,27 @@ class DeadLetters:
     async def replay_all(
         self, principal: Principal, topic: str, wanted: Wanted | None = None, *, dry_run: bool = False
     ) -> int:
-        """Replay every dead letter that was there at the call, or those wanted; returns how many. A dry run only counts."""
+        """Replay every dead letter that was there at the call, or those wanted; returns how many. A dry run only counts.
+
+        `wanted` is asked in a thread: it may take its time.
+        """
         replayed = size_bytes = 0
         batch: list[DeadLetter] = []
+
+        async def replay_batch() -> int:
+            chosen = batch if wanted is None else await asyncio.to_thread(lambda: list(filter(wanted, batch)))
+            if chosen and not dry_run:
+                await self._replay(topic, chosen)
+            return len(chosen)
+
         async with self._lock(topic), aclosing(self._unreplayed(topic)) as unreplayed:
             async for letter in unreplayed:
-                if wanted is not None and not wanted(letter):
-                    continue
-                replayed += 1
-                if dry_run:
-                    continue
                 batch.append(letter)
                 size_bytes += letter.size_bytes
                 if len(batch) == REPLAY_LETTERS_MAX or size_bytes >= REPLAY_BYTES_MAX:
-                    await self._replay(topic, batch)
+                    replayed += await replay_batch()
                     batch, size_bytes = [], 0
-            if batch:
-                await self._replay(topic, batch)
+            replayed += await replay_batch()
         return replayed
 
     @on_topic(Operation.DELETE)

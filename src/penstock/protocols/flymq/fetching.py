@@ -7,10 +7,11 @@ offset. Whatever is in the log's memory is gathered at once. Only when that runs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.broker.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import Partition
@@ -38,26 +39,29 @@ class FetchLimits:
     a reader that does not read can cost."""
 
     scanned_max: int = 10_000
-    """Records that one filtered FETCH looks at. The next one goes on where it stopped."""
+    """Records that one FETCH looks at and does not return, for its filter or because they have expired. The next one goes on where
+    it stopped."""
 
     scan_s_max: float = 0.25
     """Time that one filtered FETCH takes for looking, give or take one record."""
 
 
 class Gathering:
-    """The records of one FETCH reply."""
+    """The records of one FETCH reply, as they are to be seen at a time."""
 
-    __slots__ = ("_bytes_left", "_parts", "next_offset", "records_left")
+    __slots__ = ("_bytes_left", "_hidden_left", "_parts", "next_offset", "now_ms", "records_left")
 
-    def __init__(self, next_offset: int, records_max: int, bytes_max: int) -> None:
+    def __init__(self, next_offset: int, records_max: int, bytes_max: int, hidden_max: int, now_ms: int) -> None:
         self.next_offset = next_offset
         self.records_left = records_max
+        self.now_ms = now_ms
         self._bytes_left = bytes_max
+        self._hidden_left = hidden_max
         self._parts: list[Rows | UniformRows] = []
 
     @property
     def open(self) -> bool:
-        return self.records_left > 0 and self._bytes_left > 0
+        return self.records_left > 0 and self._bytes_left > 0 and self._hidden_left > 0
 
     @property
     def empty(self) -> bool:
@@ -77,6 +81,10 @@ class Gathering:
         self._bytes_left -= size
         self.next_offset = following
 
+    def pass_over(self, hidden: int) -> None:
+        """Records that have expired are not shown, but looking at them has its bound too."""
+        self._hidden_left -= hidden
+
     def encode(self, opcode: int, *, native: bool) -> bytes:
         return encode_fetched(opcode, self._parts, self.next_offset, native=native)
 
@@ -94,11 +102,11 @@ class Fetcher:
             raise _no_record(partition, offset)
         blocks = partition.read_cached(offset, 1)
         if blocks is not None:
-            return _consumed(partition, blocks, offset, opcode)
+            return _consumed(partition, blocks, offset, opcode, self._clock.now_ms())
         return self._consume_from_disk(partition, offset, opcode)
 
     async def _consume_from_disk(self, partition: Partition, offset: int, opcode: int) -> bytes:
-        return _consumed(partition, await partition.read(offset, 1), offset, opcode)
+        return _consumed(partition, await partition.read(offset, 1), offset, opcode, self._clock.now_ms())
 
     def fetch(
         self, partition: Partition, offset: int, max_records: int, wanted: str | None, opcode: int, *, native: bool
@@ -109,7 +117,9 @@ class Fetcher:
         ask for the same offset for ever. Beyond the end there is nothing, and the next offset is the one asked for.
         """
         records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
-        gathering = Gathering(offset, records_max, self._limits.bytes_max)
+        gathering = Gathering(
+            offset, records_max, self._limits.bytes_max, self._limits.scanned_max, self._clock.now_ms()
+        )
         if offset >= partition.committed_end:
             return gathering.encode(opcode, native=native)
         gathering.next_offset = max(offset, partition.start_offset)
@@ -185,6 +195,10 @@ def _scan(
         offsets, keys, values = block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
         rows, looked_at = select(wanted, keys, values, gathering.records_left, out_of_time)
         scanned += looked_at
+        visible = visible_rows(block, start, stop, gathering.now_ms)
+        if visible is not None:
+            shown = set(visible)
+            rows = [row for row in rows if start + row in shown]
         gathering.add(
             Rows([offsets[row] for row in rows], keys and [keys[row] for row in rows], [values[row] for row in rows]),
             block.next_offset if start + looked_at == block.count else offsets[looked_at - 1] + 1,
@@ -198,10 +212,21 @@ def _gather(gathering: Gathering, blocks: list[Block]) -> None:
             return
         start = block.index_of(gathering.next_offset)
         stop = min(block.count, start + gathering.records_left)
+        following = block.next_offset if stop == block.count else block.offsets(stop - 1, stop)[0] + 1
+        visible = visible_rows(block, start, stop, gathering.now_ms)
+        if visible is not None:
+            gathering.pass_over(stop - start - len(visible))
+            gathering.add(_picked_rows(block, visible), following)
+            continue
         rows = _uniform_rows(block, start, stop) or Rows(
             block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
         )
-        gathering.add(rows, block.next_offset if stop == block.count else rows.offsets[-1] + 1)
+        gathering.add(rows, following)
+
+
+def _picked_rows(block: Block, rows: Sequence[int]) -> Rows:
+    offsets, keys, values = block.offsets(), block.keys(), block.values()
+    return Rows([offsets[row] for row in rows], keys and [keys[row] for row in rows], [values[row] for row in rows])
 
 
 def _uniform_rows(block: Block, start: int, stop: int) -> UniformRows | None:
@@ -226,10 +251,11 @@ def _read_bytes(partition: Partition, records: int, limits: FetchLimits) -> int:
     return min(max(READ_BYTES_MIN, records * partition.size_bytes // held), limits.bytes_max)
 
 
-def _consumed(partition: Partition, blocks: list[Block], offset: int, opcode: int) -> bytes:
+def _consumed(partition: Partition, blocks: list[Block], offset: int, opcode: int, now_ms: int) -> bytes:
     if blocks:
         row = blocks[0].index_of(offset)
-        if row < blocks[0].count and blocks[0].offsets(row, row + 1)[0] == offset:
+        there = row < blocks[0].count and blocks[0].offsets(row, row + 1)[0] == offset
+        if there and is_visible(blocks[0], row, now_ms):
             keys = blocks[0].keys(row, row + 1)
             return encode_consumed(opcode, keys[0] if keys else None, blocks[0].values(row, row + 1)[0])
     raise _no_record(partition, offset)

@@ -16,6 +16,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.cluster import NAME
 from penstock.broker.groups import GroupInfo
 from penstock.broker.topics import format_topic_config, parse_topic_config
+from penstock.clock import Clock
 from penstock.errors import (
     AuthenticationFailed,
     InvalidRequest,
@@ -25,11 +26,12 @@ from penstock.errors import (
     TopicExists,
     TopicNotFound,
 )
-from penstock.protocols.flymq import access_operations
+from penstock.protocols.flymq import access_operations, lifetime_operations, transaction_operations
 from penstock.protocols.flymq.access_operations import Caller
 from penstock.protocols.flymq.access_replies import encode_authenticated, encode_identity, encode_not_authenticated
 from penstock.protocols.flymq.error_texts import error_text
 from penstock.protocols.flymq.fetching import Fetcher
+from penstock.protocols.flymq.lifetime_operations import OnWritten
 from penstock.protocols.flymq.reply_encoding import (
     encode_cluster_metadata_reply,
     encode_created,
@@ -90,18 +92,20 @@ class Node:
 
 
 class Operations:
-    __slots__ = ("_dialect", "_fetcher", "_node", "_session_id", "_shown_native", "broker", "principal")
+    __slots__ = ("_clock", "_dialect", "_fetcher", "_node", "_session_id", "_shown_native", "broker", "principal")
 
     def __init__(
         self,
         broker: Broker,
         fetcher: Fetcher,
+        clock: Clock,
         node: Node,
         dialect: Dialect,
         principal: Principal,
         session_id: str,
     ) -> None:
         self.broker = broker
+        self._clock = clock
         self._fetcher = fetcher
         self._node = node
         self._dialect = dialect
@@ -112,11 +116,25 @@ class Operations:
 
     def answer(self, opcode: int, body: object) -> Answer:
         method = _METHODS.get(type(body))
-        if method is None and (about_access := access_operations.METHODS.get(type(body))) is not None:
-            return about_access(Caller(self.broker, self.principal, self._node), opcode, body)
-        if method is None:
+        if method is not None:
+            return method(self, opcode, body)
+        of_feature = _FEATURE_METHODS.get(type(body))
+        if of_feature is None:
             raise NotSupported(f"{type(body).__name__} is not available in this version of Penstock")
-        return method(self, opcode, body)
+        return of_feature(self._caller, opcode, body)
+
+    @staticmethod
+    def writes(body: object) -> bool:
+        """Whether a request is one of the writes that `write` starts."""
+        return type(body) in lifetime_operations.WRITES
+
+    def write(self, body: object, written: OnWritten) -> None:
+        """Start a write to a topic that exists. Raises what is wrong with it, or calls `written` once with the reply or the error."""
+        lifetime_operations.WRITES[type(body)](self._caller, self._clock, body, written)
+
+    @property
+    def _caller(self) -> Caller:
+        return Caller(self.broker, self.principal, self._node)
 
     def note_dialect(self, *, native: bool) -> None:
         """The peer sent something that only one of the two dialects has."""
@@ -280,4 +298,10 @@ _METHODS: Mapping[type, Callable[[Operations, int, Any], Answer]] = {
     SeekToTimestamp: Operations.seek_to_timestamp,
     Authenticate: Operations.authenticate,
     WhoAmI: Operations.who_am_i,
+}
+
+_FEATURE_METHODS: Mapping[type, Callable[[Caller, int, Any], Answer]] = {
+    **access_operations.METHODS,
+    **lifetime_operations.METHODS,
+    **transaction_operations.METHODS,
 }

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.protocols.flymq.access_messages import AccessBody
+from penstock.protocols.flymq.lifetime_messages import LifetimeBody
+from penstock.protocols.flymq.transaction_messages import TransactionBody
 
 
 @dataclass(slots=True)
@@ -191,6 +193,8 @@ Body = (
     | Authenticate
     | WhoAmI
     | AccessBody
+    | LifetimeBody
+    | TransactionBody
     | BadRequest
     | Compressed
 )

@@ -82,6 +82,7 @@ class FlyMQ:
         fetch_limits: FetchLimits | None = None,
     ) -> None:
         self.broker = broker
+        self.clock = clock
         self.node = node
         self.principal = principal
         self.dialect = dialect
@@ -128,7 +129,13 @@ class FlyMQSession:
         self._connection = connection
         self._id = f"{connection.listener}/{connection.peer}"
         self._operations = Operations(
-            shared.broker, shared.fetcher, shared.node, shared.dialect, shared.principal_of(connection), self._id
+            shared.broker,
+            shared.fetcher,
+            shared.clock,
+            shared.node,
+            shared.dialect,
+            shared.principal_of(connection),
+            self._id,
         )
         self._decoder = RequestDecoder(shared.codec_limits)
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
@@ -174,14 +181,18 @@ class FlyMQSession:
                 self._waiting.popleft()
                 self._produce(request)
                 continue
-            if self._writes_in_flight:
+            single_write = self._operations.writes(request.body)
+            if self._writes_in_flight and not single_write:
                 break
             if calls == CALLS_PER_TURN_MAX:
                 self._advance_later()
                 break
             calls += 1
             self._waiting.popleft()
-            self._call(request)
+            if single_write:
+                self._start_write(request, self._replies.reserve(), _held_bytes(request))
+            else:
+                self._call(request)
         self._replies.flush()
 
     def _advance_later(self) -> None:
@@ -273,6 +284,41 @@ class FlyMQSession:
         count = len(run.values)
         self._answer(slot, self._error(_PRODUCE, run, error, count) * count, held_bytes)
 
+    # --- writes of a single record ---
+
+    def _start_write(self, call: Call, slot: ReplySlot, held_bytes: int) -> None:
+        self._stats.requests[call.opcode] += 1
+        if self._broker.has_topic(call.body.topic):  # type: ignore[union-attr]  # a write names a topic
+            self._write_single(call, slot, held_bytes)
+        else:
+            self._in_background(self._create_and_write_single(call, slot, held_bytes))
+
+    async def _create_and_write_single(self, call: Call, slot: ReplySlot, held_bytes: int) -> None:
+        try:
+            await self._broker.ensure_topic(self._principal, call.body.topic)  # type: ignore[union-attr]
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._answer(slot, self._error(call.opcode, call.body, error), held_bytes)
+        else:
+            self._write_single(call, slot, held_bytes)
+
+    def _write_single(self, call: Call, slot: ReplySlot, held_bytes: int) -> None:
+        def written(reply: bytes | PenstockError) -> None:
+            self._writes_in_flight -= 1
+            if isinstance(reply, PenstockError):
+                reply = self._error(call.opcode, call.body, reply)
+            self._answer(slot, reply, held_bytes)
+            if self._writes_in_flight:
+                self._replies.flush_soon()
+            else:
+                self._advance()
+
+        self._writes_in_flight += 1
+        try:
+            self._operations.write(call.body, written)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._writes_in_flight -= 1
+            self._answer(slot, self._error(call.opcode, call.body, error), held_bytes)
+
     # --- everything else ---
 
     def _call(self, call: Call) -> None:
@@ -315,6 +361,10 @@ class FlyMQSession:
         if isinstance(request, ProduceRun):
             self._stats.requests[_PRODUCE] += 1
             await self._create_and_write(request, slot, held_bytes)
+            return
+        if self._operations.writes(request.body):
+            self._stats.requests[request.opcode] += 1
+            await self._create_and_write_single(request, slot, held_bytes)
             return
         answer = self._start(request)
         if isinstance(answer, bytes):

@@ -23,6 +23,27 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     0B FETCH_BINARY          as FETCH                                             as FETCH
     08 LIST_TOPICS           -                                                    str*
     09 DELETE_TOPIC          str topic                                            bool
+    20 FETCH_DLQ             str topic, i32 max                                   {str id, blob value, str reason, u32 attempts}*;
+                                                                                  ours: for each, blob key, i32 partition, i64 offset,
+                                                                                  i64 first_failed_ms, i64 failed_ms (-1: unknown)
+    21 REPLAY_DLQ            str topic, str id                                    bool, str message
+                             str topic, u64 offset                                bool, blob message
+                             str topic, u16 0xFFFF, str filter, bool dry_run      bool, str message, u32 count
+                             (ours: all that match)
+    22 PURGE_DLQ             str topic                                            bool, str message
+    30 PRODUCE_DELAYED       str topic, blob value, i64 delay_ms                  RM (offset 0, timestamp: when it is due); ours:
+                             [, blob key, i32 partition, u64 ttl_ms] (ours)       str id. Without a delay: as it is stored, no id
+    31 CANCEL_DELAYED        str topic, str id                                    bool, str message
+    35 PRODUCE_WITH_TTL      str topic, blob value, u64 ttl_ms (0: none)          RM
+                             [, blob key, i32 partition] (ours)
+    40 TXN_BEGIN             -                                                    str transaction, bool 1
+    41 TXN_COMMIT            str transaction                                      str transaction, bool (0: was committed before)
+                             [, {str group, str topic, i32 partition,
+                             u64 offset}*] (ours: group offsets that are
+                             committed with the records)
+    42 TXN_ROLLBACK          str transaction                                      str transaction, bool (0: there is none)
+    43 TXN_PRODUCE           str transaction, str topic, blob value               RM (offset 0, timestamp 0: the commit decides)
+                             [, blob key, i32 partition] (ours)
     50 CLUSTER_JOIN          [str peer]                                           always ERROR: one node
     51 CLUSTER_LEAVE         -                                                    always ERROR: one node
     52 CLUSTER_STATUS        -                                                    str cluster, str leader, {str node, str address,
