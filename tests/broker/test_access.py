@@ -19,23 +19,100 @@ from penstock.broker.access import (
     ResourceKind,
     authorize,
 )
+from penstock.broker.acls import Acls
+from penstock.broker.audit import AUDIT_TOPIC, Audit, AuditQuery
 from penstock.broker.broker import Broker
+from penstock.broker.cluster import Cluster
+from penstock.broker.deadletters import DeadLetters
 from penstock.broker.limits import BrokerLimits
-from penstock.errors import AccessDenied, PenstockError
+from penstock.broker.schedule import Schedule
+from penstock.broker.schemas.operations import Schemas
+from penstock.broker.transactions import Transactions
+from penstock.broker.users import Users
+from penstock.errors import (
+    AccessDenied,
+    EntryNotFound,
+    NotSupported,
+    PenstockError,
+    SchemaNotFound,
+    TopicNotFound,
+    TransactionNotFound,
+    UserNotFound,
+)
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 
-# What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, and a session
-# taking back what it was granted.
-NOT_OPERATIONS = {"start", "close", "has_topic", "unsubscribe"}
+# Parts of the broker with operations of their own, by the attribute they are found under.
+PARTS: dict[str, type] = {
+    "acls": Acls,
+    "audit": Audit,
+    "cluster": Cluster,
+    "users": Users,
+    "dead_letters": DeadLetters,
+    "schedule": Schedule,
+    "schemas": Schemas,
+    "transactions": Transactions,
+}
+# What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
+# taking back what it was granted, and saying who one is, which comes before every check.
+NOT_OPERATIONS = {
+    "start",
+    "close",
+    "has_topic",
+    "unsubscribe",
+    "transactions.start",
+    "transactions.close",
+    "transactions.sweep",
+    "dead_letters.start",
+    "dead_letters.close",
+    "dead_letters.send",
+    "schedule.start",
+    "schedule.close",
+    "schedule.look",
+    "audit.start",
+    "audit.close",
+    "audit.note",
+    "audit.note_denied",
+    "audit.note_refusal",
+    "users.close",
+    "users.authenticate",
+    "users.open_setup",
+    "users.standing",
+}
 
 READER = Principal("reader")
 TOPIC = Resource(ResourceKind.TOPIC, "orders")
 GROUP = Resource(ResourceKind.GROUP, "g")
+SCHEMA = Resource(ResourceKind.SCHEMA, "s")
 WHOLE = Resource(ResourceKind.BROKER)
 
 Call = Callable[[Broker, Principal, str], Any]
+
+
+def found_missing(operation: Callable[[], object]) -> None:
+    """The operation got past the access check, as far as finding that there is no such transaction."""
+    with pytest.raises(TransactionNotFound):
+        operation()
+
+
+async def let_in(outcome: type[PenstockError], operation: Callable[[], Any]) -> None:
+    """Likewise, as far as an outcome that has nothing to do with access."""
+    with pytest.raises(outcome):
+        await finished(operation)
+
+
+async def schema_missing(operation: Callable[[], Any]) -> None:
+    """Likewise, that there is no such schema."""
+    with pytest.raises(SchemaNotFound):
+        await finished(operation)
+
+
+async def finished(operation: Callable[[], Any]) -> None:
+    result = operation()
+    if isinstance(result, Awaitable):
+        await result
+
 
 # Every operation, what it must ask for, and how to call it with a topic's name.
 OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
@@ -61,6 +138,102 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "describe_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.describe_group(who, "g")),
     "delete_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.delete_group(who, "g")),
     "group_lags": (Operation.ADMIN, WHOLE, lambda b, who, t: b.group_lags(who)),
+    "acls.set_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.set_acl(who, t, users=["ann"])),
+    "acls.get_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.get_acl(who, t)),
+    "acls.delete_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.delete_acl(who, t)),
+    "acls.list_acls": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.list_acls(who)),
+    "audit.query": (Operation.ADMIN, WHOLE, lambda b, who, t: b.audit.query(who, AuditQuery())),
+    "dead_letters.letters": (Operation.READ, TOPIC, lambda b, who, t: b.dead_letters.letters(who, t, 10)),
+    "dead_letters.replay": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: let_in(TopicNotFound, lambda: b.dead_letters.replay(who, t, "gone")),
+    ),
+    "dead_letters.replay_at": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: let_in(TopicNotFound, lambda: b.dead_letters.replay_at(who, t, 0)),
+    ),
+    "dead_letters.replay_all": (Operation.WRITE, TOPIC, lambda b, who, t: b.dead_letters.replay_all(who, t)),
+    "dead_letters.purge": (Operation.DELETE, TOPIC, lambda b, who, t: b.dead_letters.purge(who, t)),
+    "schedule.add": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: b.schedule.add(who, t, 0, b"v", delay_ms=1000, done=lambda scheduled: None),
+    ),
+    "schedule.cancel": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: let_in(EntryNotFound, lambda: b.schedule.cancel(who, t, "gone")),
+    ),
+    "cluster.status": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.cluster.status(who)),
+    "cluster.join": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: let_in(NotSupported, lambda: b.cluster.join(who, "peer")),
+    ),
+    "cluster.leave": (Operation.ADMIN, WHOLE, lambda b, who, t: let_in(NotSupported, lambda: b.cluster.leave(who))),
+    "users.create_user": (Operation.ADMIN, WHOLE, lambda b, who, t: b.users.create_user(who, "new", "secret", [])),
+    "users.delete_user": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: let_in(UserNotFound, lambda: b.users.delete_user(who, "gone")),
+    ),
+    "users.update_user": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: let_in(UserNotFound, lambda: b.users.update_user(who, "gone")),
+    ),
+    "users.list_users": (Operation.ADMIN, WHOLE, lambda b, who, t: b.users.list_users(who)),
+    "users.get_user": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: let_in(UserNotFound, lambda: b.users.get_user(who, "gone")),
+    ),
+    "users.set_password": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: let_in(UserNotFound, lambda: b.users.set_password(who, "gone", "secret")),
+    ),
+    "users.change_own_password": (
+        Operation.DESCRIBE,
+        WHOLE,
+        lambda b, who, t: let_in(UserNotFound, lambda: b.users.change_own_password(who, "guess", "secret")),
+    ),
+    "users.list_roles": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.users.list_roles(who)),
+    "users.set_role": (Operation.ADMIN, WHOLE, lambda b, who, t: b.users.set_role(who, "new", [])),
+    "users.delete_role": (Operation.ADMIN, WHOLE, lambda b, who, t: b.users.delete_role(who, "gone")),
+    "schemas.register": (Operation.CREATE, SCHEMA, lambda b, who, t: b.schemas.register(who, "s", "json", "{}")),
+    "schemas.get": (Operation.DESCRIBE, SCHEMA, lambda b, who, t: schema_missing(lambda: b.schemas.get(who, "s"))),
+    "schemas.versions": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.schemas.versions(who)),
+    "schemas.delete": (Operation.DELETE, SCHEMA, lambda b, who, t: schema_missing(lambda: b.schemas.delete(who, "s"))),
+    "schemas.validate": (
+        Operation.DESCRIBE,
+        SCHEMA,
+        lambda b, who, t: schema_missing(lambda: b.schemas.validate(who, "s", b"{}")),
+    ),
+    "schemas.bind": (Operation.CREATE, TOPIC, lambda b, who, t: b.schemas.bind(who, t, None)),
+    "schemas.bound_to": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.schemas.bound_to(who, t)),
+    "transactions.begin": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.begin(who)),
+    "transactions.produce": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: found_missing(
+            lambda: b.transactions.produce(who, t, "txn", 0, [b"v"], done=lambda added: None)
+        ),
+    ),
+    "transactions.commit_offset": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: found_missing(lambda: b.transactions.commit_offset(who, t, "txn", "g", 0, 1)),
+    ),
+    "transactions.commit": (
+        Operation.WRITE,
+        WHOLE,
+        lambda b, who, t: b.transactions.commit(who, b.transactions.begin(who)),
+    ),
+    "transactions.rollback": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.rollback(who, "txn")),
+    "transactions.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.begin_run(who, "app")),
 }
 ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource is TOPIC]
 
@@ -79,7 +252,12 @@ class RecordingPolicy:
 
 
 def public_methods() -> dict[str, Any]:
-    return {name: method for name, method in inspect.getmembers(Broker, callable) if not name.startswith("_")}
+    return {
+        prefix + name: method
+        for prefix, owner in (("", Broker), *((f"{attribute}.", part) for attribute, part in PARTS.items()))
+        for name, method in inspect.getmembers(owner, callable)
+        if not name.startswith("_")
+    }
 
 
 def broker_with(policy: RecordingPolicy, engine: EmbeddedEngine, clock: ManualClock) -> Broker:
@@ -93,15 +271,22 @@ async def call(name: str, broker: Broker, principal: Principal, topic: str = "or
 
 
 async def state_of(engine: EmbeddedEngine) -> dict[str, tuple[str, list[int]]]:
+    """What is stored; only the audit trail grows with what is refused."""
     return {
         name: (info.id, [engine.partition(name, index).committed_end for index in range(info.config.partitions)])
         for name, info in engine.topics().items()
+        if name != AUDIT_TOPIC
     }
 
 
 def test_every_public_method_of_the_broker_is_a_declared_operation() -> None:
     undeclared = {name for name, method in public_methods().items() if not hasattr(method, "declaration")}
     assert undeclared == NOT_OPERATIONS
+
+
+async def test_every_part_of_the_broker_that_has_operations_is_looked_at(broker: Broker) -> None:
+    parts = {name: type(part) for name, part in vars(broker).items() if name[0] != "_" and hasattr(part, "access")}
+    assert parts == PARTS
 
 
 def test_the_matrix_below_names_every_operation_and_what_it_asks_for() -> None:
@@ -150,12 +335,13 @@ async def test_internal_topics_are_closed_to_everyone_without_asking_the_policy(
     policy = RecordingPolicy()
     broker = broker_with(policy, engine, clock)
     await broker.start()
+    topics = set(engine.topics())
     for principal in (ANONYMOUS, READER, Principal("system"), Principal("system", frozenset({"admin"}))):
         for topic in ("__groups", "__new"):
             with pytest.raises(AccessDenied, match="internal"):
                 await call(name, broker, principal, topic)
     assert policy.asked == []
-    assert set(engine.topics()) == {"__groups"}
+    assert set(engine.topics()) == topics
     await broker.close()
 
 

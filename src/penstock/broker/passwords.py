@@ -47,7 +47,7 @@ class Passwords:
         passes, memory_kib = cost or Argon2Cost()
         self._hasher = PasswordHasher(time_cost=passes, memory_cost=memory_kib, parallelism=1)
         # Any password is wrong for it: nobody knows one whose hash this is.
-        self._nobodys_hash = f"$argon2id$v=19$m={memory_kib},t={passes},p=1$bm9ib2R5J3Mgc2FsdA${'A' * 43}"
+        self._nobodys_hash = f"$argon2id$v=19$m={memory_kib},t={passes},p=1${'A' * 22}${'A' * 43}"
         self._threads = threads or max(1, min(THREADS_MAX, (os.cpu_count() or 1) // 2))
         self._waiting_max = waiting_max
         self._waiting = 0

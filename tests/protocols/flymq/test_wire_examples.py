@@ -5,16 +5,22 @@ from __future__ import annotations
 import pytest
 
 from penstock.protocols.flymq import reply_decoding, request_encoding
+from penstock.protocols.flymq.access_messages import AclDescription, UserDescription
+from penstock.protocols.flymq.access_replies import (
+    encode_acl,
+    encode_authenticated,
+    encode_identity,
+    encode_not_authenticated,
+    encode_user,
+)
 from penstock.protocols.flymq.codec import ProducedRun, Reply, ReplyDecoder, RequestDecoder
 from penstock.protocols.flymq.reply_encoding import (
-    encode_authenticated,
     encode_consumed,
     encode_created,
     encode_done,
     encode_error,
     encode_fetched,
     encode_group,
-    encode_identity,
     encode_lag,
     encode_names,
     encode_offset,
@@ -284,11 +290,31 @@ REPLIES: list[tuple[str, str, bytes]] = [
         "af01710100000015 01 0000 0005 61646d696e 00000001 0005 61646d696e",
         encode_authenticated("admin", ["admin"], native=False),
     ),
-    ("whoami of no one", "af0172010000000b 0000000000000000000000", encode_identity("", [])),
+    (
+        "auth refused in the deployed layout",
+        "af01710100000025 00 0000 00000000 001c " + b"invalid username or password".hex(),
+        encode_not_authenticated("invalid username or password", native=True),
+    ),
+    (
+        "auth refused in the contract's layout",
+        "af01710100000025 00 001c " + b"invalid username or password".hex() + " 0000 00000000",
+        encode_not_authenticated("invalid username or password", native=False),
+    ),
+    ("whoami of no one", "af0172010000000b 0000000000000000000000", encode_identity("", [], [])),
     (
         "whoami of someone",
-        "af01720100000014 01 0005 61646d696e 00000000 00000001 0002 7277",
-        encode_identity("admin", ["rw"]),
+        "af01720100001000 01 0005 61646d696e 00000001 0005 61646d696e 00000001 0004 72656164 " + "00" * 4067,
+        encode_identity("admin", ["admin"], ["read"]),
+    ),
+    (
+        "get user",
+        "af0177010000002e 0003 626f62 00000001 0008 636f6e73756d6572 00000001 0004 72656164 01 000000006afa0519 000000006afa0519",
+        encode_user(0x77, UserDescription("bob", ["consumer"], ["read"], True, 0x6AFA0519, 0x6AFA0519)),
+    ),
+    (
+        "get ACL",
+        "af01790100000020 0004 70726976 01 00 00 00000001 0003 677573 00000001 0008 70726f6475636572",
+        encode_acl(AclDescription("priv", True, False, ["gus"], ["producer"])),
     ),
     (
         "error",

@@ -55,7 +55,7 @@ def decode_refusal(payload: bytes) -> str:
 def encode_identity(user: str, roles: Sequence[str], permissions: Sequence[str]) -> bytes:
     """The WHOAMI reply. No user: nobody has logged in."""
     payload = bytes((bool(user),)) + text16(user) + texts16(roles) + texts16(permissions)
-    if user:
+    if roles:
         payload = payload.ljust(
             max(IDENTITY_BYTES_MIN, _bytes_wanted_by_narrow_readers(payload, user, len(roles))), b"\0"
         )

@@ -1,0 +1,28 @@
+"""Users for tests: a broker that asks who is there, with passwords that cost next to nothing to check."""
+
+from __future__ import annotations
+
+from penstock.broker.access import SYSTEM, Principal
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.passwords import Argon2Cost
+from penstock.broker.policy import AccessSettings
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import ManualClock
+
+CHEAP = Argon2Cost(passes=1, memory_kib=8)
+
+
+def broker_with_users(
+    engine: EmbeddedEngine, clock: ManualClock, *, allow_anonymous: bool = False, default_public: bool = False
+) -> Broker:
+    settings = AccessSettings(
+        allow_anonymous=allow_anonymous, default_public=default_public, password_cost=CHEAP, node="node-1"
+    )
+    return Broker(engine, clock=clock, limits=BrokerLimits(), access_settings=settings)
+
+
+async def user(broker: Broker, name: str, *roles: str) -> Principal:
+    """A user with a password equal to its name."""
+    await broker.users.create_user(SYSTEM, name, name, roles)
+    return Principal(name, address="192.0.2.7:5000")

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.broker.access import BROKER, SYSTEM, OpenAccess, Operation, Principal, Resource, ResourceKind
+from penstock.broker.audit import AUDIT_TOPIC, EVENTS_MAX, FOLD_S, WAITING_EVENTS_MAX, Audit, AuditQuery
+from penstock.errors import InvalidRequest
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import START_MS, ManualClock
+from penstock.testing.faults import FaultyDisk
+
+ANN = Principal("ann", address="192.0.2.1:50000")
+BOB = Principal("bob", address="198.51.100.9:40000")
+
+
+@pytest.fixture
+async def audit(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Audit]:
+    audit = Audit(engine, clock, OpenAccess(), node="node-1")
+    await audit.start()
+    yield audit
+    await audit.close()
+
+
+async def types(audit: Audit, **query: object) -> list[str]:
+    await audit._idle.wait()
+    page = await audit.query(SYSTEM, AuditQuery(**query))  # type: ignore[arg-type]
+    return [event.type for event in page.events]
+
+
+async def test_what_is_noted_is_found_newest_first(audit: Audit, clock: ManualClock) -> None:
+    audit.note(ANN, "topic.create", "orders", details={"partitions": "3"})
+    clock.advance(1)
+    audit.note(BOB, "topic.delete", "orders")
+    await audit._idle.wait()
+    page = await audit.query(SYSTEM, AuditQuery())
+    newest, oldest = page.events
+    assert page.total == 2
+    assert (oldest.id, oldest.ts_ms, oldest.type, oldest.user) == ("0", START_MS, "topic.create", "ann")
+    assert (oldest.client_ip, oldest.resource, oldest.action) == ("192.0.2.1", "orders", "create")
+    assert (oldest.result, oldest.node, oldest.details) == ("success", "node-1", {"partitions": "3"})
+    assert (newest.id, newest.ts_ms, newest.type, newest.user) == ("1", START_MS + 1000, "topic.delete", "bob")
+
+
+async def test_events_are_found_by_what_they_say(audit: Audit, clock: ManualClock) -> None:
+    audit.note(ANN, "topic.create", "orders")
+    clock.advance(10)
+    audit.note(BOB, "topic.delete", "orders", details={"why": "Clean-Up"})
+    clock.advance(10)
+    audit.note_refusal(BOB, "access.denied", "secret", "read", "denied")
+    assert await types(audit) == ["access.denied", "topic.delete", "topic.create"]
+    assert await types(audit, types=["topic.create", "access.denied"]) == ["access.denied", "topic.create"]
+    assert await types(audit, user="ann") == ["topic.create"]
+    assert await types(audit, resource="orders") == ["topic.delete", "topic.create"]
+    assert await types(audit, result="denied") == ["access.denied"]
+    assert await types(audit, search="clean-up") == ["topic.delete"]
+    assert await types(audit, start_ms=START_MS + 1) == ["access.denied", "topic.delete"]
+    assert await types(audit, end_ms=START_MS + 10_000) == ["topic.delete", "topic.create"]
+    assert await types(audit, limit=1) == ["access.denied"]
+    assert await types(audit, limit=1, skip=2) == ["topic.create"]
+    assert await types(audit, skip=9) == []
+    page = await audit.query(SYSTEM, AuditQuery(limit=1))
+    assert page.total == 3
+
+
+@pytest.mark.parametrize(
+    "query", [AuditQuery(limit=-1), AuditQuery(limit=EVENTS_MAX + 1), AuditQuery(skip=-1), AuditQuery(skip=10**9)]
+)
+async def test_a_query_that_asks_for_too_much_is_refused(audit: Audit, query: AuditQuery) -> None:
+    with pytest.raises(InvalidRequest, match="events at a time"):
+        await audit.query(SYSTEM, query)
+
+
+async def test_equal_refusals_become_one_event_that_counts_them(audit: Audit, clock: ManualClock) -> None:
+    orders = Resource(ResourceKind.TOPIC, "orders")
+    for _ in range(100):
+        audit.note_denied(ANN, Operation.READ, orders)
+    audit.note_denied(ANN, Operation.WRITE, orders)
+    audit.note_denied(BOB, Operation.READ, orders)
+    audit.note_denied(BOB, Operation.ADMIN, BROKER)
+    clock.advance(FOLD_S)
+    audit.note_denied(ANN, Operation.READ, orders)
+    await audit._idle.wait()
+    page = await audit.query(SYSTEM, AuditQuery())
+    told = [(event.user, event.action, event.resource, event.details) for event in page.events]
+    assert told == [
+        ("ann", "read", "orders", {"repeated": "99"}),
+        ("bob", "admin", "broker", {}),
+        ("bob", "read", "orders", {}),
+        ("ann", "write", "orders", {}),
+        ("ann", "read", "orders", {}),
+    ]
+    assert audit.stats.folded == 99
+
+
+async def test_noting_never_waits_and_gathers_while_an_append_is_in_flight(
+    audit: Audit, engine: EmbeddedEngine
+) -> None:
+    commits = engine.stats.commits
+    for number in range(1000):
+        audit.note(ANN, "topic.create", f"t{number}")
+    await audit._idle.wait()
+    assert audit.stats.written == 1000
+    assert engine.stats.commits - commits <= 3
+
+
+async def test_more_than_fit_are_dropped_and_counted(audit: Audit) -> None:
+    for number in range(WAITING_EVENTS_MAX + 101):
+        audit.note(ANN, "topic.create", f"t{number}")
+    await audit._idle.wait()
+    assert (audit.stats.written, audit.stats.dropped) == (WAITING_EVENTS_MAX + 1, 100)
+
+
+async def test_texts_of_clients_are_cut(audit: Audit) -> None:
+    audit.note(Principal("x" * 60_000), "auth.failure", "y" * 60_000, details={"why": "z" * 60_000})
+    await audit._idle.wait()
+    [event] = (await audit.query(SYSTEM, AuditQuery())).events
+    assert max(len(event.user), len(event.resource), len(event.details["why"])) < 2_000
+
+
+async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_path: Path, clock: ManualClock) -> None:
+    disk = FaultyDisk()
+    engine = EmbeddedEngine(tmp_path / "data", clock=clock, disk=disk)
+    await engine.start()
+    audit = Audit(engine, clock, OpenAccess())
+    await audit.start()
+    disk.fail_next_fsync()
+    with capture_logs() as logs:
+        for _ in range(3):
+            audit.note(ANN, "topic.create", "orders")
+            await asyncio.wait_for(audit._idle.wait(), 30)
+    assert audit.stats.dropped == 3
+    assert [entry["event"] for entry in logs if entry["event"] == "audit_not_written"] == ["audit_not_written"]
+    await audit.close()
+    try:
+        await engine.close()
+    except Exception:  # noqa: BLE001  a log whose disk failed closes with that error
+        pass
+
+
+async def test_the_trail_is_there_after_a_restart_and_its_size_is_bounded(
+    engine: EmbeddedEngine, clock: ManualClock
+) -> None:
+    first = Audit(engine, clock, OpenAccess())
+    await first.start()
+    first.note(ANN, "topic.create", "orders")
+    await first.close()
+    first.note(ANN, "topic.delete", "orders")
+    assert first.stats.dropped == 1, "closed"
+    second = Audit(engine, clock, OpenAccess())
+    await second.start()
+    assert await types(second) == ["topic.create"]
+    await second.close()
+    config = engine.topics()[AUDIT_TOPIC].config
+    assert config.retention_ms is not None
+    assert config.retention_bytes is not None

@@ -1,0 +1,200 @@
+"""Who may do what: every operation of the broker against every kind of principal, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.broker.access import (
+    ANONYMOUS,
+    BROKER,
+    SYSTEM,
+    UNAUTHENTICATED,
+    Operation,
+    Principal,
+    Resource,
+    ResourceKind,
+)
+from penstock.broker.broker import Broker
+from penstock.broker.policy import SETUP_NAME
+from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, PenstockError
+from penstock.log.api import TopicConfig
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import ManualClock
+from tests.broker.accounts import broker_with_users, user
+from tests.broker.test_access import OPERATIONS, call
+
+READ, WRITE, DESCRIBE, CREATE, DELETE, ADMIN = Operation
+EVERYTHING = frozenset(Operation)
+ORDERS = Resource(ResourceKind.TOPIC, "orders")
+OTHER = Resource(ResourceKind.TOPIC, "other")
+
+# What each principal may do: to the topic `orders`, to topics that no ACL speaks of, and to what is no topic.
+RIGHTS: dict[str, tuple[frozenset[Operation], frozenset[Operation], frozenset[Operation]]] = {
+    "trusted": (EVERYTHING, EVERYTHING, EVERYTHING),
+    "granted": (EVERYTHING, EVERYTHING, EVERYTHING),
+    "admin": (EVERYTHING, EVERYTHING, EVERYTHING),
+    "producer": (frozenset({WRITE, DESCRIBE}), frozenset({WRITE, DESCRIBE}), frozenset({WRITE, DESCRIBE})),
+    "consumer": (frozenset({READ, DESCRIBE}), frozenset({READ, DESCRIBE}), frozenset({READ, DESCRIBE})),
+    "guest": (frozenset(), frozenset(), frozenset({DESCRIBE})),
+    "operator": (frozenset({CREATE, DELETE}), frozenset({CREATE, DELETE}), frozenset({CREATE, DELETE, DESCRIBE})),
+    "listed": (frozenset({READ, WRITE, DESCRIBE}), frozenset(), frozenset({READ, WRITE, DESCRIBE})),
+    "reader": (frozenset({READ, DESCRIBE}), frozenset(), frozenset({READ, DESCRIBE})),
+    "member": (frozenset({WRITE, DESCRIBE}), frozenset(), frozenset({WRITE, DESCRIBE})),
+    "disabled": (frozenset(), frozenset(), frozenset()),
+    "deleted": (frozenset(), frozenset(), frozenset()),
+    "stranger": (frozenset(), frozenset(), frozenset()),
+    "unauthenticated": (frozenset(), frozenset(), frozenset()),
+}
+NOT_LOGGED_IN = {"deleted", "stranger", "unauthenticated"}
+
+
+@pytest.fixture
+async def guarded(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+    broker = broker_with_users(engine, clock)
+    await broker.start()
+    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.create_topic(SYSTEM, "other", TopicConfig())
+    await broker.commit_offset(SYSTEM, "orders", "g", 0, 0)
+    await broker.users.set_role(SYSTEM, "operator", ["create", "delete"])
+    await broker.users.set_role(SYSTEM, "team", [])
+    await broker.acls.set_acl(SYSTEM, "ord*", users=["listed", "reader:read", "deleted"], roles=["team:write"])
+    yield broker
+    await broker.close()
+
+
+async def principal_of(broker: Broker, kind: str) -> Principal:
+    match kind:
+        case "trusted":
+            return ANONYMOUS
+        case "granted":
+            return Principal("key:one", frozenset({"admin"}))
+        case "unauthenticated":
+            return UNAUTHENTICATED
+        case "stranger":
+            return Principal("CN=stranger")
+        case "admin" | "producer" | "consumer" | "guest" | "operator":
+            return await user(broker, kind, kind)
+        case "member":
+            return await user(broker, kind, "guest", "team")
+        case "disabled":
+            principal = await user(broker, kind, "admin")
+            await user(broker, "other-admin", "admin")
+            await broker.users.update_user(SYSTEM, kind, enabled=False)
+            return principal
+        case "deleted":
+            principal = await user(broker, kind)
+            await broker.users.delete_user(SYSTEM, kind)
+            return principal
+        case _:
+            return await user(broker, kind)
+
+
+def refusal_of(kind: str) -> type[PenstockError]:
+    return (
+        AuthenticationRequired
+        if kind in NOT_LOGGED_IN
+        else AuthenticationFailed
+        if kind == "disabled"
+        else AccessDenied
+    )
+
+
+@pytest.mark.parametrize("kind", RIGHTS)
+async def test_every_kind_of_principal_has_exactly_its_rights(kind: str, guarded: Broker) -> None:
+    principal = await principal_of(guarded, kind)
+    group = Resource(ResourceKind.GROUP, "g")
+    for allowed, resources in zip(RIGHTS[kind], ([ORDERS], [OTHER], [BROKER, group]), strict=True):
+        for operation in Operation:
+            for resource in resources:
+                if operation in allowed:
+                    guarded.access.check(principal, operation, resource)
+                else:
+                    with pytest.raises(refusal_of(kind)):
+                        guarded.access.check(principal, operation, resource)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_every_operation_is_open_to_who_may_and_to_nobody_else(name: str, guarded: Broker) -> None:
+    operation, resource, _ = OPERATIONS[name]
+    if name in ("create_topic", "ensure_topic"):
+        await guarded.delete_topic(SYSTEM, "orders")
+    # Who is refused first, because who is allowed may leave nothing to be refused.
+    in_turn = sorted(RIGHTS, key=lambda kind: operation in _rights(kind, resource))
+    for kind in in_turn:
+        principal = await principal_of(guarded, kind)
+        if operation in _rights(kind, resource):
+            await call(name, guarded, principal)
+            return
+        with pytest.raises(refusal_of(kind)):
+            await call(name, guarded, principal)
+    pytest.fail("nobody may")
+
+
+def _rights(kind: str, resource: Resource) -> frozenset[Operation]:
+    return RIGHTS[kind][0 if resource.kind is ResourceKind.TOPIC else 2]
+
+
+async def test_a_refusal_says_who_may_not_do_what(guarded: Broker) -> None:
+    guest = await user(guarded, "gus", "guest")
+    with pytest.raises(AccessDenied, match=r"^unauthorized: gus may not write topic orders$"):
+        await guarded.ensure_topic(guest, "orders")
+    with pytest.raises(AccessDenied, match=r"^unauthorized: gus may not admin this broker$"):
+        guarded.list_groups(guest)
+    with pytest.raises(AuthenticationRequired, match=r"^authentication required: log in to read topic orders$"):
+        guarded.partition(UNAUTHENTICATED, "orders", 0)
+    with pytest.raises(AuthenticationRequired, match="there is no user CN=x; an administrator can create it"):
+        guarded.partition(Principal("CN=x"), "orders", 0)
+
+
+async def test_who_loses_a_role_loses_it_at_once(guarded: Broker) -> None:
+    ann = await user(guarded, "ann", "consumer")
+    guarded.partition(ann, "orders", 0)
+    await guarded.users.update_user(SYSTEM, "ann", ["producer"])
+    with pytest.raises(AccessDenied):
+        guarded.partition(ann, "orders", 0)
+
+
+async def test_a_list_of_topics_shows_what_may_be_described(guarded: Broker) -> None:
+    assert guarded.topic_names(await user(guarded, "listed")) == ["orders"]
+    assert guarded.topic_names(await user(guarded, "gus", "guest")) == []
+    assert guarded.topic_names(await user(guarded, "con", "consumer")) == ["orders", "other"]
+
+
+@pytest.mark.parametrize("default_public", [False, True])
+@pytest.mark.parametrize("allow_anonymous", [False, True])
+async def test_public_topics_are_open_as_far_as_the_settings_say(
+    allow_anonymous: bool, default_public: bool, engine: EmbeddedEngine, clock: ManualClock
+) -> None:
+    broker = broker_with_users(engine, clock, allow_anonymous=allow_anonymous, default_public=default_public)
+    await broker.start()
+    gus = await user(broker, "gus", "guest")
+    await broker.acls.set_acl(SYSTEM, "closed", users=["ann"])
+    if allow_anonymous:
+        await broker.acls.set_acl(SYSTEM, "open", public=True)
+    public = ({"other"} if default_public else set()) | ({"open"} if allow_anonymous or default_public else set())
+    for topic in ("open", "closed", "other"):
+        for operation in Operation:
+            resource = Resource(ResourceKind.TOPIC, topic)
+            may = topic in public and operation in (READ, WRITE, DESCRIBE)
+            assert _may(broker, gus, operation, resource) is may
+            assert _may(broker, UNAUTHENTICATED, operation, resource) is (may and allow_anonymous)
+    assert _may(broker, UNAUTHENTICATED, DESCRIBE, BROKER) is allow_anonymous
+    assert not _may(broker, UNAUTHENTICATED, WRITE, BROKER)
+    await broker.close()
+
+
+def _may(broker: Broker, principal: Principal, operation: Operation, resource: Resource) -> bool:
+    try:
+        broker.access.check(principal, operation, resource)
+    except PenstockError:
+        return False
+    return True
+
+
+async def test_whoever_set_the_broker_up_may_do_nothing_once_there_is_an_administrator(guarded: Broker) -> None:
+    founder = Principal(SETUP_NAME, frozenset({"admin"}))
+    await guarded.users.create_user(founder, "root", "secret", ["admin"])
+    with pytest.raises(AuthenticationRequired, match="there is an administrator now"):
+        await guarded.users.create_user(founder, "second", "secret", ["admin"])
