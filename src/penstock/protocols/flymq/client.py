@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from random import Random
@@ -34,31 +34,38 @@ from penstock.errors import (
     BatchFailed,
     GroupNotFound,
     InvalidRequest,
-    InvalidTopicName,
     PenstockError,
     Unreachable,
 )
+from penstock.protocols.flymq import lifetime_replies, lifetime_requests
 from penstock.protocols.flymq import reply_decoding as replies
 from penstock.protocols.flymq import request_encoding as requests
 from penstock.protocols.flymq.access_client import AsyncAccess
 from penstock.protocols.flymq.access_replies import decode_authenticated, decode_refusal
+from penstock.protocols.flymq.arguments import (
+    Values,
+    check_bytes,
+    check_topic,
+    chunks,
+    columns,
+    index_field,
+    milliseconds,
+    offset_field,
+    partition_field,
+)
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
 from penstock.protocols.flymq.fetched import EncodedFetch
+from penstock.protocols.flymq.lifetime_client import AsyncDeadLetters
+from penstock.protocols.flymq.lifetime_messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.reply_messages import GroupState
-from penstock.protocols.flymq.wire import PARTITION_AUTO
+from penstock.protocols.flymq.transaction_client import AsyncTransaction
 
 SCHEMES = ("flymq", "flymqs")
 PORT = 9092
-CHUNK_RECORDS_MAX = 1024
-CHUNK_BYTES = 256 << 10
-"""About how much of a batch is encoded and written at a time: enough to fill a socket buffer, little enough to overlap with replies."""
-TOPIC_BYTES_MAX = 249
 FETCH_RECORDS = 1000
 """Records a fetch asks for unless told otherwise; the most that deployed brokers give."""
-
-Values = Iterable[bytes] | Iterable[tuple[bytes | None, bytes]]
 
 
 class AsyncFlyMQClient:
@@ -103,6 +110,8 @@ class AsyncFlyMQClient:
             random=random or Random(),  # noqa: S311 - jitter guards no secret
             sleep=sleep,
         )
+        self.dead_letters = AsyncDeadLetters(self._read, self._write)
+        """Records that failed: list, replay, purge."""
         self.access = AsyncAccess(self._read, self._write)
         """Users, roles, ACLs, the audit trail and the cluster."""
 
@@ -126,15 +135,26 @@ class AsyncFlyMQClient:
     # -- producing -------------------------------------------------------------------------------------------------------
 
     async def send(
-        self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None = None,
+        partition: int | None = None,
+        *,
+        ttl_s: float | None = None,
     ) -> RecordMetadata:
         """Store one record; returns where, once it is committed. Without a partition the key decides, or else they take turns.
 
-        ConnectionLost and RequestTimeout leave open whether it was stored.
+        A record with a time to live is shown to no reader once that time has passed. ConnectionLost and RequestTimeout leave open
+        whether the record was stored.
         """
-        _check_topic(topic)
-        _check_bytes([value], [key])
-        data = requests.encode_produce(topic, value, key, _partition_field(partition))
+        check_topic(topic)
+        check_bytes([value], [key])
+        if ttl_s is not None:
+            ttl_ms = milliseconds(ttl_s, "time to live")
+            data = lifetime_requests.encode_produce_with_ttl(topic, value, ttl_ms, key, partition_field(partition))
+            return lifetime_replies.decode_stored(await self._write(data))
+        data = requests.encode_produce(topic, value, key, partition_field(partition))
         exchange = Produces(data, records=1, timeout_s=self._options.request_timeout_s)
         await self._requests.perform(exchange)
         result = exchange.results[0]
@@ -142,14 +162,40 @@ class AsyncFlyMQClient:
             raise result
         return result
 
+    async def send_later(
+        self,
+        topic: str,
+        value: bytes,
+        delay_s: float,
+        key: bytes | None = None,
+        partition: int | None = None,
+        *,
+        ttl_s: float | None = None,
+    ) -> DelayedRecord:
+        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
+
+        A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
+        """
+        check_topic(topic)
+        check_bytes([value], [key])
+        delay_ms = milliseconds(delay_s, "delay")
+        ttl_ms = 0 if ttl_s is None else milliseconds(ttl_s, "time to live")
+        data = lifetime_requests.encode_produce_delayed(topic, value, delay_ms, key, partition_field(partition), ttl_ms)
+        return lifetime_replies.decode_delayed(await self._write(data))
+
+    async def cancel(self, topic: str, delayed_id: str) -> None:
+        """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
+        check_topic(topic)
+        await self._write(lifetime_requests.encode_cancel_delayed(topic, delayed_id))
+
     async def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
         """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
 
         Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
         """
-        _check_topic(topic)
-        keys, values = _columns(records)
-        _check_bytes(values, keys or ())
+        check_topic(topic)
+        keys, values = columns(records)
+        check_bytes(values, keys or ())
         largest_bytes = max(map(len, values), default=0) + max((len(key) for key in keys or () if key), default=0)
         requests.check_record(topic, largest_bytes)
         results: list[RecordMetadata | PenstockError] = []
@@ -171,10 +217,10 @@ class AsyncFlyMQClient:
         results: list[RecordMetadata | PenstockError],
     ) -> tuple[PenstockError | None, bool]:
         """Send what `results` does not cover yet and extend it, up to a lost connection: that error, and whether going on is safe."""
-        field = _partition_field(partition)
+        field = partition_field(partition)
         sent: list[Produces] = []
         stopped: PenstockError | None = None
-        for first, last in _chunks(values, len(results)):
+        for first, last in chunks(values, len(results)):
             data = requests.encode_produce_many(topic, values[first:last], keys and keys[first:last], field)
             exchange = Produces(data, records=last - first, timeout_s=self._options.request_timeout_s)
             try:
@@ -191,6 +237,10 @@ class AsyncFlyMQClient:
                 return error, not exchange.written and not exchange.results
             results += exchange.results
         return stopped, False
+
+    def transaction(self) -> AsyncTransaction:
+        """Records and group offsets that appear together or not at all: `async with client.transaction() as txn:`."""
+        return AsyncTransaction(self._requests, self._options.request_timeout_s)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -218,8 +268,8 @@ class AsyncFlyMQClient:
         filter: str | None = None,  # noqa: A002
     ) -> EncodedFetch:
         """Like `fetch`, with the decoding left to the caller."""
-        _check_topic(topic)
-        data = requests.encode_fetch(topic, _index_field(partition), _offset_field(offset), max_records, filter)
+        check_topic(topic)
+        data = requests.encode_fetch(topic, index_field(partition), offset_field(offset), max_records, filter)
         return EncodedFetch(topic, partition, await self._read(data), native=filter is not None)
 
     def batches(
@@ -235,7 +285,7 @@ class AsyncFlyMQClient:
         limit: int | None = None,
     ) -> AsyncGenerator[list[Record], None]:
         """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
-        _check_topic(topic)
+        check_topic(topic)
         return read_batches(
             self,
             topic,
@@ -282,13 +332,13 @@ class AsyncFlyMQClient:
     async def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
         """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
         compression, segment_bytes, segment_ms."""
-        _check_topic(name)
+        check_topic(name)
         settings = {setting: str(value) for setting, value in config.items()}
         await self._read(requests.encode_create_topic(name, partitions, settings))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records; one that does not exist is no error."""
-        _check_topic(name)
+        check_topic(name)
         await self._write(requests.encode_delete_topic(name))
 
     async def topics(self) -> list[str]:
@@ -297,7 +347,7 @@ class AsyncFlyMQClient:
 
     async def describe_topic(self, name: str) -> TopicDescription:
         """Raises TopicNotFound."""
-        _check_topic(name)
+        check_topic(name)
         metadata = replies.decode_topic_metadata(await self._read(requests.encode_metadata(name)))
         partitions = [
             PartitionDescription(each.index, each.start_offset, each.next_offset) for each in metadata.partitions
@@ -310,19 +360,19 @@ class AsyncFlyMQClient:
         self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
     ) -> int:
         """Join a group as a member for as long as the connection lasts; returns the offset to start at."""
-        _check_topic(topic)
+        check_topic(topic)
         return replies.decode_offset(
-            await self._read(requests.encode_subscribe(topic, group, _index_field(partition), mode))
+            await self._read(requests.encode_subscribe(topic, group, index_field(partition), mode))
         )
 
     async def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
         """Store `offset` as the next one the group will read."""
-        _check_topic(topic)
-        await self._read(requests.encode_commit(topic, group, _index_field(partition), _offset_field(offset)))
+        check_topic(topic)
+        await self._read(requests.encode_commit(topic, group, index_field(partition), offset_field(offset)))
 
     async def committed(self, topic: str, group: str, partition: int) -> int | None:
         """The next offset the group will read, None where it has committed nothing."""
-        _check_topic(topic)
+        check_topic(topic)
         try:
             (described,) = await self.describe_group(group, topic)
         except GroupNotFound:
@@ -331,18 +381,18 @@ class AsyncFlyMQClient:
 
     async def reset(self, topic: str, group: str, partition: int, to: Start) -> int:
         """Move a group's committed offset to "earliest", "latest", an offset, or a time; returns the offset it has now."""
-        _check_topic(topic)
+        check_topic(topic)
         if isinstance(to, datetime):
             return await self.seek_to_time(topic, group, partition, to)
-        mode, offset = ("offset", _offset_field(to)) if isinstance(to, int) else (to, None)
-        await self._read(requests.encode_reset_offset(topic, group, _index_field(partition), mode, offset))
+        mode, offset = ("offset", offset_field(to)) if isinstance(to, int) else (to, None)
+        await self._read(requests.encode_reset_offset(topic, group, index_field(partition), mode, offset))
         return replies.decode_offset(await self._read(requests.encode_get_offset(topic, group, partition)))
 
     async def seek_to_time(self, topic: str, group: str | None, partition: int, time: datetime | int) -> int:
         """The first offset at or after a time (a datetime, or milliseconds since 1970); committed for the group if one is given."""
-        _check_topic(topic)
+        check_topic(topic)
         timestamp_ms = timestamp_ms_of(time)
-        data = requests.encode_seek_to_timestamp(topic, group or "", _index_field(partition), timestamp_ms)
+        data = requests.encode_seek_to_timestamp(topic, group or "", index_field(partition), timestamp_ms)
         return replies.decode_offset(await self._read(data))
 
     async def groups(self) -> list[GroupDescription]:
@@ -352,7 +402,7 @@ class AsyncFlyMQClient:
     async def describe_group(self, group: str, topic: str | None = None) -> list[GroupDescription]:
         """A group's committed offsets, one entry for each topic it reads. Raises GroupNotFound."""
         if topic is not None:
-            _check_topic(topic)
+            check_topic(topic)
             return [_group(replies.decode_group(await self._read(requests.encode_describe_group(topic, group))))]
         found = [each for each in await self.groups() if each.group == group]
         if not found:
@@ -365,8 +415,8 @@ class AsyncFlyMQClient:
 
     async def lag(self, topic: str, group: str, partition: int) -> Lag:
         """How many records of a partition the group has yet to read."""
-        _check_topic(topic)
-        lag = replies.decode_lag(await self._read(requests.encode_get_lag(topic, group, _index_field(partition))))
+        check_topic(topic)
+        lag = replies.decode_lag(await self._read(requests.encode_get_lag(topic, group, index_field(partition))))
         return Lag(lag.committed, lag.latest, lag.lag)
 
     # -- the connection --------------------------------------------------------------------------------------------------
@@ -399,25 +449,9 @@ class AsyncFlyMQClient:
         await call.finished
         if not decode_authenticated(call.payload):
             reason = decode_refusal(call.payload)
-            raise AuthenticationFailed(f"{self.address} refuses user {self.address.user!r}: {reason or 'no reason given'}")
-
-
-def _columns(records: Values) -> tuple[list[bytes | None] | None, list[bytes]]:
-    rows = list(records)
-    if rows and isinstance(rows[0], tuple):
-        keys, values = zip(*rows, strict=True)
-        return list(keys), list(values)
-    return None, rows  # type: ignore[return-value]  # checked by _check_bytes
-
-
-def _chunks(values: Sequence[bytes], first: int) -> Iterator[tuple[int, int]]:
-    """Bounds of what is sent at a time, from row `first` on."""
-    while first < len(values):
-        sample = values[first : first + CHUNK_RECORDS_MAX]
-        size_bytes = sum(map(len, sample))
-        count = len(sample) if size_bytes <= CHUNK_BYTES else max(1, CHUNK_BYTES * len(sample) // size_bytes)
-        yield first, first + count
-        first += count
+            raise AuthenticationFailed(
+                f"{self.address} refuses user {self.address.user!r}: {reason or 'no reason given'}"
+            )
 
 
 def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMetadata]:
@@ -434,32 +468,3 @@ def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMet
 
 def _group(state: GroupState) -> GroupDescription:
     return GroupDescription(state.topic, state.group, state.members, state.offsets)
-
-
-def _check_topic(name: str) -> None:
-    size = len(name.encode())
-    if not 1 <= size <= TOPIC_BYTES_MAX:
-        raise InvalidTopicName(f"topic name has {size} bytes: use 1 to {TOPIC_BYTES_MAX}")
-
-
-def _check_bytes(values: Iterable[bytes], keys: Iterable[bytes | None]) -> None:
-    kinds = set(map(type, values)) - {bytes} | set(map(type, keys)) - {bytes, type(None)}
-    if kinds:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise InvalidRequest(f"keys and values are bytes, not {names}; turn text into bytes with .encode()")
-
-
-def _partition_field(partition: int | None) -> int:
-    return PARTITION_AUTO if partition is None else _index_field(partition)
-
-
-def _index_field(partition: int) -> int:
-    if not 0 <= partition < 1 << 31:
-        raise InvalidRequest(f"partition {partition} is out of range: partitions are numbered from 0")
-    return partition
-
-
-def _offset_field(offset: int) -> int:
-    if not 0 <= offset < 1 << 63:
-        raise InvalidRequest(f"offset {offset} is out of range: offsets are numbered from 0")
-    return offset

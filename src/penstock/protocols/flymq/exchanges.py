@@ -1,4 +1,4 @@
-"""What the client awaits: the reply to one request, or the replies to a batch of PRODUCE requests."""
+"""What the client awaits: the reply to one request, or the replies to many that were written together."""
 
 from __future__ import annotations
 
@@ -56,6 +56,25 @@ class Produces(Exchange[Replies]):
             self.results.append(error_for(decode_error(message.payload)))
         else:
             raise _mismatch(Opcode.PRODUCE, message)
+
+
+class Calls(Exchange[Replies]):
+    """Requests of one kind, with one reply each; `results` gathers the payload or the error of each, in order."""
+
+    __slots__ = ("results",)
+
+    def __init__(self, data: bytes, *, requests: int, timeout_s: float) -> None:
+        super().__init__(data, replies=requests, timeout_s=timeout_s, repeatable=False)
+        self.results: list[bytes | PenstockError] = []
+
+    def accept(self, message: Replies, first: int, count: int) -> None:
+        opcode = self.data[_OPCODE_AT]
+        if isinstance(message, Reply) and message.opcode == opcode:
+            self.results.append(message.payload)
+        elif isinstance(message, Reply) and message.opcode == Opcode.ERROR:
+            self.results.append(error_for(decode_error(message.payload)))
+        else:
+            raise _mismatch(opcode, message)
 
 
 def _mismatch(requested: int, message: Replies) -> ProtocolViolation:

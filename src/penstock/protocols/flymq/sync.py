@@ -20,8 +20,12 @@ from penstock.clients.records import (
 )
 from penstock.clients.url import Address
 from penstock.protocols.flymq.access_client import Access
-from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient, Values
+from penstock.protocols.flymq.arguments import Values
+from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
+from penstock.protocols.flymq.lifetime_client import DeadLetters
+from penstock.protocols.flymq.lifetime_messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start
+from penstock.protocols.flymq.transaction_client import Transaction
 
 
 class FlyMQClient:
@@ -40,6 +44,7 @@ class FlyMQClient:
     ) -> None:
         self._client = AsyncFlyMQClient(url, tls=tls, options=options)
         self._thread = LoopThread(f"penstock client of {self._client.address}")
+        self.dead_letters = DeadLetters(self._thread, self._client.dead_letters)
         self.access = Access(self._thread, self._client.access)
         """Users, roles, ACLs, the audit trail and the cluster."""
         try:
@@ -68,13 +73,45 @@ class FlyMQClient:
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
-    def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> RecordMetadata:
-        """Store one record; returns where, once it is committed. For many records, `send_many` is much faster."""
-        return self._thread.run(self._client.send(topic, value, key, partition))
+    def send(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None = None,
+        partition: int | None = None,
+        *,
+        ttl_s: float | None = None,
+    ) -> RecordMetadata:
+        """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
+
+        A record with a time to live is shown to no reader once that time has passed.
+        """
+        return self._thread.run(self._client.send(topic, value, key, partition, ttl_s=ttl_s))
+
+    def send_later(
+        self,
+        topic: str,
+        value: bytes,
+        delay_s: float,
+        key: bytes | None = None,
+        partition: int | None = None,
+        *,
+        ttl_s: float | None = None,
+    ) -> DelayedRecord:
+        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then."""
+        return self._thread.run(self._client.send_later(topic, value, delay_s, key, partition, ttl_s=ttl_s))
+
+    def cancel(self, topic: str, delayed_id: str) -> None:
+        """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
+        self._thread.run(self._client.cancel(topic, delayed_id))
 
     def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
         """Store many records (values, or pairs of key and value), in order; returns where each is, once all are committed."""
         return self._thread.run(self._client.send_many(topic, records, partition))
+
+    def transaction(self) -> Transaction:
+        """Records and group offsets that appear together or not at all: `with client.transaction() as txn:`."""
+        return Transaction(self._thread, self._client.transaction())
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 

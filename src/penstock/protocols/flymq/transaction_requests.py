@@ -29,6 +29,8 @@ from penstock.protocols.flymq.wire import (
 )
 
 _OFFSET_BYTES_MIN = 16
+_PRODUCE_FIXED_BYTES = 12
+"""Of a TXN_PRODUCE payload, beside names, key and value: two lengths and the partition."""
 
 # --- the server's side ---
 
@@ -92,13 +94,19 @@ def encode_produce_many(
         key = keys[row] if keys is not None else None
         tail = blob32(key or b"") + place if key or partition != PARTITION_AUTO else b""
         length = len(names) + 4 + len(value) + len(tail)
-        if length > PAYLOAD_BYTES_MAX:
-            raise RecordTooLarge(
-                f"a request of {length} bytes does not fit into a FlyMQ frame: at most {PAYLOAD_BYTES_MAX} are allowed"
-            )
         head = HEADER.pack(MAGIC, VERSION, Opcode.TXN_PRODUCE, FLAG_BINARY, length)
         parts += head, names, U32.pack(len(value)), value, tail
     return b"".join(parts)
+
+
+def check_record(transaction: str, topic: str, record_bytes: int) -> None:
+    """Raises RecordTooLarge where a key and value of this size do not fit into one request."""
+    others = len(text16(transaction)) + len(text16(topic)) + _PRODUCE_FIXED_BYTES
+    if others + record_bytes > PAYLOAD_BYTES_MAX:
+        raise RecordTooLarge(
+            f"a record of {record_bytes} bytes does not fit into a FlyMQ frame: "
+            f"at most {PAYLOAD_BYTES_MAX - others} bytes of key and value for this topic"
+        )
 
 
 def encode_commit(transaction: str, offsets: Sequence[GroupOffset] = ()) -> bytes:
