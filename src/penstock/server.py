@@ -29,8 +29,10 @@ from penstock.broker.access import ANONYMOUS, SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.policy import AccessSettings
+from penstock.broker.subscription import DeliveryPolicy
 from penstock.clock import Clock, SystemClock
-from penstock.config import Config, FlyMQListener
+from penstock.config import BlipMQListener, Config, FlyMQListener
+from penstock.config import TcpListener as ListenerSettings
 from penstock.errors import ConfigError, TopicExists
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -41,6 +43,7 @@ from penstock.net.limits import ListenerLimits
 from penstock.net.session import Connection, Session
 from penstock.net.tcp import STOP_GRACE_S, TcpListener
 from penstock.net.tls import server_context
+from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.flymq.operations import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 
@@ -48,6 +51,7 @@ NODE_ID = "penstock"
 SETUP_FILE = "setup-token"
 """In the data directory, while there is no administrator: what `penstock user setup` logs in with."""
 DEVELOPMENT_USERS = {"admin": "admin"}
+DEVELOPMENT_API_KEY = "dev-key"
 DESCRIPTORS_FOR_THE_LOG = 1024
 
 log = structlog.get_logger("penstock.server")
@@ -68,12 +72,14 @@ class Surroundings:
 
     broker: Broker
     clock: Clock
-    settings: FlyMQListener
+    config: Config
+    settings: ListenerSettings
     address: Callable[[], str]
     """Where the listener is; known once it has started."""
 
 
 def _flymq(given: Surroundings) -> FlyMQ:
+    assert isinstance(given.settings, FlyMQListener)
     return FlyMQ(
         given.broker,
         clock=given.clock,
@@ -83,9 +89,23 @@ def _flymq(given: Surroundings) -> FlyMQ:
     )
 
 
+def _blipmq(given: Surroundings) -> BlipMQ:
+    settings = given.settings
+    assert isinstance(settings, BlipMQListener)
+    keys = [key.get_secret_value() for key in settings.api_keys]
+    if given.config.dev:
+        keys.append(DEVELOPMENT_API_KEY)
+    if not keys and not len(given.broker.api_keys):
+        log.info("no_api_key", listener="blipmq", consequence="nobody can log in", advice="penstock key create NAME")
+    return BlipMQ(given.broker, clock=given.clock, api_keys=keys, message_ttl_ms=settings.message_ttl_ms)
+
+
 PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
     "flymq": _flymq,
+    "blipmq": _blipmq,
 }
+# Their deployed clients send an answer and the next request as two small writes, and the second waits for our TCP acknowledgement.
+QUICKACK = frozenset({"blipmq"})
 
 
 class Server:
@@ -104,6 +124,7 @@ class Server:
             limits=_broker_limits(config),
             access_settings=_access_settings(config),
             topic_defaults=config.topic_defaults,
+            deliveries=_delivery_policy(config),
         )
         self.listeners: dict[str, TcpListener] = {}
         self.sessions: dict[str, SessionStats] = {}
@@ -156,7 +177,8 @@ class Server:
         """
         file = self.config.data_dir / SETUP_FILE
         file.unlink(missing_ok=True)
-        required = any(settings.auth == "required" for _, settings in self.config.listeners.enabled())
+        flymq = self.config.listeners.flymq
+        required = flymq is not None and flymq.auth == "required"
         token = self.broker.users.open_setup() if required else None
         self.needs_setup = token is not None
         if token is not None:
@@ -182,7 +204,9 @@ class Server:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
         parts.push_async_callback(self._stop_listeners)
         for name, settings in self.config.listeners.enabled():
-            source = PROTOCOLS[name](Surroundings(self.broker, self._clock, settings, partial(self._address, name)))
+            source = PROTOCOLS[name](
+                Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name))
+            )
             listener = TcpListener(
                 name,
                 settings.bind,
@@ -191,6 +215,7 @@ class Server:
                 contexts.get(name),
                 clock=self._clock,
                 budget=budget,
+                quickack=name in QUICKACK,
             )
             self.listeners[name] = listener
             self.sessions[name] = source.stats
@@ -239,14 +264,27 @@ def _broker_limits(config: Config) -> BrokerLimits:
         group_members_max=limits.group_members_max,
         record_bytes_max=limits.record_bytes_max,
         key_bytes_max=limits.key_bytes_max,
+        subscriptions_max=limits.subscriptions_max,
         schemas_max=limits.schemas_max,
         schema_versions_max=limits.schema_versions_max,
         schema_bytes_max=limits.schema_bytes_max,
         schemas_bytes_max=limits.schemas_bytes_max,
+        delayed_max=limits.delayed_max,
+        delay_ms_max=limits.delay_ms_max,
     )
 
 
-def _listener_limits(config: Config, settings: FlyMQListener) -> ListenerLimits:
+def _delivery_policy(config: Config) -> DeliveryPolicy:
+    settings = config.subscriptions
+    return DeliveryPolicy(
+        deliveries_max=settings.deliveries_max,
+        backoff_ms=settings.backoff_ms,
+        in_flight_max=settings.in_flight_max,
+        idle_ms_max=settings.idle_ms_max,
+    )
+
+
+def _listener_limits(config: Config, settings: ListenerSettings) -> ListenerLimits:
     limits = config.limits
     return ListenerLimits(
         connections_max=settings.max_connections,

@@ -13,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.admin.figures import Figures, PartitionFigures, RequestFigures
 from penstock.admin.metrics import families
+from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import GroupLag, LagReport
+from penstock.broker.schedule import ScheduleStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import DURATION_BOUNDS_S, Histogram
@@ -37,6 +39,9 @@ def figures(**changes: object) -> Figures:
         partitions_left_out=0,
         partitions_failed=0,
         lags=LagReport([], 0),
+        delayed_pending=0,
+        schedule=ScheduleStats(),
+        dead_letters=DeadLetterStats(),
         listeners={},
         requests={},
         loop_lag=Histogram(DURATION_BOUNDS_S),
@@ -135,6 +140,19 @@ def test_lag_is_in_records_and_in_seconds_where_the_age_is_known() -> None:
     assert samples["penstock_group_lag_records", audit] == 4
     assert ("penstock_group_lag_seconds", audit) not in samples
     assert samples["penstock_group_lags_left_out", ()] == 9
+
+
+def test_delayed_records_and_dead_letters_are_counted() -> None:
+    schedule = ScheduleStats(accepted=9, delivered=5, cancelled=1)
+    schedule.lateness_s.observe(0.004)
+    samples = scraped(figures(delayed_pending=3, schedule=schedule, dead_letters=DeadLetterStats(7, 2)))
+    assert samples["penstock_delayed_pending", ()] == 3
+    assert samples["penstock_delayed_accepted_total", ()] == 9
+    assert samples["penstock_delayed_delivered_total", ()] == 5
+    assert samples["penstock_delayed_cancelled_total", ()] == 1
+    assert samples["penstock_delayed_lateness_seconds_bucket", (("le", "0.005"),)] == 1
+    assert samples["penstock_dead_letters_sent_total", ()] == 7
+    assert samples["penstock_dead_letters_replayed_total", ()] == 2
 
 
 def test_listeners_are_told_apart() -> None:

@@ -14,7 +14,9 @@ from typing import NamedTuple, Protocol
 
 from penstock.broker.access import SYSTEM
 from penstock.broker.broker import Broker
+from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import LagReport
+from penstock.broker.schedule import ScheduleStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import Histogram
@@ -63,6 +65,9 @@ class Figures:
     partitions_left_out: int
     partitions_failed: int
     lags: LagReport
+    delayed_pending: int
+    schedule: ScheduleStats
+    dead_letters: DeadLetterStats
     listeners: dict[str, ListenerStats]
     requests: dict[str, RequestFigures]
     loop_lag: Histogram
@@ -107,6 +112,9 @@ async def gather(sources: Sources) -> Figures:
         partitions_left_out=partitions_left_out,
         partitions_failed=len(failed_partitions(engine)),
         lags=lags,
+        delayed_pending=sources.broker.schedule.pending,
+        schedule=copy.deepcopy(sources.broker.schedule.stats),
+        dead_letters=copy.copy(sources.broker.dead_letters.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
         requests={
             name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)

@@ -79,6 +79,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _log(figures)
     yield from _partitions(figures)
     yield from _groups(figures)
+    yield from _lifetimes(figures)
     yield from _listeners(figures)
     yield from _requests(figures)
     yield _histogram("event_loop_lag_seconds", "How late timers of the event loop ran.", figures.loop_lag)
@@ -130,6 +131,19 @@ def _groups(figures: Figures) -> Iterator[Metric]:
             seconds.add_metric(values, row.seconds)
     yield from (records, seconds)
     yield _gauge("group_lags_left_out", "Group lags without series of their own in this scrape.", figures.lags.left_out)
+
+
+def _lifetimes(figures: Figures) -> Iterator[Metric]:
+    schedule, letters = figures.schedule, figures.dead_letters
+    yield _gauge("delayed_pending", "Delayed records that wait for their time.", figures.delayed_pending)
+    yield _counter("delayed_accepted", "Delayed records accepted.", schedule.accepted)
+    yield _counter("delayed_delivered", "Delayed records written to their topics.", schedule.delivered)
+    yield _counter("delayed_cancelled", "Delayed records cancelled before their time.", schedule.cancelled)
+    yield _histogram(
+        "delayed_lateness_seconds", "How long after its time a delayed record was readable.", schedule.lateness_s
+    )
+    yield _counter("dead_letters_sent", "Records put aside as dead letters.", letters.sent)
+    yield _counter("dead_letters_replayed", "Dead letters written to their topics again.", letters.replayed)
 
 
 def _listeners(figures: Figures) -> Iterator[Metric]:

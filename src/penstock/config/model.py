@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.errors import InvalidRequest
@@ -56,6 +65,7 @@ SegmentBytes = Annotated[Size, Field(ge=1 << 16, le=1 << 31)]
 SegmentMs = Annotated[DurationMs, Field(ge=1000)]
 ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
 Compression = Literal["none", "zstd"]
+ApiKey = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
 
 
 class Section(BaseModel):
@@ -80,16 +90,12 @@ class Tls(Section):
         return self
 
 
-class FlyMQListener(Section):
-    """`[listeners.flymq]`"""
+class TcpListener(Section):
+    """What the TCP protocols have in common."""
 
-    bind: Bind = "127.0.0.1:9092"
+    bind: Bind
     """The address to listen on; port 0 picks a free one."""
-    dialect: Literal["auto", "spec", "native"] = "auto"
-    """Whose layouts replies follow where the contract and the deployed clients differ; auto decides for each connection."""
     tls: Tls | None = None
-    auth: Literal["none", "required"] = "none"
-    """Whether a client must say who it is: with a user's password, or with a TLS certificate that `tls.client_ca` accepts."""
     insecure: bool = False
     """Allow a bind beyond loopback without TLS and authentication."""
     max_connections: int = Field(10_000, ge=1, le=1_000_000)
@@ -100,14 +106,45 @@ class FlyMQListener(Section):
     handshake_s_max: Seconds = Field(10.0, ge=0.1)
     """A TLS handshake must be complete within this time."""
 
-    @model_validator(mode="after")
-    def _is_safe(self) -> FlyMQListener:
-        secured = self.tls is not None and self.auth == "required"
+    def check_safe(self, *, authenticated: bool, settings: str) -> None:
+        """Raises ValueError where strangers could get in; `settings` is what would keep them out."""
+        secured = self.tls is not None and authenticated
         if not secured and not self.insecure and not is_loopback(parse_address(self.bind).host):
             raise ValueError(
                 f'bind = "{self.bind}" can be reached from other machines without TLS and authentication: bind to 127.0.0.1, '
-                'or set tls.cert, tls.key and auth = "required", or accept the risk with insecure = true'
+                f"or set {settings}, or accept the risk with insecure = true"
             )
+
+
+class FlyMQListener(TcpListener):
+    """`[listeners.flymq]`"""
+
+    bind: Bind = "127.0.0.1:9092"
+    dialect: Literal["auto", "spec", "native"] = "auto"
+    """Whose layouts replies follow where the contract and the deployed clients differ; auto decides for each connection."""
+    auth: Literal["none", "required"] = "none"
+    """Whether a client must say who it is: with a user's password, or with a TLS certificate that `tls.client_ca` accepts."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> FlyMQListener:
+        self.check_safe(authenticated=self.auth == "required", settings='tls.cert, tls.key and auth = "required"')
+        return self
+
+
+class BlipMQListener(TcpListener):
+    """`[listeners.blipmq]`: every client presents an API key."""
+
+    bind: Bind = "127.0.0.1:5555"
+    idle_s_max: Seconds = Field(24 * 3600.0, ge=1)
+    """A connection over which nothing moves for so long is closed; deployed publishers hold theirs open and say nothing."""
+    api_keys: list[ApiKey] = []
+    """Keys that are accepted beside those made with `penstock key create`. Each may publish, subscribe and read."""
+    message_ttl_ms: OptionalDurationMs = None
+    """How long a published message may be read, by any protocol; "forever" without end."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> BlipMQListener:
+        self.check_safe(authenticated=True, settings="tls.cert and tls.key, so that keys do not travel in the clear")
         return self
 
 
@@ -115,11 +152,14 @@ class Listeners(Section):
     """`[listeners]`: a protocol that is not named is off."""
 
     flymq: FlyMQListener | None = None
+    blipmq: BlipMQListener | None = None
 
-    def enabled(self) -> Iterator[tuple[str, FlyMQListener]]:
+    def enabled(self) -> Iterator[tuple[str, TcpListener]]:
         """Each listener that is on, by protocol name."""
-        if self.flymq is not None:
-            yield "flymq", self.flymq
+        for name in type(self).model_fields:
+            settings = getattr(self, name)
+            if settings is not None:
+                yield name, settings
 
 
 class Admin(Section):
@@ -226,6 +266,8 @@ class Limits(Section):
     """Committed offsets of all groups together."""
     group_members_max: int = Field(100_000, ge=1)
     """Subscriptions of open connections, over all groups."""
+    subscriptions_max: int = Field(10_000, ge=1)
+    """Subscriptions (BlipMQ) that exist, whether anybody is connected or not."""
     schemas_max: int = Field(10_000, ge=1)
     """Schema names, also those whose versions are all deleted."""
     schema_versions_max: int = Field(1_000, ge=1)
@@ -234,12 +276,29 @@ class Limits(Section):
     """One definition."""
     schemas_bytes_max: Size = Field(64 << 20, ge=1)
     """All definitions together; they are kept in memory."""
+    delayed_max: int = Field(2_000_000, ge=1)
+    """Delayed records that wait for their time."""
+    delay_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
+    """The longest delay a record may be given."""
     in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
     """Requests of one connection that wait for their answer; above it that connection is not read."""
     in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
     """The same over all connections."""
     send_buffer_bytes_max: Size = Field(1 << 20, ge=1 << 14)
     """Answers a client has not taken yet; above it no more of its requests are worked on."""
+
+
+class Subscriptions(Section):
+    """`[subscriptions]`: how records are delivered to subscriptions (BlipMQ) until they are acknowledged."""
+
+    deliveries_max: int = Field(3, ge=1, le=1_000_000)
+    """How often a record is delivered without an acknowledgement; then it becomes a dead letter."""
+    backoff_ms: DurationMs = Field(100, ge=1)
+    """How long a delivery may stay unacknowledged the first time; doubled each time after."""
+    in_flight_max: int = Field(4096, ge=1, le=100_000)
+    """Deliveries of one subscription that wait for their acknowledgement; above it nothing more is delivered."""
+    idle_ms_max: DurationMs = Field(7 * 24 * 3600 * 1000, ge=1000)
+    """A subscription that nobody reads from for so long is deleted."""
 
 
 class Logging(Section):
@@ -261,13 +320,14 @@ class Config(BaseSettings):
     """Where the log is. One broker at a time uses a data directory."""
     durability: DurabilityText = "fsync"
     """What an acknowledgement means where a topic does not say otherwise: fsync, interval:<ms> or none."""
-    listeners: Listeners = Listeners(flymq=FlyMQListener())
+    listeners: Listeners = Listeners(flymq=FlyMQListener(), blipmq=BlipMQListener())
     admin: Admin | None = Admin()
     dev: bool = False
-    """Accept the user admin with the password admin. Refused where an address can be reached from other machines."""
+    """Accept the user admin with the password admin, and the API key dev-key. Refused where an address can be reached from other machines."""
     access: Access = Access()
     log: Log = Log()
     limits: Limits = Limits()
+    subscriptions: Subscriptions = Subscriptions()
     logging: Logging = Logging()
     topics: list[Topic] = []
 
@@ -340,7 +400,7 @@ def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, bo
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value:
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
             for index, item in enumerate(value):
                 yield from _leaves(item, f"{prefix}{name}[{index}].")
         else:
