@@ -357,7 +357,7 @@ async def test_a_swap_that_was_not_finished_is_finished(open_engine: OpenEngine,
     engine = await open_engine()
     assert not swap.exists()
     assert not two.exists()
-    assert one.exists()
+    assert swap.with_suffix(".log").exists()
     assert await everything(engine) == {("orders", 0): records}
 
 

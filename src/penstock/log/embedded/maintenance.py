@@ -1,4 +1,5 @@
-"""What the engine does when nobody asks: retention, rolling of old segments, merging of small blocks, compaction.
+"""What the engine does when nobody asks: retention, rolling of old segments, merging of small blocks, compaction, and the removal of
+records whose time to live has ended.
 
 One pass looks at every partition in turn. Decisions are made on the loop; files are read and written in the maintenance thread; the
 partition's list of segments is then replaced on the loop.
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -18,7 +21,7 @@ from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.disk import Disk, is_full, storage_error
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
-from penstock.log.embedded.rewrite import KeepRow, LatestOffsets, Rewriter
+from penstock.log.embedded.rewrite import KeepRow, LatestOffsets, Rewriter, half_expired_ms, keep_until
 from penstock.log.embedded.segment import Segment
 
 _log = structlog.get_logger(__name__)
@@ -32,18 +35,22 @@ class Maintenance:
         self._rewriter = Rewriter(disk, options.block_bytes_target)
         self._thread = ThreadPoolExecutor(1, "penstock-maintenance")
         self._loop = asyncio.get_running_loop()
+        self._half_expired_ms: WeakKeyDictionary[Segment, int | None] = WeakKeyDictionary()
+        """When half of a sealed segment's records with a time to live will have expired, of segments that were looked at."""
 
     async def run(self, partition: EmbeddedPartition) -> None:
         """One pass over one partition."""
         if partition.failure is not None:
             return
         try:
-            await self._roll_when_old(partition)
-            await self._retain(partition)
-            if partition.config.cleanup == "compact":
-                await self._compact(partition)
-            else:
-                await self._merge(partition)
+            async with partition.replacing:
+                await self._roll_when_old(partition)
+                await self._retain(partition)
+                if partition.config.cleanup == "compact":
+                    await self._compact(partition)
+                else:
+                    await self._merge(partition)
+                    await self._expire(partition)
         except (OSError, CorruptBlock) as error:
             # The log is as it was: a rewrite replaces nothing before it is whole. The next pass tries again.
             _log.error("maintenance failed", topic=partition.topic, partition=partition.index, error=str(error))
@@ -96,7 +103,27 @@ class Maintenance:
                 and segment.end / blocks < self._options.merge_block_bytes
                 and segment not in partition.merged
             ):
-                await self._rewrite(partition, [segment], None)
+                try:
+                    await self._rewrite(partition, [segment], None)
+                except CorruptBlock as error:
+                    partition.merged.add(segment)
+                    _log.error("damaged segment left as it is", error=str(error))
+
+    async def _expire(self, partition: EmbeddedPartition) -> None:
+        """Rewrite sealed segments in which half of the records that expire have done so: each record is then copied a few times at
+        most, and no more is left behind than is still alive."""
+        now_ms = self._clock.now_ms()
+        for segment in [each for each in partition.segments[:-1] if each.index.expires]:
+            try:
+                if segment not in self._half_expired_ms:
+                    half_ms = await self._loop.run_in_executor(self._thread, half_expired_ms, segment)
+                    self._half_expired_ms[segment] = half_ms
+                half_ms = self._half_expired_ms[segment]
+                if half_ms is not None and half_ms <= now_ms:
+                    await self._rewrite(partition, [segment], keep_until(now_ms))
+            except CorruptBlock as error:
+                self._half_expired_ms[segment] = None
+                _log.error("damaged segment left as it is", error=str(error))
 
     async def _compact(self, partition: EmbeddedPartition) -> None:
         sealed = partition.segments[:-1]
@@ -104,10 +131,20 @@ class Maintenance:
         dirty_bytes = sum(segment.end for segment in dirty)
         if not dirty or dirty_bytes < self._options.compact_dirty_ratio * sum(segment.end for segment in sealed):
             return
+        try:
+            await self._compact_dirty(partition, sealed, dirty)
+        except CorruptBlock:
+            partition.compacted_to = dirty[-1].index.next_offset  # not again before there is as much new
+            raise
+
+    async def _compact_dirty(
+        self, partition: EmbeddedPartition, sealed: Sequence[Segment], dirty: Sequence[Segment]
+    ) -> None:
         latest = LatestOffsets(self._options.compact_keys_max)
         mapped = await self._loop.run_in_executor(self._thread, _map_keys, latest, dirty)
         done_to = dirty[mapped - 1].index.next_offset
-        keep = latest.keeps(self._clock.now_ms() - self._options.tombstone_ms)
+        now_ms = self._clock.now_ms()
+        keep = latest.keeps(now_ms - self._options.tombstone_ms, now_ms)
         cleaned = [segment for segment in sealed if segment.base_offset < done_to]
         for run in _runs(cleaned, partition.config.segment_bytes):
             await self._rewrite(partition, run, keep)
@@ -120,10 +157,10 @@ class Maintenance:
             lambda: self._rewriter.replace(old, compress=compress, keep=keep),
         )
         at = partition.segments.index(old[0])
-        replacement = [] if new is None else [new]
-        partition.segments = [*partition.segments[:at], *replacement, *partition.segments[at + len(old) :]]
-        if new is not None:
-            partition.merged.add(new)
+        partition.segments = [*partition.segments[:at], new, *partition.segments[at + len(old) :]]
+        partition.merged.add(new)
+        # An empty one says which offsets are gone on purpose; at the start of the log nobody needs to know.
+        await partition.drop_oldest(sum(1 for _ in takewhile(lambda segment: not segment.end, partition.segments[:-1])))
 
 
 def _map_keys(latest: LatestOffsets, segments: Sequence[Segment]) -> int:
@@ -136,9 +173,9 @@ def _map_keys(latest: LatestOffsets, segments: Sequence[Segment]) -> int:
 def _runs(segments: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
     """Adjacent segments that fit into one, so that compaction does not leave a trail of small files."""
     runs: list[list[Segment]] = []
-    size = bytes_max
+    size = 0
     for segment in segments:
-        if size + segment.end > bytes_max:
+        if not runs or size + segment.end > bytes_max:
             runs.append([])
             size = 0
         runs[-1].append(segment)

@@ -27,7 +27,15 @@ from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import SegmentIndex
 from penstock.log.embedded.journal import journal_paths, read_records
 from penstock.log.embedded.rewrite import DRAFT_SUFFIX, finish_interrupted_rewrites
-from penstock.log.embedded.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, SegmentWriter, load_index, log_path
+from penstock.log.embedded.segment import (
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    Segment,
+    SegmentWriter,
+    load_index,
+    log_path,
+    offset_range,
+)
 
 _log = structlog.get_logger(__name__)
 _TMP_SUFFIX: Final = ".tmp"
@@ -48,13 +56,17 @@ class PartitionRecovery:
         paths = sorted(directory.glob(f"*{LOG_SUFFIX}"))
         # A last segment that nothing was written to may stem from a roll that failed, after which the one before went on.
         unused = paths.pop() if len(paths) > 1 and self._is_unused(paths[-1]) else None
-        segments = [self._open_sealed(path) for path in paths[:-1]]
-        last_timestamp_ms = segments[-1].index.last_timestamp_ms if segments else 0
-        if paths:
-            flushed = info.config.durability.mode == "fsync"
-            segments.append(self._open_last(paths[-1], last_timestamp_ms, flushed=flushed))
+        segments: list[Segment] = []
+        last_timestamp_ms = 0
+        for path in paths:
+            if path is paths[-1] and offset_range(path)[1] is None:
+                flushed = info.config.durability.mode == "fsync"
+                segments.append(self._open_last(path, last_timestamp_ms, flushed=flushed))
+            else:
+                segments.append(self._open_sealed(path, last_timestamp_ms))
+            last_timestamp_ms = segments[-1].index.last_timestamp_ms
         self._check_sequence(info, segments, unused)
-        least_offset = int(unused.stem) if unused else 0
+        least_offset = offset_range(unused)[0] if unused else 0
         if not segments or segments[-1].index.sealed or segments[-1].index.next_offset < least_offset:
             return self._begin_segment(directory, segments, unused, now_ms)
         if unused is not None:
@@ -70,7 +82,9 @@ class PartitionRecovery:
         return segments, writer
 
     def _is_unused(self, path: Path) -> bool:
-        """Whether the file holds nothing, or nothing but reserved space."""
+        """Whether nothing was ever written to the file; it may hold reserved space."""
+        if offset_range(path)[1] is not None:
+            return False
         fd = self._disk.open_read(path)
         try:
             # A used one shows it at once, so that only an unused one is read to its end.
@@ -83,8 +97,8 @@ class PartitionRecovery:
         self, directory: Path, segments: list[Segment], unused: Path | None, now_ms: int
     ) -> tuple[list[Segment], SegmentWriter]:
         before = segments[-1].index if segments else SegmentIndex(0)
-        # Where compaction removed the last records, or they are lost, only the unused segment knows how far the offsets were given out.
-        base_offset = max(before.next_offset, int(unused.stem) if unused else 0)
+        # Where the last records are lost, only the unused segment knows how far offsets were given out.
+        base_offset = max(before.next_offset, offset_range(unused)[0] if unused else 0)
         path = log_path(directory, base_offset)
         if unused is not None and unused != path:
             self._disk.unlink(unused)
@@ -103,13 +117,14 @@ class PartitionRecovery:
                 self._disk.unlink(path)
         finish_interrupted_rewrites(self._disk, directory)
 
-    def _open_sealed(self, path: Path) -> Segment:
-        base_offset = int(path.stem)
+    def _open_sealed(self, path: Path, last_timestamp_ms: int) -> Segment:
+        base_offset, end_offset = offset_range(path)
         size = path.stat().st_size
         index = load_index(path, base_offset, size, self._disk)
-        segment = Segment(self._disk, path, base_offset, index or SegmentIndex(base_offset), size)
+        segment = Segment(self._disk, path, base_offset, index or SegmentIndex(base_offset, last_timestamp_ms), size)
         if index is None or not index.sealed:
             segment.index.sealed = True
+            segment.index.next_offset = base_offset if end_offset is None else end_offset
             segment.rebuild_index(size)
             try:
                 segment.save_index(segment.index.encode(), sync=False)
@@ -119,7 +134,7 @@ class PartitionRecovery:
         return segment
 
     def _open_last(self, path: Path, last_timestamp_ms: int, *, flushed: bool) -> Segment:
-        base_offset = int(path.stem)
+        base_offset, _ = offset_range(path)
         size = path.stat().st_size
         index = load_index(path, base_offset, size, self._disk)
         segment = Segment(self._disk, path, base_offset, index or SegmentIndex(base_offset, last_timestamp_ms), size)
@@ -191,13 +206,11 @@ class PartitionRecovery:
         return end
 
     def _check_sequence(self, info: TopicInfo, segments: list[Segment], unused: Path | None) -> None:
-        if info.config.cleanup == "compact":
-            return  # removing records leaves gaps by design
         following = [segment.path for segment in segments[1:]]
         if unused is not None:
             following.append(unused)
         for before, after in zip(segments, following, strict=False):
-            begins, ends = int(after.stem), before.index.next_offset
+            begins, ends = offset_range(after)[0], before.index.next_offset
             if begins == ends or (after is unused and begins < ends):
                 continue
             text = (
@@ -230,7 +243,7 @@ def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, 
         for entries in read_records(path.read_bytes()):
             for entry in entries:
                 target = last_segment_of(entry.topic_id, entry.partition)
-                if target is None or int(target.stem) != entry.segment_base:
+                if target is None or target != log_path(target.parent, entry.segment_base):
                     continue
                 fd = disk.open_append(target, create=False)
                 try:

@@ -1,4 +1,9 @@
-"""One segment: a run of blocks in a file named by the offset of its first record.
+"""One segment: a run of blocks in a file named by the offset it begins at.
+
+    <base>.log          written by commits
+    <base>-<end>.log    made by a rewrite, which may have removed any of the records below <end>, even all of them
+
+So the names of a partition's files alone tell whether one is missing, and how far offsets were given out.
 
 Writing happens at the end of a partition's last segment only (`SegmentWriter`); every other segment is sealed and never changes, it
 can only be replaced as a whole by a rewrite. Readers hold a `Segment`, which keeps its file open, so a segment that is replaced or
@@ -30,6 +35,12 @@ _SECTOR_BYTES: Final = 4096
 
 def log_path(directory: Path, base_offset: int) -> Path:
     return directory / f"{base_offset:020d}{LOG_SUFFIX}"
+
+
+def offset_range(path: Path) -> tuple[int, int | None]:
+    """The offset a file's segment begins at, and the one it ends before where a rewrite made it."""
+    base, _, end = path.stem.partition("-")
+    return int(base), int(end) if end else None
 
 
 class Segment:
@@ -148,7 +159,7 @@ class Segment:
 
     def rebuild_index(self, end: int) -> None:
         """Make the index anew from the log, passing over damage."""
-        index = SegmentIndex(self.base_offset)
+        index = SegmentIndex(self.base_offset, self.index.last_timestamp_ms)
         index.sealed = self.index.sealed
         position = 0
         while position < end:

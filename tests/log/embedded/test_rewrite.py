@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import MissingSegment
+from penstock.log.api import TopicConfig
+from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.crashpoints import Site
+from penstock.testing.clock import START_MS, ManualClock
+from tests.log.embedded.conftest import OpenEngine
+from tests.log.embedded.storage import (
+    CountingDisk,
+    crash_image,
+    everything,
+    partition_directory,
+    partition_of,
+    segment_files,
+)
+from tests.log.records import Record, append, read_all, read_from
+
+COMPACT = TopicConfig(cleanup="compact", segment_bytes=600)
+OPTIONS = EngineOptions(tail_bytes_max=0, tombstone_ms=3_600_000)
+
+
+async def change(engine: EmbeddedEngine, *changes: tuple[str, str | None]) -> None:
+    """One append, one block, for each change."""
+    if "table" not in engine.topics():
+        await engine.create_topic("table", COMPACT)
+    for key, value in changes:
+        await append(
+            engine.partition("table", 0), [None if value is None else value.encode().ljust(40)], [key.encode()]
+        )
+
+
+async def churn(engine: EmbeddedEngine, rounds: int = 10, keys: int = 6) -> None:
+    for number in range(rounds):
+        await change(engine, *((f"key{key}", f"{number}") for key in range(keys)))
+
+
+def latest(records: list[Record]) -> dict[bytes | None, bytes | None]:
+    return {record.key: record.value for record in records}
+
+
+async def table(engine: EmbeddedEngine) -> list[Record]:
+    return await read_all(engine.partition("table", 0))
+
+
+# -- compaction ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_latest_record_of_each_key_stays_where_it_was(open_engine: OpenEngine, data_dir: Path) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await churn(engine)
+    before = await table(engine)
+    size = partition_of(engine, "table").size_bytes
+    await engine.maintain()
+    after = await table(engine)
+    assert len(after) < len(before) / 3
+    assert set(after) <= set(before), "offsets, timestamps and values are as they were"
+    assert latest(after) == latest(before)
+    partition = partition_of(engine, "table")
+    assert partition.size_bytes < size / 2
+    assert partition.committed_end == len(before)
+    assert len(segment_files(data_dir, "table")) <= 3
+    await engine.close()
+    engine = await open_engine(options=OPTIONS)
+    assert await table(engine) == after
+    await churn(engine, rounds=1)
+    assert (await table(engine))[-1].offset == len(before) + 5
+
+
+async def test_reading_from_a_gap_begins_at_the_next_record(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=OPTIONS)
+    for number in range(10):
+        await change(engine, (f"once{number}", "x"), ("often", "x"), ("often", "y"))
+    await engine.maintain()
+    partition = engine.partition("table", 0)
+    after = await table(engine)
+    assert [record.offset for record in after][:5] == [0, 3, 6, 9, 12]
+    for offset in range(partition.start_offset, partition.committed_end):
+        expected = [record for record in after if record.offset >= offset]
+        assert await read_from(partition, offset) == expected
+        assert await partition.timestamp_of(offset) == expected[0].timestamp_ms
+
+
+async def test_a_deletion_is_kept_until_every_reader_can_have_seen_it(
+    open_engine: OpenEngine, clock: ManualClock
+) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await change(engine, ("a", "1"), ("b", "1"), ("a", None))
+    await churn(engine, rounds=3)
+    await engine.maintain()
+    assert latest(await table(engine))[b"a"] is None
+    assert [record.value for record in await table(engine) if record.key == b"a"] == [None]
+    clock.advance(3601)
+    await churn(engine, rounds=10)
+    await engine.maintain()
+    after = latest(await table(engine))
+    assert b"a" not in after
+    assert after[b"b"] == b"1".ljust(40)
+
+
+async def test_a_deletion_goes_only_with_what_it_deletes(open_engine: OpenEngine, clock: ManualClock) -> None:
+    """Whatever a crash or a bound on memory cuts short, a deleted key never comes back."""
+    engine = await open_engine(options=EngineOptions(tail_bytes_max=0, tombstone_ms=0, compact_keys_max=3))
+    await change(engine, ("doomed", "1"))
+    await churn(engine, rounds=3)
+    await change(engine, ("doomed", None))
+    await churn(engine, rounds=3)
+    for _ in range(5):
+        clock.advance(1)
+        await engine.maintain()
+        assert latest(await table(engine)).get(b"doomed") is None
+        await churn(engine, rounds=1)
+
+
+async def test_records_without_a_key_all_stay(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await churn(engine, rounds=2)
+    await append(engine.partition("table", 0), [b"no key"])
+    await append(engine.partition("table", 0), [b"no key"])
+    await churn(engine, rounds=10)
+    await engine.maintain()
+    assert len([record for record in await table(engine) if record.key is None]) == 2
+
+
+async def test_long_keys_are_told_apart(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=OPTIONS)
+    for number in range(30):
+        await change(
+            engine, ("long " * 20 + str(number % 3), str(number)), ("x" * 16, str(number)), ("x" * 17, str(number))
+        )
+    before = latest(await table(engine))
+    await engine.maintain()
+    assert latest(await table(engine)) == before
+    assert len(before) == 5
+
+
+async def test_compaction_waits_until_there_is_enough_to_gain(open_engine: OpenEngine, data_dir: Path) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await churn(engine, keys=30, rounds=4)
+    await engine.maintain()
+    compacted = [path.stat().st_ino for path in segment_files(data_dir, "table")[:2]]
+    await churn(engine, keys=3, rounds=3)
+    await engine.maintain()
+    assert [path.stat().st_ino for path in segment_files(data_dir, "table")[:2]] == compacted
+    await churn(engine, keys=30, rounds=4)
+    await engine.maintain()
+    assert [path.stat().st_ino for path in segment_files(data_dir, "table")[:2]] != compacted
+
+
+# -- offsets that removed records leave behind -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indexes", [True, False], ids=["with its indexes", "with its indexes lost"])
+async def test_offsets_go_on_after_the_last_ones_were_removed(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path, indexes: bool
+) -> None:
+    engine = await open_engine(options=EngineOptions(tail_bytes_max=0, tombstone_ms=0))
+    await engine.create_topic("table", TopicConfig(cleanup="compact", segment_ms=1000))
+    partition = engine.partition("table", 0)
+    for key in (b"a", b"b", b"c"):
+        await append(partition, [b"x"], [key])
+    await append(partition, [None], [b"c"])
+    clock.advance(2)
+    await engine.maintain()  # all sealed by age, and compacted: offsets 2 and 3 are gone
+    assert [record.offset for record in await table(engine)] == [0, 1]
+    assert partition.committed_end == 4
+    await engine.close()
+    if not indexes:
+        for path in partition_directory(data_dir, "table").glob("*.index"):
+            path.unlink()
+        (data_dir / "clean-shutdown").unlink()
+    engine = await open_engine()
+    assert engine.partition("table", 0).committed_end == 4
+    assert (await append(engine.partition("table", 0), [b"next"], [b"d"])).base_offset == 4
+
+
+@pytest.mark.parametrize("indexes", [True, False], ids=["with its indexes", "with its indexes lost"])
+async def test_a_segment_of_expired_records_between_others_is_no_gap(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path, indexes: bool
+) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await engine.create_topic("orders", TopicConfig(segment_ms=1000))
+    partition = engine.partition("orders", 0)
+    expiries = [[0, 0], [START_MS + 1, START_MS + 1], [0, START_MS + 1], [0, 0]]
+    for expiry in expiries:
+        await append(partition, [b"x", b"y"], expiries=expiry)
+        clock.advance(2)
+    await engine.maintain()
+    left = [0, 1, 4, 6, 7]
+    assert [record.offset for record in await read_all(partition)] == left
+    await engine.close()
+    if not indexes:
+        for path in partition_directory(data_dir).glob("*.index"):
+            path.unlink()
+        (data_dir / "clean-shutdown").unlink()
+    engine = await open_engine(options=OPTIONS)
+    partition = engine.partition("orders", 0)
+    assert [record.offset for record in await read_all(partition)] == left
+    for offset in range(9):
+        assert [record.offset for record in await read_from(partition, offset)] == [at for at in left if at >= offset]
+    records = await read_all(partition)
+    for record in records:
+        assert await partition.offset_at(record.timestamp_ms) == record.offset - record.offset % 2
+    assert (await append(partition, [b"next"])).base_offset == 8
+
+
+async def test_a_missing_segment_of_a_compacted_topic_is_found_too(open_engine: OpenEngine, data_dir: Path) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await churn(engine, keys=30, rounds=2)
+    await engine.maintain()
+    before = await everything(engine)
+    await engine.close()
+    engine = await open_engine(options=OPTIONS)
+    assert await everything(engine) == before
+    await engine.close()
+    segments = segment_files(data_dir, "table")
+    assert len(segments) >= 3
+    segments[1].unlink()
+    with pytest.raises(MissingSegment):
+        await open_engine()
+
+
+# -- crashes ------------------------------------------------------------------------------------------------------------
+
+
+class CrashImages(CountingDisk):
+    """Keeps an image of the data directory at each pass of the sites of a rewrite."""
+
+    def __init__(self, data_dir: Path, images: Path) -> None:
+        super().__init__()
+        self._data_dir = data_dir
+        self._images = images
+        self.taken: list[tuple[Site, Path]] = []
+
+    def crash_point(self, site: Site) -> None:
+        if site.startswith("rewrite"):
+            image = self._images / f"{len(self.taken)}"
+            self.taken.append((site, crash_image(self._data_dir, image)))
+
+
+@pytest.mark.parametrize("topic", ["table", "orders"])
+async def test_a_crash_at_any_point_of_a_rewrite_loses_and_changes_nothing(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, topic: str
+) -> None:
+    disk = CrashImages(data_dir, tmp_path / "images")
+    engine = await open_engine(disk=disk, options=OPTIONS)
+    if topic == "table":
+        await churn(engine)
+    else:
+        await engine.create_topic("orders", TopicConfig(segment_bytes=1000))
+        for number in range(40):
+            await append(engine.partition("orders", 0), [b"%d" % number * 5])
+    before = await read_all(engine.partition(topic, 0))
+    await engine.maintain()
+    after = await read_all(engine.partition(topic, 0))
+    assert {site for site, _ in disk.taken} == {site for site in Site if site.startswith("rewrite")}
+    for site, image in disk.taken:
+        recovered = await open_engine(image, options=OPTIONS)
+        records = await read_all(recovered.partition(topic, 0))
+        assert set(after) <= set(records) <= set(before), site
+        assert latest(records) == latest(before)
+        assert [record.offset for record in records] == sorted({record.offset for record in records})
+        assert recovered.partition(topic, 0).committed_end == len(before)
+        assert {path.suffix for path in partition_directory(image, topic).iterdir()} == {".log", ".index"}
+        await recovered.maintain()
+        assert latest(await read_all(recovered.partition(topic, 0))) == latest(before)
+        await recovered.close()
+
+
+async def test_a_reader_goes_on_over_segments_that_are_rewritten_under_it(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await churn(engine)
+    partition = partition_of(engine, "table")
+    extents = partition._extents()
+    before = await table(engine)
+    await engine.maintain()
+    for offset in (0, 17, 45):
+        blocks = partition._read_extents(extents, offset, 1 << 30)
+        values = [value for block in blocks for value in block.values(block.index_of(offset))]
+        assert values == [record.value for record in before if record.offset >= offset]
