@@ -21,6 +21,8 @@ from penstock.cli import (
     bench,
     configuration,
     consume,
+    delayed,
+    dlq,
     doctor,
     group,
     produce,
@@ -41,7 +43,21 @@ from penstock.errors import (
 
 EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141
-ORDER = ("serve", "topic", "produce", "consume", "group", "user", "acl", "audit", "bench", "doctor", "config")
+ORDER = (
+    "serve",
+    "topic",
+    "produce",
+    "consume",
+    "group",
+    "delayed",
+    "dlq",
+    "user",
+    "acl",
+    "audit",
+    "bench",
+    "doctor",
+    "config",
+)
 # What a broker cannot know: which command helps.
 ADVICE: dict[type[PenstockError], str] = {
     TopicNotFound: " (see those there are with: penstock topic list)",
@@ -131,6 +147,8 @@ app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(delayed.app, name="delayed")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.add_typer(audit.app, name="audit")

@@ -18,6 +18,7 @@ from penstock.cli.options import JsonOption, ServerOption, wants_json
 if TYPE_CHECKING:
     from penstock.cli.lines import KeyedValue
     from penstock.clients.records import RecordMetadata
+    from penstock.protocols.flymq.lifetime_messages import DelayedRecord
     from penstock.protocols.flymq.sync import FlyMQClient
 
 
@@ -25,10 +26,24 @@ if TYPE_CHECKING:
 class Stored:
     """Where the records went, by partition: how many, first and last offset."""
 
+    ttl_s: float | None = None
     records: int = 0
     partitions: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
-    def add(self, placed: list[RecordMetadata]) -> None:
+    def send(self, client: FlyMQClient, topic: str, records: list[KeyedValue], partition: int | None) -> None:
+        from penstock.errors import BatchFailed, PenstockError
+
+        if self.ttl_s is not None:
+            for key, value in records:
+                self._add([client.send(topic, value, key, partition, ttl_s=self.ttl_s)])
+            return
+        try:
+            self._add(client.send_many(topic, records, partition))
+        except BatchFailed as error:
+            self._add([each for each in error.results if not isinstance(each, PenstockError)])
+            raise
+
+    def _add(self, placed: list[RecordMetadata]) -> None:
         self.records += len(placed)
         for each in placed:
             count, first, _ = self.partitions.get(each.partition, (0, each.offset, each.offset))
@@ -51,6 +66,38 @@ class Stored:
                 {"partition": partition, "records": count, "first_offset": first, "last_offset": last}
                 for partition, (count, first, last) in sorted(self.partitions.items())
             ],
+        }
+
+
+@dataclass
+class Delayed:
+    """What waits for its time, and how to cancel it."""
+
+    delay_s: float
+    ttl_s: float | None = None
+    accepted: list[DelayedRecord] = field(default_factory=list)
+
+    @property
+    def records(self) -> int:
+        return len(self.accepted)
+
+    def send(self, client: FlyMQClient, topic: str, records: list[KeyedValue], partition: int | None) -> None:
+        for key, value in records:
+            self.accepted.append(client.send_later(topic, value, self.delay_s, key, partition, ttl_s=self.ttl_s))
+
+    def as_text(self, topic: str) -> str:
+        what = f"accepted {self.records} record{'' if self.records == 1 else 's'} for {topic}"
+        if not self.accepted:
+            return what
+        last = self.accepted[-1]
+        due = f"{what}, due {terminal.local_time(last.due_ms)}"
+        return f"{due}, id {last.id}" if self.records == 1 else due
+
+    def as_json(self, topic: str) -> dict[str, Any]:
+        return {
+            "topic": topic,
+            "records": self.records,
+            "delayed": [{"id": each.id, "partition": each.partition, "due_ms": each.due_ms} for each in self.accepted],
         }
 
 
@@ -79,6 +126,14 @@ def produce(
             "--partition", "-p", metavar="N", min=0, help="Where to; else the key decides, or partitions take turns."
         ),
     ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option("--delay", metavar="TIME", help="Readable only after this time, as in 30s or 2h."),
+    ] = None,
+    ttl: Annotated[
+        str | None,
+        typer.Option("--ttl", metavar="TIME", help="Not readable any more after this time, as in 500ms or 7d."),
+    ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,17 +148,20 @@ def produce(
       penstock produce orders --file orders.jsonl
       tail -f app.log | penstock produce logs
       penstock produce prices --key-separator : < prices.txt
+      penstock produce reminders "call back" --delay 2h
+      penstock produce codes 481516 --ttl 5m
     """
     if value is not None and (file is not None or whole or key_separator is not None):
         raise typer.BadParameter("VALUE is the record itself: leave it out to use --file, --whole or --key-separator")
     if key is not None and key_separator is not None:
         raise typer.BadParameter("--key and --key-separator both give the key: use one of them")
-    stored = Stored()
+    delay_s, ttl_s = _seconds("--delay", delay), _seconds("--ttl", ttl)
+    stored = Delayed(delay_s, ttl_s) if delay_s else Stored(ttl_s)
     given_key = None if key is None else key.encode(errors="surrogateescape")
     separator = None if key_separator is None else _separator(key_separator)
     with connected(context, server) as client:
         if value is not None:
-            stored.add([client.send(topic, value.encode(errors="surrogateescape"), given_key, partition)])
+            stored.send(client, topic, [(given_key, value.encode(errors="surrogateescape"))], partition)
         else:
             with _input(file) as stream:
                 _send_all(client, topic, stream, given_key, separator, partition, stored, whole=whole)
@@ -111,6 +169,18 @@ def produce(
         terminal.print_json(stored.as_json(topic))
     else:
         print(terminal.visible(stored.as_text(topic)))
+
+
+def _seconds(flag: str, text: str | None) -> float | None:
+    from penstock.errors import InvalidRequest
+    from penstock.units import parse_duration_ms
+
+    if text is None:
+        return None
+    try:
+        return parse_duration_ms(text) / 1000
+    except (ValueError, InvalidRequest) as error:
+        raise typer.BadParameter(f"{flag} {text}: {error}") from None
 
 
 def _separator(text: str) -> bytes:
@@ -139,13 +209,12 @@ def _send_all(
     key: bytes | None,
     separator: bytes | None,
     partition: int | None,
-    stored: Stored,
+    stored: Stored | Delayed,
     *,
     whole: bool,
 ) -> None:
     from penstock.cli import lines
     from penstock.cli.progress import ProgressBar
-    from penstock.errors import BatchFailed, PenstockError
 
     batches: Iterator[list[bytes]] = iter([[lines.whole(stream)]]) if whole else lines.lines_of(stream)
     with ProgressBar(topic, _size_bytes(stream)) as progress:
@@ -156,11 +225,8 @@ def _send_all(
                     if separator is None
                     else lines.split_keys(batch, separator, stored.records + 1)
                 )
-                stored.add(client.send_many(topic, records, partition))
+                stored.send(client, topic, records, partition)
                 progress.advance(sum(map(len, batch)) + len(batch), len(batch))
-        except BatchFailed as error:
-            stored.add([each for each in error.results if not isinstance(each, PenstockError)])
-            raise
         finally:
             if sys.exc_info()[0] is not None and stored.records:
                 terminal.print_note(f"{stored.as_text(topic)} before this:")

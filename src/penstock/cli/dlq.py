@@ -1,0 +1,163 @@
+"""`penstock dlq`: list, replay, purge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import complete_topic, connected
+from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+
+if TYPE_CHECKING:
+    from penstock.protocols.flymq.lifetime_messages import DeadLetterInfo
+
+app = typer.Typer(no_args_is_help=True, help="See records that failed; replay or purge them.")
+
+# What fits on a line beside the other columns.
+VALUE_SHOWN_BYTES = 60
+
+TopicArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC",
+        help="The topic they failed in, not its dead-letter topic.",
+        autocompletion=complete_topic,
+        show_default=False,
+    ),
+]
+
+
+@app.command("list")
+def list_letters(
+    context: typer.Context,
+    topic: TopicArgument,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="So many at most.")] = 100,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the records of a topic that failed, oldest first.
+
+    Those that were replayed are not listed any more.
+
+    Examples:
+      penstock dlq list orders
+      penstock dlq list orders --limit 1000 --json
+    """
+    with connected(context, server) as client:
+        letters = client.dead_letters.list(topic, limit)
+    if wants_json(context, as_json):
+        terminal.print_json([_as_json(letter) for letter in letters])
+        return
+    if not letters and terminal.on_terminal():
+        terminal.hint(f"topic {topic} has no dead letters")
+        return
+    terminal.print_table(
+        ["id", "failed", "attempts", "reason", "partition", "offset", "key", "value"],
+        [_row(letter) for letter in letters],
+        right=["attempts", "partition", "offset"],
+    )
+
+
+@app.command()
+def replay(
+    context: typer.Context,
+    topic: TopicArgument,
+    letter_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="One of them, by the id in the list.", show_default=False)
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option("--offset", metavar="N", min=0, help="One, by its offset in the dead-letter topic.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every one.")] = False,
+    wanted: Annotated[
+        str | None,
+        typer.Option(
+            "--filter", "-F", metavar="TEXT", help="Those whose value, key or reason has this text, or matches it."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")] = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write failed records to their topic again, each once.
+
+    They keep their keys and headers. A record is replayed once, however
+    often it is asked for.
+
+    Examples:
+      penstock dlq replay orders 0-17
+      penstock dlq replay orders --offset 17
+      penstock dlq replay orders --filter timeout --dry-run
+      penstock dlq replay orders --all
+    """
+    many = everything or wanted is not None
+    if (letter_id is not None) + (offset is not None) + many != 1:
+        raise typer.BadParameter("say which ones: an ID, --offset, --filter, or --all")
+    if everything and wanted:
+        raise typer.BadParameter("--all and --filter contradict each other: use one of them")
+    if dry_run and not many:
+        raise typer.BadParameter("--dry-run counts what --all or --filter would replay: add one of them")
+    count = 1
+    with connected(context, server) as client:
+        if letter_id is not None:
+            client.dead_letters.replay(topic, letter_id)
+        elif offset is not None:
+            client.dead_letters.replay_at(topic, offset)
+        else:
+            count = client.dead_letters.replay_all(topic, wanted or "", dry_run=dry_run)
+    if wants_json(context, as_json):
+        terminal.print_json({"topic": topic, "replayed": 0 if dry_run else count, "matched": count})
+    else:
+        what = f"{count} record{'' if count == 1 else 's'} of {terminal.visible(topic)}"
+        print(f"would replay {what}" if dry_run else f"replayed {what}")
+
+
+@app.command()
+def purge(
+    context: typer.Context,
+    topic: TopicArgument,
+    yes: YesOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Delete all dead letters of a topic, replayed or not.
+
+    Asks first; [bold]--yes[/bold] does not.
+
+    Examples:
+      penstock dlq purge orders
+      penstock dlq purge orders --yes
+    """
+    with connected(context, server) as client:
+        terminal.confirm(f"Delete all dead letters of topic {topic}?", yes=yes)
+        client.dead_letters.purge(topic)
+    print(f"purged the dead letters of {terminal.visible(topic)}")
+
+
+def _row(letter: DeadLetterInfo) -> tuple[object, ...]:
+    value = terminal.visible_bytes(letter.value[:VALUE_SHOWN_BYTES])
+    return (
+        letter.id,
+        "" if letter.failed_ms is None else terminal.local_time(letter.failed_ms),
+        letter.attempts,
+        letter.reason,
+        "" if letter.partition is None else letter.partition,
+        "" if letter.offset is None else letter.offset,
+        "" if letter.key is None else terminal.visible_bytes(letter.key),
+        value + "..." if len(letter.value) > VALUE_SHOWN_BYTES else value,
+    )
+
+
+def _as_json(letter: DeadLetterInfo) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "first_failed_ms": letter.first_failed_ms,
+        "failed_ms": letter.failed_ms,
+        **terminal.json_bytes("key", letter.key),
+        **terminal.json_bytes("value", letter.value),
+    }
