@@ -32,7 +32,8 @@ class Broker:
     """`penstock serve` on a data directory; started anew by `start` after it was stopped or killed."""
 
     def __init__(self, data_dir: Path, *flags: str) -> None:
-        self._flags = ("--data-dir", str(data_dir), "--bind", f"{HOST}:0", "--admin-bind", f"{HOST}:0", *flags)
+        anywhere = ("--bind", f"{HOST}:0", "--admin-bind", f"{HOST}:0", "--set", f"listeners.blipmq.bind={HOST}:0")
+        self._flags = ("--data-dir", str(data_dir), *anywhere, *flags)
         self._log = data_dir.with_name(data_dir.name + ".log")
         self._process: subprocess.Popen[str] | None = None
         self.port = 0

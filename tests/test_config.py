@@ -221,7 +221,7 @@ def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path
     file.write_text(example)
     documented, defaults = load_config(file, {}), Config()
     assert documented.values == defaults.values | {"data_dir": tmp_path / "penstock-data"}
-    optional = {"listeners.flymq.tls", "topics"}
+    optional = {"listeners.flymq.tls", "listeners.blipmq.tls", "topics"}
     assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
 
 
@@ -233,13 +233,17 @@ def test_every_setting_has_its_row_in_the_tables() -> None:
             "listeners",
             "listeners.flymq",
             "listeners.flymq.tls",
+            "listeners.blipmq",
+            "listeners.blipmq.tls",
+            "subscriptions",
+            "access",
             "admin",
             "log",
             "limits",
             "logging",
             "topics",
         }:
-            name = key.removeprefix("listeners.flymq.") if ".tls." in key else key.rsplit(".", 1)[-1]
+            name = key[key.index("tls.") :] if ".tls." in key else key.rsplit(".", 1)[-1]
             assert f"`{name}`" in rows, key
 
 
@@ -254,11 +258,11 @@ def test_an_unknown_setting_names_the_file_and_what_may_be_meant(file: Path) -> 
     assert sorted(problems(file)) == sorted(
         [
             "penstock.toml: durabilty is not a setting; did you mean durability?",
-            "penstock.toml: bind is not a setting; did you mean listeners.flymq.bind or admin.bind?",
+            "penstock.toml: bind is not a setting; did you mean listeners.flymq.bind, listeners.blipmq.bind or admin.bind?",
             "penstock.toml: retention is not a setting; did you mean log.retention_ms, log.retention_bytes or topics.retention_ms?",
             (
-                "penstock.toml: frobnicate is not a setting; the top level knows data_dir, durability, listeners, admin, log, limits, "
-                "logging, topics"
+                "penstock.toml: frobnicate is not a setting; the top level knows data_dir, durability, listeners, admin, dev, access, "
+                "log, limits, subscriptions, logging, topics"
             ),
             "penstock.toml: log.retention is not a setting; did you mean log.retention_ms or log.retention_bytes?",
             (
@@ -287,12 +291,12 @@ def test_an_unknown_variable_is_an_error_too() -> None:
     )
 
 
-@pytest.mark.parametrize("protocol", ["blipmq", "rustlog", "fujin", "felix"])
+@pytest.mark.parametrize("protocol", ["rustlog", "fujin", "felix"])
 def test_a_protocol_of_a_later_version_is_refused_by_name(file: Path, protocol: str) -> None:
     file.write_text(f'{LISTENER}[listeners.{protocol}]\nbind = "127.0.0.1:1"\n')
     assert problems(file) == [
         (
-            f"penstock.toml: listeners.{protocol}: this version of Penstock does not speak {protocol} yet; it speaks flymq. "
+            f"penstock.toml: listeners.{protocol}: this version of Penstock does not speak {protocol} yet; it speaks flymq, blipmq. "
             f"Remove the [listeners.{protocol}] section"
         )
     ]
@@ -301,8 +305,8 @@ def test_a_protocol_of_a_later_version_is_refused_by_name(file: Path, protocol: 
 def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None:
     file.write_text("[listeners.flymk]\n[listeners.amqp]\n")
     assert problems(file) == [
-        "penstock.toml: listeners.flymk: Penstock does not speak flymk; it speaks flymq. Did you mean listeners.flymq?",
-        "penstock.toml: listeners.amqp: Penstock does not speak amqp; it speaks flymq",
+        "penstock.toml: listeners.flymk: Penstock does not speak flymk; it speaks flymq, blipmq. Did you mean listeners.flymq?",
+        "penstock.toml: listeners.amqp: Penstock does not speak amqp; it speaks flymq, blipmq",
     ]
 
 
@@ -349,11 +353,11 @@ def test_a_wrong_value_is_put_down_to_the_layer_it_came_from(file: Path) -> None
     file.write_text('[listeners.flymq]\nmax_connections = 10\ndialect = "auto"\n')
     env = {"PENSTOCK_LISTENERS__FLYMQ__DIALECT": "klingon"}
     assert problems(file, env, **{"listeners.flymq.max_connections": 0}) == [
+        "flag --listeners-flymq-max-connections: listeners.flymq.max_connections = 0 is too small: at least 1",
         (
             "environment PENSTOCK_LISTENERS__FLYMQ__DIALECT: listeners.flymq.dialect = \"klingon\" is not known: use 'auto', 'spec' "
             "or 'native'"
         ),
-        "flag --listeners-flymq-max-connections: listeners.flymq.max_connections = 0 is too small: at least 1",
     ]
 
 
@@ -370,7 +374,7 @@ def test_a_listener_beyond_loopback_needs_tls_and_authentication_or_a_word_of_co
     assert problems(file) == [
         (
             'penstock.toml: listeners.flymq: bind = "0.0.0.0:9092" can be reached from other machines without TLS and authentication: '
-            'bind to 127.0.0.1, or set tls.cert, tls.key, tls.client_ca and auth = "required", or accept the risk with insecure = true'
+            'bind to 127.0.0.1, or set tls.cert, tls.key and auth = "required", or accept the risk with insecure = true'
         )
     ]
     for name in ("cert.pem", "key.pem", "ca.pem"):
@@ -396,12 +400,36 @@ def test_an_admin_address_beyond_loopback_needs_a_word_of_consent(file: Path) ->
     assert load_config(file, {}).admin is not None
 
 
-def test_required_authentication_needs_a_way_to_authenticate(file: Path) -> None:
+def test_passwords_are_for_loopback_where_nothing_hides_them(tmp_path: Path, file: Path) -> None:
     file.write_text('[listeners.flymq]\nauth = "required"\n')
+    assert load_config(file, {}).listeners.flymq is not None
+    file.write_text('[listeners.flymq]\nbind = "0.0.0.0:9092"\nauth = "required"\n')
+    assert len(problems(file)) == 1
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    file.write_text(
+        '[listeners.flymq]\nbind = "0.0.0.0:9092"\nauth = "required"\ntls = {cert = "cert.pem", key = "key.pem"}\n'
+    )
+    assert load_config(file, {}).listeners.flymq is not None
+
+
+@pytest.mark.parametrize(
+    ("toml", "section"),
+    [
+        ('[listeners.flymq]\nbind = "0.0.0.0:9092"\ninsecure = true\n', "listeners.flymq"),
+        ('[listeners.flymq]\n[admin]\nbind = "0.0.0.0:9092"\ninsecure = true\n', "admin"),
+    ],
+)
+def test_development_credentials_are_refused_beyond_loopback_whatever_else_is_said(
+    file: Path, toml: str, section: str
+) -> None:
+    file.write_text(toml)
+    assert not load_config(file, {}).dev
+    file.write_text("dev = true\n" + toml)
     assert problems(file) == [
         (
-            'penstock.toml: listeners.flymq: auth = "required" needs tls.cert, tls.key and tls.client_ca: this version knows clients '
-            "by their certificates"
+            f'dev accepts well-known passwords, and {section}.bind = "0.0.0.0:9092" can be reached from other machines: '
+            "bind to 127.0.0.1, or leave dev out and create users"
         )
     ]
 

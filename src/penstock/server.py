@@ -340,8 +340,9 @@ def _prepare_process(config: Config) -> None:
 
 
 def _setup_advice(server: Server) -> str:
-    name, settings = next(each for each in server.config.listeners.enabled() if each[1].auth == "required")
-    address = f"{name}{'' if settings.tls is None else 's'}://{server.addresses[name]}"
+    settings = server.config.listeners.flymq
+    assert settings is not None
+    address = f"flymq{'' if settings.tls is None else 's'}://{server.addresses['flymq']}"
     command = ["penstock", "user", "setup", "--data-dir", str(server.config.data_dir), "--server", address]
     return f"there is no administrator yet; make yourself one with: {shlex.join(command)}"
 

@@ -47,9 +47,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def test_it_names_each_listener_then_is_ready_and_stops_cleanly(
     tmp_path: Path, serve: Serve, number: signal.Signals
 ) -> None:
-    server = serve("--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--data-dir", "data")
+    anywhere = "listeners.blipmq.bind=127.0.0.1:0"
+    server = serve("--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--data-dir", "data", "--set", anywhere)
     assert server.stdout is not None
-    flymq, admin, ready = (server.stdout.readline() for _ in range(3))
+    flymq, blipmq, admin, ready = (server.stdout.readline() for _ in range(4))
+    assert re.fullmatch(r"blipmq on 127\.0\.0\.1:[1-9]\d*\n", blipmq)
     assert re.fullmatch(r"flymq on 127\.0\.0\.1:[1-9]\d*\n", flymq)
     assert re.fullmatch(r"admin on 127\.0\.0\.1:[1-9]\d*\n", admin)
     assert ready == "ready\n"

@@ -3,6 +3,35 @@
 from __future__ import annotations
 
 from penstock.config.loading import load_config
-from penstock.config.model import Access, Admin, Config, FlyMQListener, Limits, Listeners, Log, Logging, Tls, Topic
+from penstock.config.model import (
+    Access,
+    Admin,
+    BlipMQListener,
+    Config,
+    FlyMQListener,
+    Limits,
+    Listeners,
+    Log,
+    Logging,
+    Subscriptions,
+    TcpListener,
+    Tls,
+    Topic,
+)
 
-__all__ = ["Access", "Admin", "Config", "FlyMQListener", "Limits", "Listeners", "Log", "Logging", "Tls", "Topic", "load_config"]
+__all__ = [
+    "Access",
+    "Admin",
+    "BlipMQListener",
+    "Config",
+    "FlyMQListener",
+    "Limits",
+    "Listeners",
+    "Log",
+    "Logging",
+    "Subscriptions",
+    "TcpListener",
+    "Tls",
+    "Topic",
+    "load_config",
+]

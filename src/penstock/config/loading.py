@@ -3,7 +3,7 @@
 Three layers in rising precedence: the file, the environment, the flags. Each becomes a nested dict; a later one wins key by key, and
 a list (the topics) is replaced whole. Every problem of every layer is reported at once, in one ConfigError.
 
-With no file the FlyMQ listener and the admin address are on; with a file only what it (or a later layer) names is. Relative paths in
+With no file every listener and the admin address are on; with a file only what it (or a later layer) names is. Relative paths in
 a file are taken from the file's own directory, so that a broker does not depend on where it is started; elsewhere they are taken
 from the working directory.
 """
@@ -23,7 +23,7 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 
 from penstock.config import messages
 from penstock.config.messages import dotted, section_of
-from penstock.config.model import Config
+from penstock.config.model import Config, Listeners
 from penstock.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20
@@ -68,7 +68,9 @@ def load_config(
     layers.append(_override_layer(overrides or {}, flags or {}))
 
     merged: dict[str, Any] = (
-        {"listeners": {"flymq": {}}, "admin": {}} if file is None else {"listeners": {}, "admin": None}
+        {"listeners": {name: {} for name in Listeners.model_fields}, "admin": {}}
+        if file is None
+        else {"listeners": {}, "admin": None}
     )
     origins: dict[SettingPath, str] = {}
     for layer in filter(lambda layer: layer.values, layers):

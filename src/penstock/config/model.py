@@ -135,6 +135,7 @@ class BlipMQListener(TcpListener):
     """`[listeners.blipmq]`: every client presents an API key."""
 
     bind: Bind = "127.0.0.1:5555"
+    max_connections: int = Field(4_000, ge=1, le=1_000_000)
     idle_s_max: Seconds = Field(24 * 3600.0, ge=1)
     """A connection over which nothing moves for so long is closed; deployed publishers hold theirs open and say nothing."""
     api_keys: list[ApiKey] = []
@@ -323,7 +324,7 @@ class Config(BaseSettings):
     listeners: Listeners = Listeners(flymq=FlyMQListener(), blipmq=BlipMQListener())
     admin: Admin | None = Admin()
     dev: bool = False
-    """Accept the user admin with the password admin, and the API key dev-key. Refused where an address can be reached from other machines."""
+    """Accept the user admin with the password admin, and the API key dev-key. Refused where other machines can reach an address."""
     access: Access = Access()
     log: Log = Log()
     limits: Limits = Limits()

@@ -1,0 +1,1 @@
+"""BlipMQ: publish, subscribe, poll, acknowledge."""

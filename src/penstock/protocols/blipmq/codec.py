@@ -1,0 +1,281 @@
+"""BlipMQ bytes to messages, in both directions, without I/O.
+
+`feed` takes a whole read and returns what is complete in it. Consecutive PUBLISH frames with the same QoS and topic become one
+`PublishRun`: behind the first, a frame is recognised by comparing its first bytes with the first frame's, and costs one unpacking and
+one slice. Everything else is a `Frame`, whose payload is looked into when its turn comes: which of its faults counts depends on the
+state of the conversation.
+
+A frame that is half received is kept as it came, and nothing is allocated by the length it announces. Only framing can be broken (a
+length out of bounds, a type that is none): what came before is still returned, then `violation` is set.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from penstock.errors import InvalidRequest, ProtocolViolation
+from penstock.protocols.blipmq.wire import (
+    HEAD,
+    HEAD_BYTES,
+    LENGTH_BYTES,
+    LENGTH_MAX,
+    LENGTH_MIN,
+    NACK_TEXT_BYTES_MAX,
+    PUBLISH_FIXED_BYTES,
+    QOS_MAX,
+    FrameType,
+)
+from penstock.protocols.bytes import U16, U64
+
+_PUBLISH = int(FrameType.PUBLISH)
+_TYPES = frozenset(map(int, FrameType))
+RUN_BYTES_MAX = 1 << 20
+"""About how much one run holds, so that what waits for its commit is released in parts."""
+
+
+class Frame(NamedTuple):
+    """One frame other than a sound PUBLISH."""
+
+    type: int
+    correlation_id: int
+    payload: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return HEAD_BYTES + len(self.payload)
+
+
+class PublishRun(NamedTuple):
+    """Consecutive publishes to one topic with one QoS."""
+
+    qos: int
+    topic: str
+    correlation_ids: list[int]
+    values: list[bytes]
+    size_bytes: int
+    """On the wire."""
+
+
+class Decoder:
+    """One direction of one connection."""
+
+    __slots__ = ("_kept", "_needed_bytes", "_runs", "violation")
+
+    def __init__(self, *, runs: bool = True) -> None:
+        """Without `runs` every PUBLISH is a `Frame`: a client's side of the conversation, where each answers a POLL."""
+        self._runs = runs
+        self._kept = bytearray()
+        self._needed_bytes = 0
+        self.violation: ProtocolViolation | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return bool(self._kept)
+
+    def feed(self, data: bytes) -> list[Frame | PublishRun]:
+        """Every message that is complete. Raises ProtocolViolation where there is none before the fault."""
+        if self.violation is not None:
+            raise self.violation
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._needed_bytes:
+                return []
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        messages: list[Frame | PublishRun] = []
+        try:
+            position = self._decode(data, messages)
+        except ProtocolViolation as violation:
+            self.violation = violation
+            if not messages:
+                raise
+            return messages
+        if position < len(data):
+            self._kept += memoryview(data)[position:]
+        return messages
+
+    def _decode(self, data: bytes, messages: list[Frame | PublishRun]) -> int:
+        """Append what is complete; returns where the incomplete rest begins."""
+        position, end = 0, len(data)
+        unpack = HEAD.unpack_from
+        while end - position >= LENGTH_BYTES:
+            if end - position < HEAD_BYTES:
+                length = int.from_bytes(data[position : position + LENGTH_BYTES], "big")
+                kind = correlation_id = 0
+            else:
+                length, kind, correlation_id = unpack(data, position)
+            if not LENGTH_MIN <= length <= LENGTH_MAX:
+                raise ProtocolViolation(
+                    f"frame length {length} is out of bounds: {LENGTH_MIN} to {LENGTH_MAX} are allowed"
+                )
+            frame_end = position + LENGTH_BYTES + length
+            if frame_end > end:
+                self._needed_bytes = frame_end - position
+                return position
+            if kind == _PUBLISH and self._runs:
+                run = self._publish(data, position, frame_end, correlation_id)
+                if run is not None:
+                    run_end = self._extend(run, data, position, frame_end)
+                    messages.append(run._replace(size_bytes=run_end - position))
+                    position = run_end
+                    continue
+            elif kind not in _TYPES:
+                raise ProtocolViolation(f"frame type {kind:#04x} is none of BlipMQ's")
+            messages.append(Frame(kind, correlation_id, data[position + HEAD_BYTES : frame_end]))
+            position = frame_end
+        self._needed_bytes = LENGTH_BYTES
+        return position
+
+    def _publish(self, data: bytes, position: int, frame_end: int, correlation_id: int) -> PublishRun | None:
+        """A run of the first frame; None where it is not as a publish should be, which is for the session to say."""
+        found = parse_publish(data[position + HEAD_BYTES : frame_end])
+        if found is None:
+            return None
+        qos, topic, value = found
+        return PublishRun(qos, topic, [correlation_id], [value], 0) if topic and qos <= QOS_MAX else None
+
+    def _extend(self, run: PublishRun, data: bytes, first: int, position: int) -> int:
+        """Take the frames that follow and are like the first; returns where the run ends."""
+        prefix = data[first + HEAD_BYTES : position - len(run.values[0])]
+        head_bytes = HEAD_BYTES + len(prefix)
+        length_min = head_bytes - LENGTH_BYTES
+        end, stop = len(data), first + RUN_BYTES_MAX
+        unpack, add_id, add_value = HEAD.unpack_from, run.correlation_ids.append, run.values.append
+        while end - position >= head_bytes and position < stop:
+            length, kind, correlation_id = unpack(data, position)
+            frame_end = position + LENGTH_BYTES + length
+            if (
+                kind != _PUBLISH
+                or not length_min <= length <= LENGTH_MAX
+                or frame_end > end
+                or not data.startswith(prefix, position + HEAD_BYTES)
+            ):
+                break
+            add_id(correlation_id)
+            add_value(data[position + head_bytes : frame_end])
+            position = frame_end
+        return position
+
+
+# -- payloads -------------------------------------------------------------------------------------------------------------
+
+
+def parse_publish(payload: bytes) -> tuple[int, str, bytes] | None:
+    """QoS, topic and message; None where it is malformed. An empty topic and any QoS are well-formed."""
+    if len(payload) < PUBLISH_FIXED_BYTES:
+        return None
+    topic_end = PUBLISH_FIXED_BYTES + U16.unpack_from(payload, 1)[0]
+    if topic_end > len(payload):
+        return None
+    topic = _text(payload[PUBLISH_FIXED_BYTES:topic_end])
+    return None if topic is None else (payload[0], topic, payload[topic_end:])
+
+
+def parse_subscribe(payload: bytes) -> tuple[str, int] | None:
+    """Topic and QoS; None where it is malformed. What follows is ignored."""
+    if len(payload) < 3:
+        return None
+    topic_end = 2 + U16.unpack_from(payload)[0]
+    if topic_end >= len(payload):
+        return None
+    topic = _text(payload[2:topic_end])
+    return None if topic is None else (topic, payload[topic_end])
+
+
+def parse_auth(payload: bytes) -> str | None:
+    """The key; None where the payload is malformed."""
+    if len(payload) < 2 or U16.unpack_from(payload)[0] != len(payload) - 2:
+        return None
+    return _text(payload[2:])
+
+
+def parse_hello(payload: bytes) -> int | None:
+    """The protocol version; None where the payload is malformed."""
+    version: int | None = U16.unpack(payload)[0] if len(payload) == 2 else None
+    return version
+
+
+def parse_id(payload: bytes) -> int | None:
+    """The subscription id of an ACK or a POLL; None where the payload is malformed."""
+    number: int | None = U64.unpack(payload)[0] if len(payload) == 8 else None
+    return number
+
+
+def parse_nack(payload: bytes) -> tuple[int, str] | None:
+    """Code and reason; None where the payload is malformed."""
+    if len(payload) < 4 or U16.unpack_from(payload, 2)[0] != len(payload) - 4:
+        return None
+    return U16.unpack_from(payload)[0], payload[4:].decode(errors="replace")
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------------
+
+
+def encode_frame(kind: int, correlation_id: int, payload: bytes = b"") -> bytes:
+    return HEAD.pack(LENGTH_MIN + len(payload), kind, correlation_id) + payload
+
+
+def encode_hello(correlation_id: int, version: int) -> bytes:
+    return encode_frame(FrameType.HELLO, correlation_id, U16.pack(version))
+
+
+def encode_auth(correlation_id: int, key: str) -> bytes:
+    return encode_frame(FrameType.AUTH, correlation_id, _text16(key, "API key"))
+
+
+def encode_subscribe(correlation_id: int, topic: str, qos: int) -> bytes:
+    return encode_frame(FrameType.SUBSCRIBE, correlation_id, _text16(topic, "topic") + bytes((qos,)))
+
+
+def encode_publish(correlation_id: int, qos: int, topic: str, value: bytes) -> bytes:
+    """A publish, or a delivery. Raises InvalidRequest where the frame would be too large."""
+    prefix = publish_prefix(qos, topic)
+    length = LENGTH_MIN + len(prefix) + len(value)
+    if length > LENGTH_MAX:
+        raise InvalidRequest(
+            f"a message of {len(value)} bytes does not fit a BlipMQ frame: with its topic it may have {LENGTH_MAX - LENGTH_MIN}"
+        )
+    return b"".join((HEAD.pack(length, _PUBLISH, correlation_id), prefix, value))
+
+
+@lru_cache(4096)
+def publish_prefix(qos: int, topic: str) -> bytes:
+    """What stands before the message; the same for every message of a topic."""
+    return bytes((qos,)) + _text16(topic, "topic")
+
+
+def encode_ack(correlation_id: int, subscription_id: int = 0) -> bytes:
+    return encode_frame(FrameType.ACK, correlation_id, U64.pack(subscription_id))
+
+
+def encode_poll(correlation_id: int, subscription_id: int) -> bytes:
+    return encode_frame(FrameType.POLL, correlation_id, U64.pack(subscription_id))
+
+
+def encode_ping(correlation_id: int) -> bytes:
+    return encode_frame(FrameType.PING, correlation_id)
+
+
+def encode_pong(correlation_id: int) -> bytes:
+    return encode_frame(FrameType.PONG, correlation_id)
+
+
+def encode_nack(correlation_id: int, code: int, reason: str) -> bytes:
+    text = reason.encode(errors="replace")[:NACK_TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    return encode_frame(FrameType.NACK, correlation_id, U16.pack(code) + U16.pack(len(text)) + text)
+
+
+def _text16(text: str, what: str) -> bytes:
+    data = text.encode()
+    if len(data) > 0xFFFF:
+        raise InvalidRequest(f"{what} has {len(data)} bytes of UTF-8: at most {0xFFFF} fit")
+    return U16.pack(len(data)) + data
