@@ -273,14 +273,16 @@ class Block(BlockHeader):
 
     __slots__ = ("_body", "_cuts", "_head", "_stored")
 
-    def __init__(self, data: bytes, at: int = 0) -> None:
+    def __init__(self, data: bytes, at: int = 0, body: bytes | None = None) -> None:
+        """`body` is what follows the header, where it was read by itself and need not be cut out of `data`."""
         super().__init__(data, at)
         body_at = at + HEADER_BYTES
-        end = body_at + self.stored_bytes
-        if len(data) < end:
-            raise CorruptBlock(f"block is cut short: {end - at} bytes expected, {len(data) - at} are there")
         self._head = data[at:body_at]
-        self._stored = data[body_at:end]
+        self._stored = data[body_at : body_at + self.stored_bytes] if body is None else body
+        if len(self._stored) != self.stored_bytes:
+            raise CorruptBlock(
+                f"block is cut short: {self.size_bytes} bytes expected, {HEADER_BYTES + len(self._stored)} are there"
+            )
         if google_crc32c.extend(google_crc32c.value(self._head[8:]), self._stored) != self.checksum:
             raise CorruptBlock("block fails its checksum")
         self._body: bytes | None = None

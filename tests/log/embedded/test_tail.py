@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from penstock.log.block import Block, BlockHeader, encode_block
-from penstock.log.embedded.tail import Tail, TailBudget
+from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
 
 
 def add(tail: Tail, offset: int, value: bytes = b"x" * 1000, *, compress: bool = False) -> None:
@@ -106,3 +106,50 @@ def test_many_tiny_records_count_for_what_each_costs() -> None:
     data = encode_block(0, 0, [b"x"] * 1000)
     tail.add(BlockHeader(data), data)
     assert budget.bytes_used > 40_000
+
+
+def decoded(*block_offsets: int) -> list[Block]:
+    return [Block(encode_block(offset, 0, [b"x" * 1000])) for offset in block_offsets]
+
+
+def test_what_was_read_is_found_again_and_what_was_not_is_not() -> None:
+    recent = RecentReads(TailBudget(1 << 30), bytes_max=1 << 20)
+    recent.add(decoded(5, 6))
+    assert offsets(recent.blocks_from(5, 1 << 20)) == [5, 6]
+    assert offsets(recent.blocks_from(6, 1)) == [6]
+    assert recent.blocks_from(4, 1) is None
+    assert recent.blocks_from(7, 1) is None
+
+
+def test_reading_on_moves_the_run_along() -> None:
+    recent = RecentReads(TailBudget(1 << 30), bytes_max=2500)
+    for offset in range(10):
+        recent.add(decoded(offset))
+    assert offsets(recent.blocks_from(8, 1 << 20)) == [8, 9]
+    assert recent.blocks_from(7, 1) is None
+
+
+def test_a_few_readers_keep_their_places_and_the_one_that_read_last_stays() -> None:
+    budget = TailBudget(1 << 30)
+    recent = RecentReads(budget, bytes_max=1 << 20)
+    for place in range(0, 600, 100):
+        recent.add(decoded(place))
+        recent.add(decoded(1000 + place // 100))  # another one, which reads on
+    assert [place for place in range(0, 600, 100) if recent.blocks_from(place, 1)] == [300, 400, 500]
+    assert offsets(recent.blocks_from(1000, 1 << 20)) == [1000, 1001, 1002, 1003, 1004, 1005]
+    recent.forget()
+    assert recent.blocks_from(500, 1) is None
+    assert budget.bytes_used == 0
+
+
+def test_what_was_read_counts_against_the_budget_and_may_have_to_go() -> None:
+    budget = TailBudget(2500)
+    recent = RecentReads(budget, bytes_max=1 << 20)
+    recent.add(decoded(0))
+    tail = Tail(budget, bytes_max=1 << 20)
+    add(tail, 70)
+    add(tail, 71)
+    assert recent.blocks_from(0, 1) is None
+    recent.add(decoded(1, 2))
+    assert offsets(recent.blocks_from(1, 1 << 20)) == [1, 2]
+    assert tail.start_offset is None

@@ -40,7 +40,7 @@ from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import AtomicAppend, EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
 from penstock.log.embedded.segment import LOG_SUFFIX, Segment, SegmentWriter
-from penstock.log.embedded.tail import Tail, TailBudget
+from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
 from penstock.log.embedded.topicfiles import TopicFiles
 
 OpenedParts = list[tuple[list[Segment], SegmentWriter]]
@@ -252,6 +252,7 @@ class EmbeddedEngine(Engine):
                 segments,
                 writer,
                 Tail(self._tails, self._options.tail_bytes_per_partition),
+                RecentReads(self._tails, self._options.tail_bytes_per_partition),
                 self._committer,
                 self._readers,
                 self.stats,
@@ -269,6 +270,7 @@ class EmbeddedEngine(Engine):
             for partition in parts:
                 partition.close(deleted=True)
                 self._tails.drop(partition.tail)
+                partition.recent.forget()
             # Tasks of the commit thread run in order, so a commit under way is over by then, and no later one names these.
             await self._committer.run(lambda: self._close_deleted(parts))
             try:

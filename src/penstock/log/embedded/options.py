@@ -17,7 +17,7 @@ class EngineOptions:
     """A segment's index is saved each time it has grown by this much, which bounds what a restart has to scan."""
 
     tail_bytes_per_partition: int = 4 << 20
-    """How much of each partition's end is kept in memory for readers."""
+    """How much of each partition's end is kept in memory for readers, and of what was lately read further back for each of them."""
 
     tail_bytes_max: int = 256 << 20
     """The same for all partitions together."""

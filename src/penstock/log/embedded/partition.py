@@ -31,7 +31,7 @@ from penstock.log.api import (
 from penstock.log.block import Block
 from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.segment import Segment, SegmentWriter
-from penstock.log.embedded.tail import Tail
+from penstock.log.embedded.tail import RecentReads, Tail
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
@@ -88,6 +88,7 @@ class EmbeddedPartition(Partition):
         segments: list[Segment],
         writer: SegmentWriter,
         tail: Tail,
+        recent: RecentReads,
         committer: Committer,
         readers: ThreadPoolExecutor,
         stats: EngineStats,
@@ -101,6 +102,9 @@ class EmbeddedPartition(Partition):
         self.writer = writer
         self.segments: Sequence[Segment] = segments
         self.tail = tail
+        self.recent = recent
+        self._recent_of: Sequence[Segment] = segments
+        """The segments that what is in `recent` was read from; where they were replaced since, it is out of date."""
         self.compacted_to = 0
         """Offsets below were looked at by a compaction in this run."""
         self.merged: weakref.WeakSet[Segment] = weakref.WeakSet()
@@ -228,14 +232,37 @@ class EmbeddedPartition(Partition):
         self._check(offset)
         if offset == self._committed_end:
             return []
-        return self.tail.blocks_from(offset, max_bytes)
+        blocks = self.tail.blocks_from(offset, max_bytes)
+        if blocks is None and self._recent_of is self.segments:
+            blocks = self.recent.blocks_from(offset, max_bytes)
+        return blocks
 
     async def read(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block]:
-        cached = self.read_cached(offset, max_bytes)
-        if cached is not None:
-            return cached
-        extents = self._extents()
-        return await self._in_reader(lambda: self._read_extents(extents, offset, max_bytes))
+        blocks = self.read_cached(offset, max_bytes)
+        if blocks is None:
+            return await self._read_disk(offset, max_bytes)
+        left_bytes = max_bytes - sum(block.decoded_bytes for block in blocks)
+        if left_bytes <= 0 or not blocks or self._reaches_tail(blocks[-1].next_offset):
+            return blocks
+        try:
+            more = await self._read_disk(blocks[-1].next_offset, left_bytes)
+        except PenstockError:
+            return blocks  # whoever asks for what comes next gets the error
+        return blocks + more if more and more[0].decoded_bytes <= left_bytes else blocks
+
+    def _reaches_tail(self, offset: int) -> bool:
+        start = self.tail.start_offset
+        return offset == self._committed_end or (start is not None and start <= offset)
+
+    async def _read_disk(self, offset: int, max_bytes: int) -> list[Block]:
+        segments, extents = self.segments, self._extents()
+        blocks = await self._in_reader(lambda: self._read_extents(extents, offset, max_bytes))
+        if self._recent_of is not segments:
+            self.recent.forget()
+            self._recent_of = segments
+        if blocks and segments is self.segments:
+            self.recent.add(blocks)
+        return blocks
 
     async def offset_at(self, timestamp_ms: int) -> int:
         if self._closed is not None:

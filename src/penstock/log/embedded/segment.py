@@ -29,6 +29,8 @@ INDEX_SUFFIX: Final = ".index"
 DELETED_SUFFIX: Final = ".deleted"
 # Space is reserved ahead in steps: large enough to be rare, small enough that an idle topic costs little disk.
 RESERVE_STEP_BYTES: Final = 256 << 10
+# Read at once where blocks are small; a block larger than this is read by itself.
+_WINDOW_BYTES: Final = 4 * STEP_BYTES
 # What a disk that cannot read a place loses of it.
 _SECTOR_BYTES: Final = 4096
 
@@ -69,9 +71,14 @@ class Segment:
         return self._fd
 
     def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
-        """Whole, checked blocks with their positions. Raises CorruptBlock where one is damaged."""
+        """Whole, checked blocks with their positions. Raises CorruptBlock where one is damaged.
+
+        Small blocks are read many at a time and cut out of what was read. A large one is read by itself, and so is the header of the
+        block behind it: blocks of a size stand together, and copying them costs more than reading them.
+        """
         fd = self.open()
         window, window_at = b"", position
+        ahead_bytes = _WINDOW_BYTES
         while position < end:
             at = position - window_at
             needed = HEADER_BYTES
@@ -79,23 +86,28 @@ class Segment:
                 needed = self._header(window, at, position).size_bytes
             if position + needed > end:
                 raise self.corrupt(position, f"a block of {needed} bytes would end beyond the segment")
-            if len(window) - at < needed:
-                window, window_at = self._read_ahead(fd, position, needed, end), position
+            body: bytes | None = None
+            if needed > _WINDOW_BYTES and len(window) - at < needed:
+                body = self._read_ahead(fd, position + HEADER_BYTES, needed - HEADER_BYTES, position + needed)
+                ahead_bytes = HEADER_BYTES
+            elif len(window) - at < needed:
+                window, window_at = self._read_ahead(fd, position, needed, min(end, position + ahead_bytes)), position
                 if len(window) < needed:
                     raise self.corrupt(position, "the file ends inside a block")
+                ahead_bytes = _WINDOW_BYTES
                 continue
             try:
-                block = Block(window, at)
+                block = Block(window, at, body)
             except CorruptBlock as error:
                 raise self.corrupt(position, str(error)) from None
             yield position, block
             position += block.size_bytes
 
     def _read_ahead(self, fd: int, position: int, needed: int, end: int) -> bytes:
-        """The bytes at a position and, where they can be read, some more."""
+        """The bytes at a position and, where they can be read, those up to `end`."""
         try:
             try:
-                return self._disk.pread(fd, min(max(needed, STEP_BYTES * 4), end - position), position)
+                return self._disk.pread(fd, max(needed, end - position), position)
             except OSError:
                 return self._disk.pread(fd, needed, position)  # the bad place may be further on
         except OSError as error:

@@ -1,18 +1,22 @@
-"""The newest blocks of each partition, kept in memory as they were written.
+"""Blocks kept in memory: the newest of each partition, and those lately read from disk.
 
 Most readers are close to the end of the log. What they need is here, so they are answered at once on the event loop, and many readers
-of one block share one decoded object. Bounded per partition and in all.
+of one block share one decoded object. A reader further back takes a few rows at a time, so what was read for it stays for a while too.
+Bounded per partition and in all.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.log.block import Block, BlockHeader
 
 _RECORD_BYTES: Final = 40
+# Readers of one partition, each at a place of its own, whose last blocks are kept; with more of them the oldest gives way.
+_RUNS_MAX: Final = 4
 
 
 class TailBudget:
@@ -59,11 +63,29 @@ class Tail:
     def start_offset(self) -> int | None:
         return self._offsets[0] if self._offsets else None
 
+    @property
+    def next_offset(self) -> int | None:
+        return _header(self._blocks[-1]).next_offset if self._blocks else None
+
     def add(self, header: BlockHeader, data: bytes) -> None:
         before = self._bytes
-        self._offsets.append(header.base_offset)
         self._blocks.append((header, data))
+        self._added(header)
+        self._trim(before)
+
+    def extend(self, blocks: Sequence[Block]) -> None:
+        """Add blocks that are decoded already."""
+        before = self._bytes
+        for block in blocks:
+            self._blocks.append(block)
+            self._added(block)
+        self._trim(before)
+
+    def _added(self, header: BlockHeader) -> None:
+        self._offsets.append(header.base_offset)
         self._bytes += _cost(header)
+
+    def _trim(self, before: int) -> None:
         cut = 0
         while self._bytes > self._bytes_max and cut < len(self._blocks) - 1:
             self._bytes -= _cost(_header(self._blocks[cut]))
@@ -96,6 +118,43 @@ class Tail:
         self._offsets.clear()
         self._blocks.clear()
         return freed
+
+
+class RecentReads:
+    """Blocks of one partition that were lately read from disk, as a few runs without gaps: one for each reader, roughly."""
+
+    __slots__ = ("_budget", "_bytes_max", "_runs")
+
+    def __init__(self, budget: TailBudget, bytes_max: int) -> None:
+        self._budget = budget
+        self._bytes_max = bytes_max
+        self._runs: list[Tail] = []
+
+    def blocks_from(self, offset: int, max_bytes: int) -> list[Block] | None:
+        """Blocks from the one that holds `offset` on, as far as they are here; None where that one is not."""
+        for run in reversed(self._runs):
+            start, following = run.start_offset, run.next_offset
+            if start is not None and following is not None and start <= offset < following:
+                return run.blocks_from(offset, max_bytes)
+        return None
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        """Keep what was just read; the run that it continues grows at its end and shrinks at its beginning."""
+        run = next((run for run in self._runs if run.next_offset == blocks[0].base_offset), None)
+        if run is None:
+            run = Tail(self._budget, self._bytes_max)
+        else:
+            self._runs.remove(run)
+        self._runs.append(run)
+        run.extend(blocks)
+        for oldest in self._runs[:-_RUNS_MAX]:
+            self._budget.drop(oldest)
+        self._runs = [run for run in self._runs[-_RUNS_MAX:] if run.start_offset is not None]
+
+    def forget(self) -> None:
+        for run in self._runs:
+            self._budget.drop(run)
+        self._runs.clear()
 
 
 def _header(block: tuple[BlockHeader, bytes] | Block) -> BlockHeader:

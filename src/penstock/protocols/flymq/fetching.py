@@ -34,7 +34,7 @@ class FetchLimits:
     records_max: int = 10_000
     """Of one reply. Deployed brokers stop at 1 000; more saves round trips, and a reader cannot tell the difference."""
 
-    bytes_max: int = 8 << 20
+    bytes_max: int = 4 << 20
     """Of one reply, unless its first record is larger. A connection holds one reply beyond its send buffer, so this bounds what
     a reader that does not read can cost."""
 

@@ -163,13 +163,13 @@ def encode_fetched(opcode: int, parts: Sequence[Rows | UniformRows], next_offset
     return b"".join((HEADER.pack(MAGIC, VERSION, opcode, FLAG_BINARY, length), *payload))
 
 
-def _encode_uniform(part: UniformRows, native: bool) -> bytes:
+def _encode_uniform(part: UniformRows, native: bool) -> memoryview:
     rows = np.empty(len(part.offsets), uniform_dtype(part.value_bytes, native))
     rows["offset"] = _offset_vector(part.offsets)
     rows["key_size"] = 0
     rows["value_size"] = part.value_bytes
     rows["value"] = np.frombuffer(part.data, f"V{part.value_bytes}")
-    return rows.tobytes()
+    return rows.view(np.uint8).data
 
 
 def _encode_rows(part: Rows, native: bool) -> bytes:
