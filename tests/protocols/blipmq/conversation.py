@@ -1,0 +1,137 @@
+"""A BlipMQ session in memory: say bytes, get frames."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.protocols.blipmq.codec import (
+    Decoder,
+    Frame,
+    encode_ack,
+    encode_auth,
+    encode_hello,
+    encode_ping,
+    encode_poll,
+    encode_publish,
+    encode_subscribe,
+    parse_id,
+    parse_nack,
+    parse_publish,
+)
+from penstock.protocols.blipmq.session import BlipMQ
+from penstock.protocols.blipmq.wire import FrameType
+
+BARRIER = 0xBA44
+"""The correlation id of the PING whose PONG tells that everything before it was answered."""
+
+
+class MemoryConnection:
+    """What a session sees of a connection."""
+
+    def __init__(self) -> None:
+        self.peer = "192.0.2.1:50000"
+        self.listener = "blipmq"
+        self.principal_hint: str | None = None
+        self.writable = True
+        self.sends: list[bytes] = []
+        self.held_bytes = 0
+        self.pending = False
+        self.arrived = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        assert data
+        self.sends.append(data)
+        self.arrived.set()
+
+    def close(self) -> None:
+        raise AssertionError("a BlipMQ session leaves closing to the network")
+
+    def hold(self, size_bytes: int) -> None:
+        assert size_bytes > 0
+        self.held_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        assert self.held_bytes >= 0
+
+    def frame_pending(self, pending: bool) -> None:
+        self.pending = pending
+
+
+class Conversation:
+    def __init__(self, blipmq: BlipMQ) -> None:
+        self.connection = MemoryConnection()
+        self.session = blipmq(self.connection)
+        self._decoder = Decoder(runs=False)
+        self._frames: list[Frame] = []
+
+    def say(self, *data: bytes) -> None:
+        """One read."""
+        self.session.receive(b"".join(data))
+
+    async def reply(self) -> bytes:
+        """The next frame, as bytes."""
+        while not self._frames:
+            await self.connection.arrived.wait()
+            self._collect()
+        kind, correlation_id, payload = self._frames.pop(0)
+        return (9 + len(payload)).to_bytes(4, "big") + bytes((kind,)) + correlation_id.to_bytes(8, "big") + payload
+
+    async def ask(self, *data: bytes) -> bytes:
+        """One read, one answer."""
+        self.say(*data)
+        return await self.reply()
+
+    async def answers(self, *data: bytes) -> list[Frame]:
+        """Everything that answers one read: what comes before the PONG of a PING behind it."""
+        self.say(*data, encode_ping(BARRIER))
+        while True:
+            for at, frame in enumerate(self._frames):
+                if frame == (FrameType.PONG, BARRIER, b""):
+                    found, self._frames = self._frames[:at], self._frames[at + 1 :]
+                    return found
+            await self.connection.arrived.wait()
+            self._collect()
+
+    async def nack(self, *data: bytes) -> tuple[int, int, str]:
+        """Correlation id, code and reason of the only answer, a NACK."""
+        [frame] = await self.answers(*data)
+        assert frame.type == FrameType.NACK, frame
+        parsed = parse_nack(frame.payload)
+        assert parsed is not None
+        return frame.correlation_id, *parsed
+
+    async def log_in(self, key: str = "dev-key") -> None:
+        assert await self.ask(encode_hello(1, 1)) == encode_ack(1)
+        assert await self.ask(encode_auth(2, key)) == encode_ack(2)
+
+    async def subscribe(self, topic: str, qos: int = 1) -> int:
+        [frame] = await self.answers(encode_subscribe(3, topic, qos))
+        assert (frame.type, frame.correlation_id) == (FrameType.ACK, 3)
+        subscription_id = parse_id(frame.payload)
+        assert subscription_id
+        return subscription_id
+
+    async def publish(self, topic: str, *values: bytes, qos: int = 1) -> None:
+        """Published, committed, and nothing answered. A PING does not wait for QoS 0, a POLL does."""
+        frames = [encode_publish(n, qos, topic, value) for n, value in enumerate(values)]
+        assert await self.answers(*frames, encode_poll(0, 1 << 60)) == []
+
+    async def poll(self, subscription_id: int, correlation_id: int = 7) -> tuple[int, int, str, bytes] | None:
+        """Correlation id, QoS, topic and message of the delivery, if there is one."""
+        found = await self.answers(encode_poll(correlation_id, subscription_id))
+        if not found:
+            return None
+        [frame] = found
+        assert frame.type == FrameType.PUBLISH, frame
+        parsed = parse_publish(frame.payload)
+        assert parsed is not None
+        return frame.correlation_id, *parsed
+
+    def _collect(self) -> None:
+        self.connection.arrived.clear()
+        sends, self.connection.sends = self.connection.sends, []
+        for data in sends:
+            for message in self._decoder.feed(data):
+                assert isinstance(message, Frame)
+                self._frames.append(message)
