@@ -60,7 +60,9 @@ class RunningBroker:
         """Start, or start again after `stop` or `kill`, on the same directory and port."""
         if self._thread is not None:
             raise InvalidRequest("this broker is running; stop it before you start it again")
-        settings = {"listeners": {"flymq": {"bind": self._bind}}, **self._config}
+        listeners = {"flymq": {}, **self._config.get("listeners", {})}
+        listeners["flymq"] = {"bind": self._bind, **listeners["flymq"]}
+        settings = {**self._config, "listeners": listeners}
         config = Config(data_dir=self.data_dir, admin={"bind": "127.0.0.1:0"} if self._admin else None, **settings)
         self.disk = FaultyDisk()
         self._server = Server(config, clock=self._clock, disk=self.disk)
