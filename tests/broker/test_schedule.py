@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.broker import schedule
+from penstock.broker import schedule, schedule_log
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
@@ -28,7 +29,7 @@ from penstock.errors import (
 )
 from penstock.log.api import BatchFor, Engine, OnAllAppended, TopicConfig
 from penstock.log.block import encode_headers
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import read_values
@@ -229,6 +230,35 @@ async def test_an_id_from_before_a_restart_still_cancels(tmp_path: Path) -> None
     async with running(tmp_path, clock) as broker:
         await broker.schedule.cancel(WHO, "t", scheduled.id)
         assert broker.schedule.pending == 0
+
+
+async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule_log, "TABLE_CONFIG", replace(schedule_log.TABLE_CONFIG, segment_bytes=1 << 16))
+    clock, options = ManualClock(), EngineOptions(tombstone_ms=0, compact_dirty_ratio=0.01)
+    engine = EmbeddedEngine(tmp_path, clock=clock, options=options)
+    await engine.start()
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    await broker.start()
+    await broker.ensure_topic(WHO, "t")
+    await delay(broker, "t", b"waits", 3_600_000)
+    for _ in range(20):
+        await asyncio.gather(*(delay(broker, "t", bytes(1_000), 500) for _ in range(20)))
+    clock.advance(1)
+    broker.schedule.look()
+    await delivered(broker, "t", 400)
+    await asyncio.gather(*(delay(broker, "t", bytes(1_000), 7_200_000) for _ in range(100)))
+    size_bytes = engine.partition(SCHEDULE_TOPIC, 0).size_bytes
+    clock.advance(1)
+    await engine.maintain()
+    assert engine.partition(SCHEDULE_TOPIC, 0).size_bytes < size_bytes / 2
+    await broker.close()
+    await engine.close()
+    clock.advance(3_600)
+    async with running(tmp_path, clock) as broker:
+        assert (await delivered(broker, "t", 401))[-1] == b"waits"
+        assert broker.schedule.pending == 100
 
 
 async def test_a_clock_set_back_or_forward_neither_loses_nor_repeats(broker: Broker, clock: ManualClock) -> None:
