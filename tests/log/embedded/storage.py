@@ -44,6 +44,11 @@ def path_of(fd: int) -> Path:
     return Path(f"/proc/self/fd/{fd}").readlink()
 
 
+async def settled(engine: EmbeddedEngine) -> None:
+    """Wait for a checkpoint under way, so that an image can be taken of one moment."""
+    await engine._committer.run(engine._committer._finish_checkpoint)
+
+
 def crash_image(data_dir: Path, image: Path) -> Path:
     """What `kill -9` at this moment would leave: the files as the running engine has written them so far."""
     if image.exists():

@@ -11,7 +11,15 @@ from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.journal import journal_paths
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import CountingDisk, crash_image, everything, partition_of, path_of, segment_files
+from tests.log.embedded.storage import (
+    CountingDisk,
+    crash_image,
+    everything,
+    partition_of,
+    path_of,
+    segment_files,
+    settled,
+)
 from tests.log.records import append, read_values, start_append, start_atomic_append
 
 NO_FLUSH = TopicConfig(durability=Durability("none"))
@@ -245,8 +253,7 @@ async def test_a_retired_journal_takes_only_what_is_in_the_segments_with_it(
         if number % 3:
             continue
         expected = await everything(engine)
-        # Quiet the checkpoint thread: an image is taken of one moment.
-        await engine._committer.run(engine._committer._finish_checkpoint)
+        await settled(engine)
         image = crash_image(data_dir, tmp_path / "image")
         for path in image.rglob("*.log"):
             path.write_bytes(disk.durable.get(data_dir / path.relative_to(image), b""))

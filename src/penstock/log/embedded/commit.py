@@ -219,6 +219,8 @@ class Committer:
         target = self._options.block_bytes_target
         try:
             try:
+                if not part.partition.internal and self._reserve.is_in_use():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 part.lay_out(now_ms, target)
             except OSError as error:
                 if not (part.partition.internal and is_full(error) and self._reserve.release()):

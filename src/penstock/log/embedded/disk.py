@@ -174,31 +174,45 @@ class AppendFile:
 
 
 class SpaceReserve:
-    """A file of nothing, given up when the disk is full so that internal topics can still be written."""
+    """A file of nothing, given up when the disk is full so that internal topics can still be written. Used by the commit thread, and
+    by the maintenance of the engine to take it again."""
 
     def __init__(self, disk: Disk, path: Path, size_bytes: int) -> None:
         self._disk = disk
         self._path = path
         self._size_bytes = size_bytes
+        self._given_up = False
 
     def hold(self) -> None:
-        """Take the space where there is plenty: never more than an eighth of what is free."""
-        held = self._path.stat().st_size if self._path.exists() else 0
-        if held >= self._size_bytes or self._disk.free_bytes(self._path.parent) < 8 * self._size_bytes:
+        """Take the space, never more than an eighth of what is free; once given up, only when there is plenty again."""
+        free_bytes = self._disk.free_bytes(self._path.parent)
+        if self._given_up and free_bytes < 2 * self._size_bytes:
             return
-        fd = self._disk.open_append(self._path, create=True)
-        try:
-            self._disk.allocate(fd, 0, self._size_bytes)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            self._disk.truncate(fd, 0)
-        finally:
-            os.close(fd)
+        size_bytes = min(self._size_bytes, free_bytes // 8)
+        held_bytes = self._path.stat().st_size if self._path.exists() else 0
+        if held_bytes < size_bytes:
+            fd = self._disk.open_append(self._path, create=True)
+            try:
+                self._disk.allocate(fd, 0, size_bytes)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._disk.truncate(fd, 0)
+                return
+            finally:
+                os.close(fd)
+        self._given_up = False
 
     def release(self) -> bool:
         """Give the space back; False where there was none to give."""
         if not self._path.exists() or self._path.stat().st_size == 0:
             return False
         self._disk.unlink(self._path)
+        self._given_up = True
         return True
+
+    def is_in_use(self) -> bool:
+        """Whether what is free now is what was held back for internal topics: nobody else may take it."""
+        if self._given_up:
+            self.hold()
+        return self._given_up

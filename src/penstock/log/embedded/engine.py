@@ -156,6 +156,9 @@ class EmbeddedEngine(Engine):
         await self._committer.drained()
         clean = await self._committer.run(lambda: self._close_partitions(partitions))
         await self._loop.run_in_executor(None, self._stop_threads)
+        for partition in partitions:
+            for segment in partition.segments:
+                segment.close()
         try:
             if clean:
                 self._disk.write_file(self._data_dir / _CLEAN, b"")

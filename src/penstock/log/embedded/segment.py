@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -48,11 +48,12 @@ def offset_range(path: Path) -> tuple[int, int | None]:
 class Segment:
     """A segment as readers see it. `end` is how far it may be read."""
 
-    __slots__ = ("__weakref__", "_disk", "_fd", "base_offset", "end", "index", "path")
+    __slots__ = ("__weakref__", "_close", "_disk", "_fd", "base_offset", "end", "index", "path")
 
     def __init__(self, disk: Disk, path: Path, base_offset: int, index: SegmentIndex, end: int) -> None:
         self._disk = disk
         self._fd = -1
+        self._close: Callable[[], object] | None = None
         self.path = path
         self.base_offset = base_offset
         self.index = index
@@ -66,9 +67,15 @@ class Segment:
         """The file, opened once and closed when nobody holds this object any more."""
         if self._fd < 0:
             fd = self._disk.open_read(self.path)
-            weakref.finalize(self, os.close, fd)
+            self._close = weakref.finalize(self, os.close, fd)
             self._fd = fd
         return self._fd
+
+    def close(self) -> None:
+        """The engine stops: nobody reads any more."""
+        if self._close is not None:
+            self._close()
+            self._fd = -1
 
     def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
         """Whole, checked blocks with their positions. Raises CorruptBlock where one is damaged.

@@ -1,0 +1,563 @@
+"""What happens when the disk fails: an acknowledgement is never wrong, and what was refused is never there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import NoSpace, PenstockError, WriteFailed
+from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
+from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.disk import AppendFile, SpaceReserve
+from penstock.log.embedded.journal import journal_paths
+from penstock.testing.faults import FaultyDisk
+from tests.log.embedded.conftest import OpenEngine
+from tests.log.embedded.storage import CountingDisk, crash_image, everything, path_of, settled
+from tests.log.records import append, read_all, read_values, start_append, start_atomic_append
+
+
+class SuffixFaults(CountingDisk):
+    """Fails one operation on files of one kind, as often as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._faults: dict[tuple[str, str], list[int]] = {}
+
+    def fail(self, operation: str, suffix: str, number: int, times: int = 1) -> None:
+        self._faults[operation, suffix] = [number] * times
+
+    def _check(self, operation: str, path: Path) -> None:
+        due = self._faults.get((operation, path.suffix))
+        if due:
+            number = due.pop()
+            raise OSError(number, os.strerror(number))
+
+    def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+        self._check("write", path_of(fd))
+        return super().pwrite(fd, data, position)
+
+    def fdatasync(self, fd: int) -> None:
+        self._check("flush", path_of(fd))
+        super().fdatasync(fd)
+
+    def allocate(self, fd: int, position: int, size_bytes: int) -> None:
+        self._check("allocate", path_of(fd))
+        super().allocate(fd, position, size_bytes)
+
+    def open_append(self, path: Path, *, create: bool) -> int:
+        if create:
+            self._check("create", path)
+        return super().open_append(path, create=create)
+
+    def sync_directory(self, path: Path) -> None:
+        self._check("name", path)
+        super().sync_directory(path)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self._check("truncate", path_of(fd))
+        super().truncate(fd, size_bytes)
+
+
+@pytest.fixture
+def faults() -> SuffixFaults:
+    return SuffixFaults()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def two_topics(engine: EmbeddedEngine) -> None:
+    await engine.create_topic("orders", TopicConfig())
+    await engine.create_topic("other", TopicConfig())
+    for topic in ("orders", "other"):
+        await append(engine.partition(topic, 0), [b"before"])
+
+
+async def append_both(engine: EmbeddedEngine, value: bytes) -> list[object]:
+    """One append to each topic in one commit; the results."""
+    pending = [start_append(engine.partition(topic, 0), Batch([value])) for topic in ("orders", "other")]
+    return list(await asyncio.gather(*pending, return_exceptions=True))
+
+
+# -- flushes that fail ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_failed_flush_is_final_for_its_partition_and_no_other(
+    open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=disk)
+    await two_topics(engine)
+    partition = engine.partition("orders", 0)
+    disk.fail_next_fsync()
+    with pytest.raises(WriteFailed, match=r"orders.*restart"):
+        await append(partition, [b"unknown"])
+    assert partition.failure is not None
+    assert partition.committed_end == 1
+    assert await read_values(partition) == [b"before"], "what is not known to be on disk is not shown"
+    for _ in range(3):
+        with pytest.raises(WriteFailed):
+            await append(partition, [b"refused"])
+    assert engine.stats.commit_errors == 1
+    assert (await append(engine.partition("other", 0), [b"sound"])).base_offset == 1
+    image = crash_image(data_dir, tmp_path / "image")
+    await engine.close()
+    assert not (data_dir / "clean-shutdown").exists(), "the next start has to look"
+    for path in (data_dir, image):
+        recovered = await open_engine(path)
+        again = recovered.partition("orders", 0)
+        assert again.failure is None
+        assert await read_values(again) in ([b"before"], [b"before", b"unknown"])
+        assert (await append(again, [b"after"])).base_offset == again.committed_end - 1
+        assert await read_values(recovered.partition("other", 0)) == [b"before", b"sound"]
+        await recovered.close()
+
+
+async def test_appends_that_wait_behind_a_failed_flush_fail_too(open_engine: OpenEngine, disk: CountingDisk) -> None:
+    engine = await open_engine(disk=disk)
+    await two_topics(engine)
+    partition = engine.partition("orders", 0)
+    first = start_append(partition, Batch([b"first"]))
+    disk.fail_next_fsync()
+    await asyncio.sleep(0)
+    second = start_append(partition, Batch([b"second"]))
+    atomic = start_atomic_append(
+        engine, [BatchFor(engine.partition("other", 0), Batch([b"part"])), BatchFor(partition, Batch([b"part"]))]
+    )
+    results = await asyncio.gather(first, second, atomic, return_exceptions=True)
+    assert all(isinstance(result, WriteFailed) for result in results)
+    assert await read_values(engine.partition("other", 0)) == [b"before"]
+    assert engine.partition("other", 0).failure is None
+
+
+async def test_a_failed_flush_of_the_journal_fails_every_partition_in_it_and_keeps_it(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path
+) -> None:
+    engine = await open_engine(disk=faults)
+    await two_topics(engine)
+    await engine.create_topic("third", TopicConfig())
+    assert await append_both(engine, b"sound")
+    faults.fail("flush", ".journal", errno.EIO)
+    results = await append_both(engine, b"unknown")
+    assert all(isinstance(result, WriteFailed) for result in results)
+    assert engine.partition("orders", 0).failure is not None
+    assert engine.partition("other", 0).failure is not None
+    assert (await append(engine.partition("third", 0), [b"x"])).base_offset == 0
+    assert len(journal_paths(data_dir / "journal")) == 1, "only a restart can tell what it holds"
+    await engine.close()
+    assert len(journal_paths(data_dir / "journal")) == 1
+    engine = await open_engine()
+    for topic in ("orders", "other"):
+        assert await read_values(engine.partition(topic, 0)) in (
+            [b"before", b"sound"],
+            [b"before", b"sound", b"unknown"],
+        )
+        await append(engine.partition(topic, 0), [b"after"])
+    assert journal_paths(data_dir / "journal") == []
+
+
+async def test_a_segment_that_cannot_be_flushed_at_a_checkpoint_keeps_its_journal(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=faults, options=EngineOptions(journal_bytes=1))
+    await two_topics(engine)
+    faults.fail("flush", ".log", errno.EIO)
+    await append_both(engine, b"x")  # acknowledged by the journal; the checkpoint that follows fails
+    await settled(engine)
+    failed = [topic for topic in ("orders", "other") if engine.partition(topic, 0).failure is not None]
+    assert len(failed) == 1
+    assert len(journal_paths(data_dir / "journal")) == 1
+    expected = await everything(engine)
+    image = crash_image(data_dir, tmp_path / "image")
+    for path in (image / "topics").glob(f"{failed[0]}.*/0/*.log"):
+        path.write_bytes(path.read_bytes()[:74])  # the flush failed: what it should have put on disk is not there
+    recovered = await open_engine(image)
+    assert await everything(recovered) == expected
+
+
+async def test_a_failed_flush_of_an_interval_topic_stops_its_writes(open_engine: OpenEngine) -> None:
+    class FailsOnce(SuffixFaults):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tried = asyncio.Event()
+
+        def fdatasync(self, fd: int) -> None:
+            try:
+                super().fdatasync(fd)
+            except OSError:
+                loop.call_soon_threadsafe(self.tried.set)
+                raise
+
+    loop = asyncio.get_running_loop()
+    disk = FailsOnce()
+    engine = await open_engine(disk=disk)
+    await engine.create_topic("loose", TopicConfig(durability=Durability("interval", 10)))
+    disk.fail("flush", ".log", errno.EIO)
+    await append(engine.partition("loose", 0), [b"x"])
+    await asyncio.wait_for(disk.tried.wait(), 10)
+    while engine.partition("loose", 0).failure is None:  # it is noted a moment after the flush
+        await asyncio.sleep(0)
+    with pytest.raises(WriteFailed):
+        await append(engine.partition("loose", 0), [b"y"])
+
+
+async def test_a_full_disk_reported_by_a_flush_is_a_failed_flush(open_engine: OpenEngine, faults: SuffixFaults) -> None:
+    engine = await open_engine(disk=faults)
+    await two_topics(engine)
+    faults.fail("flush", ".log", errno.ENOSPC)
+    with pytest.raises(WriteFailed):
+        await append(engine.partition("orders", 0), [b"x"])
+    assert engine.partition("orders", 0).failure is not None
+
+
+# -- writes that fail -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_write_error_stops_the_partition_and_leaves_nothing(
+    open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=disk)
+    await two_topics(engine)
+    disk.fail_next_write(errno.EIO)
+    with pytest.raises(WriteFailed):
+        await append(engine.partition("orders", 0), [b"lost"])
+    assert engine.partition("orders", 0).failure is not None
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await read_values(recovered.partition("orders", 0)) == [b"before"]
+    assert recovered.stats.torn_tails == 0
+
+
+async def test_a_write_error_after_the_journal_has_it_is_mended_by_a_restart(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path
+) -> None:
+    engine = await open_engine(disk=faults)
+    await two_topics(engine)
+    faults.fail("write", ".log", errno.EIO)
+    results = await append_both(engine, b"x")
+    assert sorted(isinstance(result, WriteFailed) for result in results) == [False, True]
+    failed = next(topic for topic in ("orders", "other") if engine.partition(topic, 0).failure is not None)
+    assert await read_values(engine.partition(failed, 0)) == [b"before"]
+    await engine.close()
+    engine = await open_engine()
+    assert await everything(engine) == {
+        (topic, 0): await read_all(engine.partition(topic, 0)) for topic in ("orders", "other")
+    }
+    for topic in ("orders", "other"):
+        assert await read_values(engine.partition(topic, 0)) == [b"before", b"x"]
+
+
+async def test_short_writes_are_completed(
+    open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=disk, options=EngineOptions(journal_bytes=3000))
+    disk.short_writes()
+    await two_topics(engine)
+    for number in range(20):
+        await append_both(engine, b"%d" % number * 50)
+        await append(engine.partition("orders", 0), [b"alone" * 100])
+    expected = await everything(engine)
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await everything(recovered) == expected
+    await engine.close()
+    engine = await open_engine()
+    assert await everything(engine) == expected
+
+
+def test_a_write_that_makes_no_progress_is_an_error(tmp_path: Path) -> None:
+    class Stuck(FaultyDisk):
+        def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+            return 0
+
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match="progress"):
+            Stuck().write_all(fd, b"x", 0)
+    finally:
+        os.close(fd)
+
+
+# -- a full disk ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_refuses_leaves_no_trace_and_goes_on_when_space_returns(
+    open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=disk, options=EngineOptions(reserve_bytes=0))
+    await two_topics(engine)
+    partition = engine.partition("orders", 0)
+    large = [bytes(1 << 20)]  # more than the space that is reserved ahead
+    disk.disk_full()
+    with pytest.raises(NoSpace) as refused:
+        await append(partition, large)
+    assert refused.value.retriable
+    assert partition.failure is None
+    assert all(isinstance(result, NoSpace) for result in await append_both(engine, large[0]))
+    with pytest.raises(NoSpace):
+        await start_atomic_append(
+            engine, [BatchFor(engine.partition(topic, 0), Batch(large)) for topic in ("orders", "other")]
+        )
+    assert await read_values(partition) == [b"before"]
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await read_values(recovered.partition("orders", 0)) == [b"before"]
+    assert recovered.stats.torn_tails == 0
+    disk.disk_full_off()
+    assert (await append(partition, large)).base_offset == 1
+    assert (await append(partition, [b"next"])).base_offset == 2
+    await engine.close()
+    engine = await open_engine()
+    assert await read_values(engine.partition("orders", 0)) == [b"before", *large, b"next"]
+
+
+async def test_a_write_that_meets_a_full_disk_after_all_is_undone(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path
+) -> None:
+    """As on file systems where reserving space promises nothing."""
+
+    class Half(SuffixFaults):
+        def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+            try:
+                return super().pwrite(fd, data, position)
+            except OSError:
+                os.pwrite(fd, bytes(data)[: len(data) * 3 // 4], position)
+                raise
+
+    disk = Half()
+    engine = await open_engine(disk=disk)
+    await two_topics(engine)
+    disk.fail("write", ".log", errno.ENOSPC)
+    with pytest.raises(NoSpace):
+        await append(engine.partition("orders", 0), [b"a", b"b" * 100])
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await read_values(recovered.partition("orders", 0)) == [b"before"]
+    assert recovered.stats.torn_tails == 0
+    assert (await append(engine.partition("orders", 0), [b"next"])).base_offset == 1
+    assert await read_values(engine.partition("orders", 0)) == [b"before", b"next"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "suffix"),
+    [
+        ("create", ".log"),
+        ("write", ".tmp"),
+        ("flush", ".tmp"),
+        ("name", ""),
+        ("truncate", ".log"),
+        ("allocate", ".log"),
+    ],
+    ids=["the new file", "the index", "its flush", "the directory", "giving back space", "space in the new file"],
+)
+async def test_a_roll_that_meets_a_full_disk_can_be_tried_again(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path, operation: str, suffix: str
+) -> None:
+    engine = await open_engine(disk=faults, options=EngineOptions(reserve_bytes=0))
+    await engine.create_topic("orders", TopicConfig(segment_bytes=500))
+    partition = engine.partition("orders", 0)
+    await append(partition, [bytes(400)])
+    open_before = open_files()
+    for _ in range(3):
+        # Twice, because where space is short the engine tries once more for just what it needs.
+        faults.fail(operation, suffix, errno.ENOSPC, times=2 if operation == "allocate" else 1)
+        with pytest.raises(NoSpace):
+            await append(partition, [bytes(400)])
+        assert partition.failure is None
+        assert partition.committed_end == 1
+        recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+        assert await read_values(recovered.partition("orders", 0)) == [bytes(400)]
+        await recovered.close()
+        del recovered
+    assert open_files() <= open_before + 1, "nothing stays open behind a failed roll"
+    assert (await append(partition, [b"small"])).base_offset == 1
+    for number in range(2, 6):
+        assert (await append(partition, [bytes(400)])).base_offset == number
+    expected = await everything(engine)
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await everything(recovered) == expected
+    await engine.close()
+    engine = await open_engine()
+    assert await everything(engine) == expected
+
+
+@pytest.mark.parametrize("operation", ["create", "allocate", "write", "name"])
+async def test_a_journal_that_has_no_room_is_done_without(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path, operation: str
+) -> None:
+    engine = await open_engine(disk=faults, options=EngineOptions(reserve_bytes=0))
+    await two_topics(engine)
+    faults.fail(operation, "" if operation == "name" else ".journal", errno.ENOSPC, times=2)
+    faults.flushes.clear()
+    results = await append_both(engine, b"x")
+    assert not any(isinstance(result, PenstockError) for result in results)
+    assert faults.flushes["log"] == 2, "each segment is flushed for itself"
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await everything(recovered) == await everything(engine)
+    faults.fail(operation, "" if operation == "name" else ".journal", errno.ENOSPC, times=2)
+    with pytest.raises(NoSpace):
+        await start_atomic_append(
+            engine, [BatchFor(engine.partition(topic, 0), Batch([b"y"])) for topic in ("orders", "other")]
+        )
+    faults.fail(operation, "" if operation == "name" else ".journal", errno.ENOSPC, times=0)
+    assert await read_values(engine.partition("orders", 0)) == [b"before", b"x"]
+    await append_both(engine, b"z")
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "second"))
+    assert await everything(recovered) == await everything(engine)
+
+
+async def test_an_index_that_cannot_be_saved_costs_nothing_but_time(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=faults, options=EngineOptions(checkpoint_bytes=100, journal_bytes=1))
+    await two_topics(engine)
+    faults.fail("write", ".tmp", errno.ENOSPC, times=1000)
+    for number in range(10):
+        await append(engine.partition("orders", 0), [b"%d" % number * 100])
+        await append_both(engine, b"x")
+    expected = await everything(engine)
+    assert engine.partition("orders", 0).failure is None
+    await settled(engine)
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await everything(recovered) == expected
+
+
+async def test_closing_on_a_full_disk_loses_nothing(
+    open_engine: OpenEngine, disk: CountingDisk, data_dir: Path
+) -> None:
+    engine = await open_engine(disk=disk)
+    await two_topics(engine)
+    expected = await everything(engine)
+    disk.disk_full()
+    await engine.close()
+    assert not (data_dir / "clean-shutdown").exists()
+    engine = await open_engine()
+    assert await everything(engine) == expected
+
+
+async def test_a_full_disk_does_not_keep_a_log_from_opening(
+    open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig(segment_bytes=500))
+    for number in range(10):
+        await append(engine.partition("orders", 0), [b"%d" % number * 50])
+    expected = await everything(engine)
+    image = crash_image(data_dir, tmp_path / "image")
+    for path in image.rglob("*.index"):
+        path.unlink()
+    disk.disk_full()
+    recovered = await open_engine(image, disk=disk)
+    assert await everything(recovered) == expected
+    disk.disk_full_off()
+
+
+# -- space held back ------------------------------------------------------------------------------------------------------
+
+
+class SmallDisk(CountingDisk):
+    """Has so much room and no more. What is reserved or written counts; what is removed is free again."""
+
+    def __init__(self, root: Path, room_bytes: int) -> None:
+        super().__init__()
+        self._root = root
+        self.room_bytes = room_bytes
+
+    def free_bytes(self, path: Path) -> int:
+        used = sum(path.stat().st_blocks * 512 for path in self._root.rglob("*") if path.is_file())
+        return max(self.room_bytes - used, 0)
+
+    def allocate(self, fd: int, position: int, size_bytes: int) -> None:
+        if self.free_bytes(self._root) < size_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, position, size_bytes)
+
+
+async def fill_up(engine: EmbeddedEngine, topic: str) -> int:
+    """Append until there is no space; how many appends there was room for."""
+    appends = 0
+    while True:
+        try:
+            await append(engine.partition(topic, 0), [os.urandom(100_000)])
+        except NoSpace:
+            return appends
+        appends += 1
+
+
+async def test_internal_topics_go_on_by_the_space_that_was_held_back(open_engine: OpenEngine, data_dir: Path) -> None:
+    disk = SmallDisk(data_dir, room_bytes=20 << 20)
+    engine = await open_engine(disk=disk, options=EngineOptions(reserve_bytes=2 << 20))
+    await engine.create_topic("orders", TopicConfig())
+    await engine.create_topic("__groups", TopicConfig())
+    assert await fill_up(engine, "orders") > 50
+    commits = 0
+    for _ in range(200):
+        commits += (await append(engine.partition("__groups", 0), [bytes(2000)])).base_offset >= 0
+        with pytest.raises(NoSpace):  # users of the disk do not take what was freed for the others
+            await append(engine.partition("orders", 0), [os.urandom(100_000)])
+    assert commits == 200
+    disk.room_bytes += 20 << 20
+    assert await fill_up(engine, "orders") > 50, "and go on when there is space again, without a restart"
+    await append(engine.partition("__groups", 0), [bytes(2000)])
+
+
+def test_the_reserve_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, room_bytes=64 << 20)
+    reserve = SpaceReserve(disk, tmp_path / "reserve", 4 << 20)
+    assert not reserve.release()
+    reserve.hold()
+    assert (tmp_path / "reserve").stat().st_size == 4 << 20
+    reserve.hold()
+    assert reserve.release()
+    assert not (tmp_path / "reserve").exists()
+    assert not reserve.release()
+    reserve.hold()
+    assert reserve.release()
+
+
+def test_a_small_disk_gives_a_small_reserve(tmp_path: Path) -> None:
+    reserve = SpaceReserve(SmallDisk(tmp_path, room_bytes=8 << 20), tmp_path / "reserve", 8 << 20)
+    reserve.hold()
+    assert (tmp_path / "reserve").stat().st_size == 1 << 20, "an eighth of what is free"
+    full = SpaceReserve(SmallDisk(tmp_path, room_bytes=0), tmp_path / "none", 8 << 20)
+    full.hold()
+    assert not full.release()
+
+
+def test_space_is_reserved_ahead_and_given_back(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, room_bytes=1 << 20)
+    file = AppendFile(disk, tmp_path / "file", create=True, reserve_step_bytes=256 << 10)
+    file.reserve(10)
+    assert file.path.stat().st_size == 256 << 10
+    file.write(b"0123456789")
+    file.reserve(100)
+    assert file.path.stat().st_size == 256 << 10
+    file.reserve(700 << 10)
+    with pytest.raises(OSError, match="space"):
+        file.reserve(2 << 20)
+    assert file.end == 10
+    file.cut(file.end)
+    assert file.path.read_bytes() == b"0123456789"
+    file.close()
+    with pytest.raises((OSError, ValueError), match="descriptor"):
+        file.sync()
+
+
+async def test_nothing_stays_open_after_closing(open_engine: OpenEngine) -> None:
+    open_before = open_files()
+    for _ in range(3):
+        engine = await open_engine(options=EngineOptions(tail_bytes_max=0, journal_bytes=1000))
+        if not engine.topics():
+            await engine.create_topic("orders", TopicConfig(segment_bytes=500, partitions=3))
+        for number in range(10):
+            await asyncio.gather(
+                *(start_append(engine.partition("orders", index), Batch([b"%d" % number * 40])) for index in range(3))
+            )
+        await everything(engine)
+        await engine.maintain()
+        await everything(engine)
+        assert open_files() > open_before
+        await engine.close()
+        gc.collect()  # what maintenance replaced is closed when its last reader is gone
+        assert open_files() == open_before
