@@ -25,7 +25,14 @@ from penstock.broker.api_keys import DEFAULT_ROLES, PRINCIPAL_PREFIX, digest_of
 from penstock.broker.broker import Broker
 from penstock.broker.producer import ANY_PARTITION
 from penstock.broker.spreading import Placement, Scattered
-from penstock.broker.subscription import AT_LEAST_ONCE, NOT_IN_MEMORY, QOS0_HEADERS, Delivery, Subscription
+from penstock.broker.subscription import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    NOT_IN_MEMORY,
+    QOS0_HEADERS,
+    Delivery,
+    Subscription,
+)
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.session import Connection
@@ -254,6 +261,9 @@ class BlipMQSession:
                 self._write_one_by_one(principal, run, slot, held_bytes)
             else:
                 self._answer(slot, self._publish_failed(run.correlation_ids, error), held_bytes)
+        else:
+            if run.qos == AT_MOST_ONCE:
+                self._replies.fill(slot, SILENCE)  # answers behind it do not wait for the disk
 
     def _write_one_by_one(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
         """The broker refuses a run whole, but the peer sent single publishes: only those at fault may fail."""
@@ -275,6 +285,8 @@ class BlipMQSession:
                     ids = run.correlation_ids
                     failed = ids[rows] if isinstance(rows, slice) else [ids[row] for row in rows]
                     reply += self._publish_failed(failed, result)
+        if run.qos == AT_MOST_ONCE:  # its place was given up when it was written
+            slot = self._replies.reserve()
         self._answer(slot, reply, held_bytes)
         if self._writes_in_flight:
             self._replies.flush_soon()
