@@ -70,6 +70,7 @@ NOT_OPERATIONS = {
     "schedule.start",
     "schedule.close",
     "schedule.look",
+    "schemas.exists",
     "audit.start",
     "audit.close",
     "audit.note",

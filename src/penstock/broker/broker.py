@@ -162,7 +162,9 @@ class Broker:
             create = partial(self._create, principal, name, config)
             if schema is None:
                 return await create()
-            return await self._registry.bind_while(name, parse_reference(schema), create)
+            reference = parse_reference(schema)
+            self._validation.check_reference(reference)
+            return await self._registry.bind_while(name, reference, create)
 
     @on_topic(Operation.WRITE)
     async def ensure_topic(self, principal: Principal, name: str) -> None:

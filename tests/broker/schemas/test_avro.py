@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.schemas.avro import COST_PER_LEVEL, AvroDefinition
-from penstock.errors import SchemaInvalid
+from penstock.errors import InvalidRequest, SchemaInvalid
 
 
 def record(*fields: Any, name: str = "r", **more: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_a_long_chain_of_types_is_followed_in_time_and_its_records_are_too_deep(
 
 
 def test_there_are_no_messages_to_choose_from() -> None:
-    with pytest.raises(SchemaInvalid, match="leave out 'Order'"):
+    with pytest.raises(InvalidRequest, match="leave out 'Order'"):
         AvroDefinition.parse('"int"').checker("Order")
 
 

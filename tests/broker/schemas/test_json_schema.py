@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.broker.schemas.definition import DOCUMENT_DEPTH_MAX, REASON_CHARS_MAX, Checker
 from penstock.broker.schemas.json_schema import JsonDefinition
-from penstock.errors import SchemaInvalid
+from penstock.errors import InvalidRequest, SchemaInvalid
 
 ORDER = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -131,7 +131,7 @@ def test_spaces_and_order_do_not_make_another_definition() -> None:
 
 
 def test_there_are_no_messages_to_choose_from() -> None:
-    with pytest.raises(SchemaInvalid, match="leave out 'Order'"):
+    with pytest.raises(InvalidRequest, match="leave out 'Order'"):
         JsonDefinition.parse("{}").checker("Order")
 
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.access import ANONYMOUS, Operation, Principal, Resource, ResourceKind
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.errors import AccessDenied, InvalidRequest, SchemaInvalid, SchemaNotFound, TopicNotFound
+from penstock.errors import AccessDenied, InvalidRequest, SchemaNotFound, TopicNotFound
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
@@ -27,7 +27,7 @@ async def test_a_record_is_validated_against_any_version_and_message(broker: Bro
     await broker.schemas.register(ANONYMOUS, "p", "protobuf", PROTO)
     assert await broker.schemas.validate(ANONYMOUS, "p", b"\x0a\x01y", message="B") == []
     assert await broker.schemas.validate(ANONYMOUS, "p", b"\x0a\x01y") != []
-    with pytest.raises(SchemaInvalid, match="no message 'C'"):
+    with pytest.raises(InvalidRequest, match="no message 'C'"):
         await broker.schemas.validate(ANONYMOUS, "p", b"", message="C")
     with pytest.raises(SchemaNotFound, match="schema not found: nope"):
         await broker.schemas.validate(ANONYMOUS, "nope", b"1")
@@ -41,6 +41,11 @@ async def test_a_topic_is_bound_and_released(broker: Broker) -> None:
     assert broker.schemas.bound_to(ANONYMOUS, "t") == "s:1"
     await broker.schemas.bind(ANONYMOUS, "t", None)
     assert broker.schemas.bound_to(ANONYMOUS, "t") is None
+    await broker.schemas.register(ANONYMOUS, "p", "protobuf", PROTO)
+    with pytest.raises(InvalidRequest, match="no message 'C'"):
+        await broker.schemas.bind(ANONYMOUS, "t", "p:C")
+    with pytest.raises(InvalidRequest, match="no message 'C'"):
+        await broker.create_topic(ANONYMOUS, "u", TopicConfig(), "p:C")
     for topic, reference, error in (
         ("nope", "s", TopicNotFound),
         ("t", "nope", SchemaNotFound),

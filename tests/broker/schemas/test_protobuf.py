@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.broker.schemas.definition import REASON_CHARS_MAX
 from penstock.broker.schemas.protobuf import IMPORTS, ProtobufDefinition
-from penstock.errors import SchemaInvalid
+from penstock.errors import InvalidRequest, SchemaInvalid
 
 ORDERS = """
 syntax = "proto3";
@@ -56,7 +56,7 @@ def test_records_are_the_first_message_unless_a_reference_says_which(orders: Pro
     assert orders.checker("Order.Line").faults(b"\x0a\x01x") == []
     assert orders.checker("Refund").faults(value) == ["there are fields or enum values that shop.Refund does not have"]
     for name in ("Nope", "google.protobuf.Timestamp", "shop.Order.State"):
-        with pytest.raises(SchemaInvalid, match=f"no message '{name}': it has Order, Refund"):
+        with pytest.raises(InvalidRequest, match=f"no message '{name}': it has Order, Refund"):
             orders.checker(name)
 
 

@@ -16,7 +16,7 @@ from penstock.broker.schemas.avro_compatibility import problems_reading
 from penstock.broker.schemas.avro_wire import NAMED, AvroChecker, Walks
 from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker, Definition, shortened
 from penstock.broker.schemas.json_schema import decode_definition
-from penstock.errors import SchemaInvalid
+from penstock.errors import InvalidRequest, SchemaInvalid
 
 DEFINITION_DEPTH_MAX: Final = 64
 """Types inside types, as written down; how deep a recursive type goes is a matter of the record."""
@@ -69,7 +69,7 @@ class AvroDefinition(Definition):
 
     def checker(self, message: str) -> Checker:
         if message:
-            raise SchemaInvalid(f"an Avro schema has no messages to choose from: leave out {message!r}")
+            raise InvalidRequest(f"an Avro schema has no messages to choose from: leave out {message!r}")
         return AvroChecker(Walks(self._named).walk(self._schema))
 
     def problems_reading(self, writer: Self) -> list[str]:

@@ -65,7 +65,7 @@ class Definition(ABC):
 
     @abstractmethod
     def checker(self, message: str) -> Checker:
-        """`message` names a Protobuf message; empty for the only or first one. Raises SchemaInvalid, SchemaNotFound."""
+        """`message` names a Protobuf message; empty for the only or first one. Raises InvalidRequest where there is none such."""
 
     @abstractmethod
     def problems_reading(self, writer: Self) -> list[str]:

@@ -23,7 +23,7 @@ from penstock.broker.schemas.definition import (
 )
 from penstock.broker.schemas.json_compatibility import problems_reading
 from penstock.broker.schemas.json_cost import evaluations_per_value
-from penstock.errors import SchemaInvalid
+from penstock.errors import InvalidRequest, SchemaInvalid
 
 PATTERN_BYTES_MAX: Final = 1 << 20
 """Of one compiled pattern; also of what the engine keeps to match it faster."""
@@ -60,7 +60,7 @@ class JsonDefinition(Definition):
 
     def checker(self, message: str) -> Checker:
         if message:
-            raise SchemaInvalid(f"a JSON schema has no messages to choose from: leave out {message!r}")
+            raise InvalidRequest(f"a JSON schema has no messages to choose from: leave out {message!r}")
         return _JsonChecker(_compiled(self._text))
 
     def problems_reading(self, writer: Self) -> list[str]:

@@ -44,6 +44,14 @@ class Schemas:
         self._topics_changing = topics_changing
         """Held while a topic is created, deleted or bound."""
 
+    def exists(self, reference: str) -> bool:
+        """Whether a text names a schema that is there: for a session to decide what to ask for next, which is then checked."""
+        try:
+            self._registry.resolve(parse_reference(reference))
+        except PenstockError:
+            return False
+        return True
+
     # -- versions ---------------------------------------------------------------------------------------------------------
 
     @on_schema(Operation.CREATE)
@@ -87,7 +95,12 @@ class Schemas:
         """From now on records of the topic must follow a schema ("orders", "orders:3"); None lifts that. Raises SchemaNotFound."""
         async with self._topics_changing:
             info = self._topic(topic)
-            await self._registry.bind(topic, info.id, None if reference is None else parse_reference(reference))
+            if reference is None:
+                await self._registry.bind(topic, info.id, None)
+                return
+            schema = parse_reference(reference)
+            self._validation.check_reference(schema)
+            await self._registry.bind(topic, info.id, schema)
 
     @on_topic(Operation.DESCRIBE)
     def bound_to(self, principal: Principal, topic: str) -> str | None:

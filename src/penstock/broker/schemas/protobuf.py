@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from penstock.broker.schemas.definition import Checker, Definition, Fault, shortened
 from penstock.broker.schemas.protobuf_compatibility import problems_following, problems_reading
 from penstock.broker.schemas.protoc import FILE_NAME, compile_definition
-from penstock.errors import SchemaInvalid
+from penstock.errors import InvalidRequest, SchemaInvalid
 
 COST: Final = 2
 IMPORTS: Final = {
@@ -92,7 +92,7 @@ class ProtobufDefinition(Definition):
             if descriptor.file.name == FILE_NAME:
                 return descriptor
         known = ", ".join(self._file.message_types_by_name)
-        raise SchemaInvalid(shortened(f"the definition has no message {name!r}: it has {known}"))
+        raise InvalidRequest(shortened(f"the definition has no message {name!r}: it has {known}"))
 
     def problems_reading(self, writer: Self) -> list[str]:
         return problems_reading(self._file, writer._file)

@@ -71,6 +71,8 @@ class Validation:
         self._checkers_bytes = 0
         self._queues: dict[str, deque[_Waiting]] = {}
         """By topic, while runs wait for the worker. Entries go with the last of them."""
+        self._refusing: str | None = None
+        self._tried_again = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.stats = ValidationStats()
 
@@ -79,6 +81,12 @@ class Validation:
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._worker.close()
+
+    def check_reference(self, reference: Reference) -> None:
+        """Raises SchemaNotFound, and InvalidRequest where the schema has no such message."""
+        want = self._want(reference)
+        if want.message:
+            self._checker(want)
 
     def concerns(self, topic: str) -> bool:
         """Whether records of the topic must be checked, or must wait behind some that are."""
@@ -105,7 +113,12 @@ class Validation:
             return
         waiting = _Waiting(wants, values, accept, refuse)
         if queue is not None:
-            queue.append(waiting)
+            if topic == self._refusing:
+                # What is tried again in place of a refused run takes its place.
+                queue.insert(self._tried_again, waiting)
+                self._tried_again += 1
+            else:
+                queue.append(waiting)
             return
         self._queues[topic] = deque([waiting])
         task = asyncio.get_running_loop().create_task(self._work_off(topic))
@@ -179,12 +192,19 @@ class Validation:
                     await self._check_there(want, waiting.values)
                 waiting.accept()
             except PenstockError as error:
-                waiting.refuse(error)
+                self._refuse(topic, waiting, error)
             except Exception as error:  # noqa: BLE001  a bug of ours must not leave the runs behind it waiting for ever
                 _log.exception("validation_failed", topic=topic)
-                waiting.refuse(ServerError(f"internal error: {type(error).__name__}"))
+                self._refuse(topic, waiting, ServerError(f"internal error: {type(error).__name__}"))
             queue.popleft()
         del self._queues[topic]
+
+    def _refuse(self, topic: str, waiting: _Waiting, error: PenstockError) -> None:
+        self._refusing, self._tried_again = topic, 1
+        try:
+            waiting.refuse(error)
+        finally:
+            self._refusing = None
 
     async def _check_there(self, want: _Want, values: Sequence[bytes | None]) -> None:
         if self._quick([want], values):

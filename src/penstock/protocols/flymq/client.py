@@ -37,7 +37,7 @@ from penstock.errors import (
     PenstockError,
     Unreachable,
 )
-from penstock.protocols.flymq import lifetime_replies, lifetime_requests
+from penstock.protocols.flymq import lifetime_replies, lifetime_requests, schema_requests
 from penstock.protocols.flymq import reply_decoding as replies
 from penstock.protocols.flymq import request_encoding as requests
 from penstock.protocols.flymq.access_client import AsyncAccess
@@ -60,6 +60,7 @@ from penstock.protocols.flymq.lifetime_client import AsyncDeadLetters
 from penstock.protocols.flymq.lifetime_messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.reply_messages import GroupState
+from penstock.protocols.flymq.schema_client import AsyncSchemas
 from penstock.protocols.flymq.transaction_client import AsyncTransaction
 
 SCHEMES = ("flymq", "flymqs")
@@ -112,6 +113,8 @@ class AsyncFlyMQClient:
         )
         self.dead_letters = AsyncDeadLetters(self._read, self._write)
         """Records that failed: list, replay, purge."""
+        self.schemas = AsyncSchemas(self._read, self._write)
+        """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = AsyncAccess(self._read, self._write)
         """Users, roles, ACLs, the audit trail and the cluster."""
 
@@ -142,14 +145,23 @@ class AsyncFlyMQClient:
         partition: int | None = None,
         *,
         ttl_s: float | None = None,
+        schema: str | None = None,
     ) -> RecordMetadata:
         """Store one record; returns where, once it is committed. Without a partition the key decides, or else they take turns.
 
-        A record with a time to live is shown to no reader once that time has passed. ConnectionLost and RequestTimeout leave open
+        A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
+        "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
         whether the record was stored.
         """
         check_topic(topic)
         check_bytes([value], [key])
+        if ttl_s is not None and schema is not None:
+            raise InvalidRequest(
+                "a time to live and a schema do not fit into one request: bind the topic to the schema"
+            )
+        if schema is not None:
+            data = schema_requests.encode_produce_with_schema(topic, schema, value, key, partition_field(partition))
+            return lifetime_replies.decode_stored(await self._write(data))
         if ttl_s is not None:
             ttl_ms = milliseconds(ttl_s, "time to live")
             data = lifetime_requests.encode_produce_with_ttl(topic, value, ttl_ms, key, partition_field(partition))
@@ -188,7 +200,9 @@ class AsyncFlyMQClient:
         check_topic(topic)
         await self._write(lifetime_requests.encode_cancel_delayed(topic, delayed_id))
 
-    async def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+    async def send_many(
+        self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
+    ) -> list[RecordMetadata]:
         """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
 
         Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
@@ -200,7 +214,7 @@ class AsyncFlyMQClient:
         requests.check_record(topic, largest_bytes)
         results: list[RecordMetadata | PenstockError] = []
         for submission in range(1, SUBMISSIONS_MAX + 1):
-            lost, may_go_on = await self._send_chunks(topic, values, keys, partition, results)
+            lost, may_go_on = await self._send_chunks(topic, values, keys, partition, schema, results)
             if lost is None:
                 break
             if not may_go_on or submission == SUBMISSIONS_MAX:
@@ -214,6 +228,7 @@ class AsyncFlyMQClient:
         values: Sequence[bytes],
         keys: Sequence[bytes | None] | None,
         partition: int | None,
+        schema: str | None,
         results: list[RecordMetadata | PenstockError],
     ) -> tuple[PenstockError | None, bool]:
         """Send what `results` does not cover yet and extend it, up to a lost connection: that error, and whether going on is safe."""
@@ -221,7 +236,11 @@ class AsyncFlyMQClient:
         sent: list[Produces] = []
         stopped: PenstockError | None = None
         for first, last in chunks(values, len(results)):
-            data = requests.encode_produce_many(topic, values[first:last], keys and keys[first:last], field)
+            chunk = values[first:last], keys and keys[first:last]
+            if schema is None:
+                data = requests.encode_produce_many(topic, *chunk, field)
+            else:
+                data = schema_requests.encode_produce_many_with_schema(topic, schema, *chunk, field)
             exchange = Produces(data, records=last - first, timeout_s=self._options.request_timeout_s)
             try:
                 await self._requests.submit(exchange, after=sent[-1] if sent else None)
@@ -238,9 +257,12 @@ class AsyncFlyMQClient:
             results += exchange.results
         return stopped, False
 
-    def transaction(self) -> AsyncTransaction:
-        """Records and group offsets that appear together or not at all: `async with client.transaction() as txn:`."""
-        return AsyncTransaction(self._requests, self._options.request_timeout_s)
+    def transaction(self, transaction_id: str | None = None) -> AsyncTransaction:
+        """Records and group offsets that appear together or not at all: `async with client.transaction() as txn:`.
+
+        An id goes on with a transaction that was begun before, here or elsewhere; `commit()` then tells what became of it.
+        """
+        return AsyncTransaction(self._requests, self._options.request_timeout_s, transaction_id)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from penstock.clients.records import RecordMetadata
 from penstock.errors import PenstockError, ProtocolViolation
 from penstock.protocols.flymq.codec import ProducedRun, Reply
 from penstock.protocols.flymq.error_texts import error_for
+from penstock.protocols.flymq.lifetime_replies import decode_stored
 from penstock.protocols.flymq.reply_decoding import decode_error
 from penstock.protocols.flymq.wire import Opcode
 
@@ -39,7 +40,7 @@ class Call(Exchange[Replies]):
 
 
 class Produces(Exchange[Replies]):
-    """A batch of PRODUCE requests to one topic; `results` gathers the metadata or the error of each record, in order."""
+    """A batch of PRODUCE or PRODUCE_WITH_SCHEMA requests; `results` gathers the metadata or the error of each record, in order."""
 
     __slots__ = ("results",)
 
@@ -54,8 +55,10 @@ class Produces(Exchange[Replies]):
             self.results += [RecordMetadata(topic, *row) for row in columns]
         elif message.opcode == Opcode.ERROR:
             self.results.append(error_for(decode_error(message.payload)))
+        elif message.opcode == self.data[_OPCODE_AT] == Opcode.PRODUCE_WITH_SCHEMA:
+            self.results.append(decode_stored(message.payload))
         else:
-            raise _mismatch(Opcode.PRODUCE, message)
+            raise _mismatch(self.data[_OPCODE_AT], message)
 
 
 class Calls(Exchange[Replies]):

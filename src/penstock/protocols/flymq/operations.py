@@ -26,7 +26,12 @@ from penstock.errors import (
     TopicExists,
     TopicNotFound,
 )
-from penstock.protocols.flymq import access_operations, lifetime_operations, transaction_operations
+from penstock.protocols.flymq import (
+    access_operations,
+    lifetime_operations,
+    schema_operations,
+    transaction_operations,
+)
 from penstock.protocols.flymq.access_operations import Caller
 from penstock.protocols.flymq.access_replies import encode_authenticated, encode_identity, encode_not_authenticated
 from penstock.protocols.flymq.error_texts import error_text
@@ -68,6 +73,7 @@ from penstock.protocols.flymq.request_messages import (
 )
 
 LEADER_ID = 0
+SCHEMA_SETTING = "schema"
 _SUBSCRIBE_MODES = {"": "latest", "commit": "committed"}
 """The contract's word for the broker's, and what deployed clients mean by none."""
 
@@ -126,11 +132,11 @@ class Operations:
     @staticmethod
     def writes(body: object) -> bool:
         """Whether a request is one of the writes that `write` starts."""
-        return type(body) in lifetime_operations.WRITES
+        return type(body) in _WRITES
 
     def write(self, body: object, written: OnWritten) -> None:
         """Start a write to a topic that exists. Raises what is wrong with it, or calls `written` once with the reply or the error."""
-        lifetime_operations.WRITES[type(body)](self._caller, self._clock, body, written)
+        _WRITES[type(body)](self._caller, self._clock, body, written)
 
     @property
     def _caller(self) -> Caller:
@@ -160,9 +166,14 @@ class Operations:
     async def create_topic(self, opcode: int, body: CreateTopic) -> bytes:
         if body.partitions < 0:
             raise InvalidRequest(f"invalid request: {body.partitions} partitions: use 1 or more, or 0 for 1")
-        config = parse_topic_config(body.settings, self.broker.topic_defaults)
+        # A topic's schema travels with its settings, but it is kept with the schemas: it can be changed.
+        settings = [setting for setting in body.settings if setting[0] != SCHEMA_SETTING]
+        schema = dict(body.settings).get(SCHEMA_SETTING)
+        config = parse_topic_config(settings, self.broker.topic_defaults)
         try:
-            await self.broker.create_topic(self.principal, body.topic, replace(config, partitions=body.partitions or 1))
+            await self.broker.create_topic(
+                self.principal, body.topic, replace(config, partitions=body.partitions or 1), schema
+            )
         except TopicExists:
             return encode_created(f"topic {body.topic} exists already and was left unchanged")
         return encode_created(f"topic {body.topic} created")
@@ -173,6 +184,8 @@ class Operations:
         settings = dict(format_topic_config(info.config))
         del settings["partitions"]
         settings |= {"id": info.id, "created_ms": str(info.created_ms)}
+        schema = self.broker.schemas.bound_to(self.principal, body.topic)
+        settings |= {} if schema is None else {SCHEMA_SETTING: schema}
         partitions = [
             PartitionMetadata(each.index, LEADER_ID, each.start_offset, each.committed_end)
             for each in description.partitions
@@ -303,5 +316,11 @@ _METHODS: Mapping[type, Callable[[Operations, int, Any], Answer]] = {
 _FEATURE_METHODS: Mapping[type, Callable[[Caller, int, Any], Answer]] = {
     **access_operations.METHODS,
     **lifetime_operations.METHODS,
+    **schema_operations.METHODS,
     **transaction_operations.METHODS,
+}
+
+_WRITES: Mapping[type, Callable[[Caller, Clock, Any, OnWritten], None]] = {
+    **lifetime_operations.WRITES,
+    **schema_operations.WRITES,
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader, decode_text
-from penstock.protocols.flymq import access_requests, lifetime_requests, transaction_requests
+from penstock.protocols.flymq import access_requests, lifetime_requests, schema_requests, transaction_requests
 from penstock.protocols.flymq.request_messages import (
     Authenticate,
     BadRequest,
@@ -33,15 +33,13 @@ from penstock.protocols.flymq.request_messages import (
     Subscribe,
     WhoAmI,
 )
-from penstock.protocols.flymq.wire import REPLY_ONLY, Opcode
-
-_OPCODES = frozenset(map(int, Opcode))
+from penstock.protocols.flymq.wire import Opcode
 
 
 def decode_request(opcode: int, payload: bytes) -> Body:
     reader = _READERS.get(opcode)
     if reader is None:
-        return BadRequest(_no_such_request(opcode))
+        return BadRequest(f"unknown opcode: {opcode}")
     try:
         return reader(ByteReader(payload))
     except ProtocolViolation as violation:
@@ -61,12 +59,6 @@ def produce_fault(payload: bytes) -> str:
     except ProtocolViolation as violation:
         return violation.message
     raise AssertionError("a PRODUCE payload with nothing wrong with it was refused")
-
-
-def _no_such_request(opcode: int) -> str:
-    if opcode in REPLY_ONLY or opcode not in _OPCODES:
-        return f"unknown opcode: {opcode}"
-    return f"{Opcode(opcode).name} (opcode 0x{opcode:02x}) is not available in this version of Penstock"
 
 
 def _consume(reader: ByteReader) -> Consume:
@@ -224,5 +216,6 @@ _READERS: Mapping[int, Callable[[ByteReader], Body]] = {
     Opcode.WHOAMI: _who_am_i,
     **access_requests.READERS,
     **lifetime_requests.READERS,
+    **schema_requests.READERS,
     **transaction_requests.READERS,
 }

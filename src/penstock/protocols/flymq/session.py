@@ -259,16 +259,48 @@ class FlyMQSession:
                 self._write(single, self._replies.reserve(), share_bytes)
 
     def _written(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, placed: list[Placement] | Scattered) -> None:
-        self._writes_in_flight -= 1
-        if isinstance(placed, Scattered):
-            reply = encode_scattered(run.topic, run.keys, run.values, *placed)
+        if len(run.values) > 1 and not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest):
+            self._write_again_one_by_one(run, slot, held_bytes)
         else:
-            reply = encode_produced(run.topic, run.keys, run.values, self._parts(run, placed))
+            self._settle(slot, self._placed(run, placed), held_bytes)
+
+    def _write_again_one_by_one(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
+        """The run was refused later, by a check that took its time. Its replies are due where its slot is."""
+        replies = [b""] * len(run.values)
+        left = len(replies)
+
+        def placed(row: int, single: ProduceRun, result: list[Placement] | Scattered | Exception) -> None:
+            nonlocal left
+            if isinstance(result, Exception):
+                replies[row] = self._error(_PRODUCE, single, result)
+            else:
+                replies[row] = self._placed(single, result)
+            left -= 1
+            if not left:
+                self._settle(slot, b"".join(replies), held_bytes)
+
+        for row, single in enumerate(run.records()):
+            done = partial(placed, row, single)
+            try:
+                self._broker.produce(
+                    self._principal, single.topic, single.partition, single.values, single.keys, done=done
+                )
+            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+                done(error)
+
+    def _settle(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
+        """A write has its reply."""
+        self._writes_in_flight -= 1
         self._answer(slot, reply, held_bytes)
         if self._writes_in_flight:
             self._replies.flush_soon()
         else:
             self._advance()
+
+    def _placed(self, run: ProduceRun, placed: list[Placement] | Scattered) -> bytes:
+        if isinstance(placed, Scattered):
+            return encode_scattered(run.topic, run.keys, run.values, *placed)
+        return encode_produced(run.topic, run.keys, run.values, self._parts(run, placed))
 
     def _parts(self, run: ProduceRun, placements: list[Placement]) -> list[Placed | Failed]:
         parts: list[Placed | Failed] = []
@@ -303,14 +335,9 @@ class FlyMQSession:
 
     def _write_single(self, call: Call, slot: ReplySlot, held_bytes: int) -> None:
         def written(reply: bytes | PenstockError) -> None:
-            self._writes_in_flight -= 1
             if isinstance(reply, PenstockError):
                 reply = self._error(call.opcode, call.body, reply)
-            self._answer(slot, reply, held_bytes)
-            if self._writes_in_flight:
-                self._replies.flush_soon()
-            else:
-                self._advance()
+            self._settle(slot, reply, held_bytes)
 
         self._writes_in_flight += 1
         try:

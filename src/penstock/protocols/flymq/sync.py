@@ -25,6 +25,7 @@ from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
 from penstock.protocols.flymq.lifetime_client import DeadLetters
 from penstock.protocols.flymq.lifetime_messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start
+from penstock.protocols.flymq.schema_client import Schemas
 from penstock.protocols.flymq.transaction_client import Transaction
 
 
@@ -45,6 +46,8 @@ class FlyMQClient:
         self._client = AsyncFlyMQClient(url, tls=tls, options=options)
         self._thread = LoopThread(f"penstock client of {self._client.address}")
         self.dead_letters = DeadLetters(self._thread, self._client.dead_letters)
+        self.schemas = Schemas(self._thread, self._client.schemas)
+        """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = Access(self._thread, self._client.access)
         """Users, roles, ACLs, the audit trail and the cluster."""
         try:
@@ -81,12 +84,14 @@ class FlyMQClient:
         partition: int | None = None,
         *,
         ttl_s: float | None = None,
+        schema: str | None = None,
     ) -> RecordMetadata:
         """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
 
-        A record with a time to live is shown to no reader once that time has passed.
+        A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
+        "orders:3") says is refused with ValidationFailed.
         """
-        return self._thread.run(self._client.send(topic, value, key, partition, ttl_s=ttl_s))
+        return self._thread.run(self._client.send(topic, value, key, partition, ttl_s=ttl_s, schema=schema))
 
     def send_later(
         self,
@@ -105,13 +110,15 @@ class FlyMQClient:
         """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
         self._thread.run(self._client.cancel(topic, delayed_id))
 
-    def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+    def send_many(
+        self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
+    ) -> list[RecordMetadata]:
         """Store many records (values, or pairs of key and value), in order; returns where each is, once all are committed."""
-        return self._thread.run(self._client.send_many(topic, records, partition))
+        return self._thread.run(self._client.send_many(topic, records, partition, schema=schema))
 
-    def transaction(self) -> Transaction:
+    def transaction(self, transaction_id: str | None = None) -> Transaction:
         """Records and group offsets that appear together or not at all: `with client.transaction() as txn:`."""
-        return Transaction(self._thread, self._client.transaction())
+        return Transaction(self._thread, self._client.transaction(transaction_id))
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 

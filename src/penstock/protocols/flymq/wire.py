@@ -48,6 +48,21 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     51 CLUSTER_LEAVE         -                                                    always ERROR: one node
     52 CLUSTER_STATUS        -                                                    str cluster, str leader, {str node, str address,
                                                                                   str state}*, u32 topics, u32 partitions, u32 failed
+    10 REGISTER_SCHEMA       str name, s8 type (or str), blob definition          str name, s8 type, u32 version, s8 compatibility
+                             [, s8 compatibility]
+    11 GET_SCHEMA            str name, u32 version (0: latest)                    u32 1, str name, s8 type, u32 version,
+                                                                                  blob definition, s8 compatibility, i64 created_ms
+    12 LIST_SCHEMAS          [str name] (empty: all)                              u32 count, {str name-vN, s8 type, u32 version}
+                                                                                  count times, {s8 compatibility, i64 created_ms}
+                                                                                  count times
+    13 VALIDATE_SCHEMA       str schema, blob value                               bool, str* reasons
+    14 PRODUCE_WITH_SCHEMA   str topic, str schema, blob value                    RM
+                             [, blob key, i32 partition]
+                             str topic, blob value, str schema (deployed
+                             Python and Java clients)
+    15 DELETE_SCHEMA         str name, u32 version (0: all)                       bool, str message
+    16 BIND_SCHEMA           str topic, str schema (empty: none); not in the      bool, str message
+                             contract
     53 CLUSTER_METADATA      [str topic] (empty: all)                             str cluster, {str topic, {i32 partition, str leader,
                                                                                   str address, u64 epoch, str state,
                                                                                   str* replicas, str* in_sync}*}*
@@ -147,6 +162,7 @@ class Opcode(IntEnum):
     VALIDATE_SCHEMA = 0x13
     PRODUCE_WITH_SCHEMA = 0x14
     DELETE_SCHEMA = 0x15
+    BIND_SCHEMA = 0x16
     FETCH_DLQ = 0x20
     REPLAY_DLQ = 0x21
     PURGE_DLQ = 0x22
