@@ -13,9 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.admin.figures import Figures, PartitionFigures, RequestFigures
 from penstock.admin.metrics import families
+from penstock.broker.audit import AuditStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.broker.schedule import ScheduleStats
+from penstock.broker.users import LoginStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import DURATION_BOUNDS_S, Histogram
@@ -42,6 +44,8 @@ def figures(**changes: object) -> Figures:
         delayed_pending=0,
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
+        logins=LoginStats(),
+        audit=AuditStats(),
         listeners={},
         requests={},
         loop_lag=Histogram(DURATION_BOUNDS_S),
@@ -122,6 +126,14 @@ def test_partitions_are_labelled_and_counted() -> None:
     assert samples["penstock_partitions", ()] == 6
     assert samples["penstock_partitions_failed", ()] == 1
     assert samples["penstock_partitions_left_out", ()] == 5
+
+
+def test_logins_and_the_audit_trail_are_counted_by_how_they_ended() -> None:
+    samples = scraped(figures(logins=LoginStats(1, 2, 3), audit=AuditStats(4, 5, 6)))
+    logins = {labels[0][1]: count for (name, labels), count in samples.items() if name == "penstock_logins_total"}
+    events = {labels[0][1]: count for (name, labels), count in samples.items() if name == "penstock_audit_events_total"}
+    assert logins == {"succeeded": 1, "failed": 2, "throttled": 3}
+    assert events == {"written": 4, "folded": 5, "dropped": 6}
 
 
 @pytest.mark.parametrize("name", ['quo"te', "back\\slash", "new\nline", "größe/日本"])

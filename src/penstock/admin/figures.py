@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.broker.access import SYSTEM
+from penstock.broker.audit import AuditStats
 from penstock.broker.broker import Broker
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import LagReport
 from penstock.broker.schedule import ScheduleStats
+from penstock.broker.users import LoginStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import Histogram
@@ -68,6 +70,8 @@ class Figures:
     delayed_pending: int
     schedule: ScheduleStats
     dead_letters: DeadLetterStats
+    logins: LoginStats
+    audit: AuditStats
     listeners: dict[str, ListenerStats]
     requests: dict[str, RequestFigures]
     loop_lag: Histogram
@@ -115,6 +119,8 @@ async def gather(sources: Sources) -> Figures:
         delayed_pending=sources.broker.schedule.pending,
         schedule=copy.deepcopy(sources.broker.schedule.stats),
         dead_letters=copy.copy(sources.broker.dead_letters.stats),
+        logins=copy.copy(sources.broker.users.stats),
+        audit=copy.copy(sources.broker.audit.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
         requests={
             name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)

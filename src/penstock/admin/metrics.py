@@ -80,6 +80,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _partitions(figures)
     yield from _groups(figures)
     yield from _lifetimes(figures)
+    yield from _access(figures)
     yield from _listeners(figures)
     yield from _requests(figures)
     yield _histogram("event_loop_lag_seconds", "How late timers of the event loop ran.", figures.loop_lag)
@@ -144,6 +145,16 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
     )
     yield _counter("dead_letters_sent", "Records put aside as dead letters.", letters.sent)
     yield _counter("dead_letters_replayed", "Dead letters written to their topics again.", letters.replayed)
+
+
+def _access(figures: Figures) -> Iterator[Metric]:
+    logins = CounterMetricFamily(PREFIX + "logins", "Logins with a password, by how they ended.", labels=["result"])
+    for result in ("succeeded", "failed", "throttled"):
+        logins.add_metric([result], getattr(figures.logins, result))
+    events = CounterMetricFamily(PREFIX + "audit_events", "Events of the audit trail.", labels=["result"])
+    for result in ("written", "folded", "dropped"):
+        events.add_metric([result], getattr(figures.audit, result))
+    yield from (logins, events)
 
 
 def _listeners(figures: Figures) -> Iterator[Metric]:
