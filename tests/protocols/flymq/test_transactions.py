@@ -367,6 +367,17 @@ async def test_a_commit_whose_outcome_is_unknown_says_so(
         await txn.commit()
 
 
+async def test_a_transaction_goes_on_by_its_id(client: AsyncFlyMQClient) -> None:
+    begun = await client.transaction().begin()
+    await begun.send("orders", b"a")
+    async with client.transaction(begun.id) as txn:
+        await txn.send("orders", b"b")
+    await client.transaction(begun.id).commit()
+    assert await stored(client, "orders") == [b"a", b"b"]
+    with pytest.raises(TransactionNotFound):
+        await client.transaction("txn-1").commit()
+
+
 def test_a_program_without_a_loop_has_the_same_block(penstock_broker: RunningBroker) -> None:
     with penstock.connect(penstock_broker.url) as client:
         with client.transaction() as txn:

@@ -48,10 +48,10 @@ class AsyncTransaction:
     open for too long (a minute, unless the broker is configured otherwise) is rolled back by the broker.
     """
 
-    def __init__(self, connection: Requests[Replies], timeout_s: float) -> None:
+    def __init__(self, connection: Requests[Replies], timeout_s: float, transaction_id: str | None) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
-        self._id: str | None = None
+        self._id = transaction_id
         self._offsets: dict[tuple[str, str, int], int] = {}
         self._lost: PenstockError | None = None
         self._committed = False
@@ -64,7 +64,7 @@ class AsyncTransaction:
         return self._id
 
     async def begin(self) -> Self:
-        """What entering the block does."""
+        """What entering the block does first."""
         if self._id is not None:
             raise InvalidRequest(f"transaction {self._id} has begun already: make another with client.transaction()")
         # Begun twice because an answer was lost, the first one holds nothing and times out.
@@ -72,7 +72,7 @@ class AsyncTransaction:
         return self
 
     async def __aenter__(self) -> Self:
-        return await self.begin()
+        return self if self._id is not None else await self.begin()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -199,12 +199,13 @@ class Transaction:
         return self._transaction.id
 
     def begin(self) -> Self:
-        """What entering the block does."""
+        """What entering the block does first."""
         self._thread.run(self._transaction.begin())
         return self
 
     def __enter__(self) -> Self:
-        return self.begin()
+        self._thread.run(self._transaction.__aenter__())
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
