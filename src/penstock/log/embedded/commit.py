@@ -7,10 +7,12 @@ answered, and what gathered meanwhile goes next. There is no timer: a lone appen
 How a group becomes durable depends on how many files must be flushed for it:
 - one: its segment is written and synced;
 - several, or an atomic append: everything goes to the journal, which is synced, and then to the segments (see `journal.py`).
-Topics with `interval` or `none` durability are written without waiting for a flush.
+Topics with `interval` or `none` durability are written without waiting for a flush. A small group for topics with `none`, which
+waits for nothing at all, is written on the loop itself: handing it to another thread and back would take longer than the write.
 
-Only the commit thread touches writers and the journal. A failed flush is final for the partitions in it: whether their data is on disk
-is unknown, so they refuse writes until a restart has looked (retrying could acknowledge what is not there).
+Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds `_turn` and the thread
+waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown, so they refuse writes until a
+restart has looked (retrying could acknowledge what is not there).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
@@ -40,6 +42,9 @@ from penstock.log.embedded.segment import SegmentWriter
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
+
+WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
+"""Of a group without durability. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -70,7 +75,8 @@ class Committer:
         self._scheduled = False
         self._idle = asyncio.Event()
         self._idle.set()
-        # Below: the commit thread's own.
+        # Below: the commit thread's own, or whose turn it is.
+        self._turn = threading.Lock()
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unsynced: dict[EmbeddedPartition, None] = {}
         """Partitions whose journaled blocks are not yet synced in their own segments."""
@@ -93,14 +99,17 @@ class Committer:
         if not self._under_way and not self._scheduled:
             # At the end of this turn of the loop, so that everything the turn brings goes together.
             self._scheduled = True
-            self._loop.call_soon(self._start_commit)
+            self._loop.call_soon(self._start_scheduled)
 
     def submit_atomic(self) -> None:
         """What is gathered now must be written all or nothing."""
         self._atomic = True
 
-    def _start_commit(self) -> None:
+    def _start_scheduled(self) -> None:
         self._scheduled = False
+        self._start_commit(may_write_here=True)
+
+    def _start_commit(self, *, may_write_here: bool = False) -> None:
         for partition in self._gathered:
             partition.refuse_waiting()
         parts = [
@@ -112,7 +121,24 @@ class Committer:
             self._idle.set()
             return
         self._under_way = True
-        self._tasks.put(lambda: self._commit(parts, atomic=atomic))
+        if not (may_write_here and not atomic and self._write_here(parts)):
+            self._tasks.put(lambda: self._commit(parts, atomic=atomic))
+
+    def _write_here(self, parts: list[PartitionCommit]) -> bool:
+        """Write a group that waits for no disk; False where it might, or where the commit thread is at work."""
+        if sum(part.size_bytes for part in parts) > WRITTEN_ON_LOOP_BYTES_MAX:
+            return False
+        now_ms = self._clock.now_ms()
+        if any(part.partition.config.durability.mode != "none" or part.rolls(now_ms) for part in parts):
+            return False
+        if not self._tasks.empty() or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            seconds = self._write(parts, atomic=False)
+        finally:
+            self._turn.release()
+        self._committed(parts, seconds)
+        return True
 
     def _committed(self, parts: list[PartitionCommit], seconds: float) -> None:
         self._under_way = False
@@ -174,18 +200,28 @@ class Committer:
             try:
                 task = self._tasks.get(timeout=self._until_due())
             except Empty:
-                self._sync_due()
+                with self._turn:
+                    self._sync_due()
                 continue
             if task is None:
                 return
             try:
-                task()
-                if self._interval_due:
-                    self._sync_due()
+                with self._turn:
+                    task()
+                    if self._interval_due:
+                        self._sync_due()
             except Exception:  # noqa: BLE001 - without this thread nothing would ever be answered again
                 _log.exception("the commit thread met an unexpected error")
 
     def _commit(self, parts: list[PartitionCommit], *, atomic: bool) -> None:
+        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts, atomic=atomic))
+        if self._checkpoint is not None and self._checkpoint.done():
+            self._finish_checkpoint()
+        if self._journal.size_bytes >= self._options.journal_bytes:
+            self.checkpoint(wait=False)
+
+    def _write(self, parts: list[PartitionCommit], *, atomic: bool) -> float:
+        """Write a group as its topics want it; returns the seconds that took."""
         started = time.perf_counter()
         try:
             self._write_group(parts, atomic=atomic)
@@ -193,11 +229,7 @@ class Committer:
             _log.exception("a commit ended in an unexpected error")
             _fail(parts, WriteFailed(f"the commit ended in an unexpected error ({error}); restart the broker"))
             self._mark_failed(parts)
-        self._loop.call_soon_threadsafe(self._committed, parts, time.perf_counter() - started)
-        if self._checkpoint is not None and self._checkpoint.done():
-            self._finish_checkpoint()
-        if self._journal.size_bytes >= self._options.journal_bytes:
-            self.checkpoint(wait=False)
+        return time.perf_counter() - started
 
     def _write_group(self, parts: list[PartitionCommit], *, atomic: bool) -> None:
         now_ms = self._clock.now_ms()

@@ -55,21 +55,31 @@ class PartitionCommit:
         self.data = b""
         self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """What the records take in blocks, headers aside."""
+        return sum(_stored_bytes(batch) for batch, _ in self.appends)
+
+    def rolls(self, now_ms: int) -> bool:
+        """Whether the records belong into a new segment."""
+        writer, config = self.partition.writer, self.partition.config
+        filled = writer.file.end
+        return filled > 0 and (
+            filled + self.size_bytes > config.segment_bytes or now_ms - writer.created_ms >= config.segment_ms
+        )
+
     def lay_out(self, now_ms: int, block_bytes_target: int) -> None:
         """Build the blocks at the partition's end and make sure of the space for them."""
         self.blocks.clear()
         self.headers.clear()
         partition = self.partition
         writer = partition.writer
-        size = sum(_stored_bytes(batch) for batch, _ in self.appends)
-        config = partition.config
-        filled = writer.file.end
-        if filled and (filled + size > config.segment_bytes or now_ms - writer.created_ms >= config.segment_ms):
+        if self.rolls(now_ms):
             writer = partition.writer = writer.roll(now_ms)
             self.rolled = writer.segment
         self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
         self.base_offset = offset = writer.next_offset
-        compress = config.compression == "zstd"
+        compress = partition.config.compression == "zstd"
         for batch in gather([batch for batch, _ in self.appends], block_bytes_target):
             block = encode_block(
                 offset, self.timestamp_ms, batch.values, batch.keys, batch.headers, batch.expiries, compress=compress
