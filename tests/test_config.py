@@ -221,7 +221,7 @@ def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path
     file.write_text(example)
     documented, defaults = load_config(file, {}), Config()
     assert documented.values == defaults.values | {"data_dir": tmp_path / "penstock-data"}
-    optional = {"listeners.flymq.tls", "listeners.blipmq.tls", "topics"}
+    optional = {"listeners.flymq.tls", "listeners.blipmq.tls", "listeners.rustlog.tls", "topics"}
     assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
 
 
@@ -235,6 +235,8 @@ def test_every_setting_has_its_row_in_the_tables() -> None:
             "listeners.flymq.tls",
             "listeners.blipmq",
             "listeners.blipmq.tls",
+            "listeners.rustlog",
+            "listeners.rustlog.tls",
             "subscriptions",
             "access",
             "admin",
@@ -258,7 +260,7 @@ def test_an_unknown_setting_names_the_file_and_what_may_be_meant(file: Path) -> 
     assert sorted(problems(file)) == sorted(
         [
             "penstock.toml: durabilty is not a setting; did you mean durability?",
-            "penstock.toml: bind is not a setting; did you mean listeners.flymq.bind, listeners.blipmq.bind or admin.bind?",
+            "penstock.toml: bind is not a setting; did you mean listeners.flymq.bind, listeners.blipmq.bind or listeners.rustlog.bind?",
             "penstock.toml: retention is not a setting; did you mean log.retention_ms, log.retention_bytes or topics.retention_ms?",
             (
                 "penstock.toml: frobnicate is not a setting; the top level knows data_dir, durability, listeners, admin, dev, access, "
@@ -291,12 +293,12 @@ def test_an_unknown_variable_is_an_error_too() -> None:
     )
 
 
-@pytest.mark.parametrize("protocol", ["rustlog", "fujin", "felix"])
+@pytest.mark.parametrize("protocol", ["fujin", "felix"])
 def test_a_protocol_of_a_later_version_is_refused_by_name(file: Path, protocol: str) -> None:
     file.write_text(f'{LISTENER}[listeners.{protocol}]\nbind = "127.0.0.1:1"\n')
     assert problems(file) == [
         (
-            f"penstock.toml: listeners.{protocol}: this version of Penstock does not speak {protocol} yet; it speaks flymq, blipmq. "
+            f"penstock.toml: listeners.{protocol}: this version of Penstock does not speak {protocol} yet; it speaks flymq, blipmq, rustlog. "
             f"Remove the [listeners.{protocol}] section"
         )
     ]
@@ -305,8 +307,8 @@ def test_a_protocol_of_a_later_version_is_refused_by_name(file: Path, protocol: 
 def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None:
     file.write_text("[listeners.flymk]\n[listeners.amqp]\n")
     assert problems(file) == [
-        "penstock.toml: listeners.flymk: Penstock does not speak flymk; it speaks flymq, blipmq. Did you mean listeners.flymq?",
-        "penstock.toml: listeners.amqp: Penstock does not speak amqp; it speaks flymq, blipmq",
+        "penstock.toml: listeners.flymk: Penstock does not speak flymk; it speaks flymq, blipmq, rustlog. Did you mean listeners.flymq?",
+        "penstock.toml: listeners.amqp: Penstock does not speak amqp; it speaks flymq, blipmq, rustlog",
     ]
 
 

@@ -31,7 +31,7 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.policy import AccessSettings
 from penstock.broker.subscription import DeliveryPolicy
 from penstock.clock import Clock, SystemClock
-from penstock.config import BlipMQListener, Config, FlyMQListener
+from penstock.config import BlipMQListener, Config, FlyMQListener, RustLogListener
 from penstock.config import TcpListener as ListenerSettings
 from penstock.errors import ConfigError, TopicExists
 from penstock.log.api import Engine
@@ -46,6 +46,7 @@ from penstock.net.tls import server_context
 from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.flymq.operations import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.rustlog.session import RustLog
 
 NODE_ID = "penstock"
 SETUP_FILE = "setup-token"
@@ -100,9 +101,19 @@ def _blipmq(given: Surroundings) -> BlipMQ:
     return BlipMQ(given.broker, clock=given.clock, api_keys=keys, message_ttl_ms=settings.message_ttl_ms)
 
 
+def _rustlog(given: Surroundings) -> RustLog:
+    settings, flymq = given.settings, given.config.listeners.flymq
+    assert isinstance(settings, RustLogListener)
+    required = settings.auth == "required" or (
+        settings.auth == "auto" and flymq is not None and flymq.auth == "required"
+    )
+    return RustLog(given.broker, clock=given.clock, principal=UNAUTHENTICATED if required else ANONYMOUS)
+
+
 PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
     "flymq": _flymq,
     "blipmq": _blipmq,
+    "rustlog": _rustlog,
 }
 # Their deployed clients send an answer and the next request as two small writes, and the second waits for our TCP acknowledgement.
 QUICKACK = frozenset({"blipmq"})

@@ -47,10 +47,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def test_it_names_each_listener_then_is_ready_and_stops_cleanly(
     tmp_path: Path, serve: Serve, number: signal.Signals
 ) -> None:
-    anywhere = "listeners.blipmq.bind=127.0.0.1:0"
-    server = serve("--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--data-dir", "data", "--set", anywhere)
+    anywhere = [f"--set=listeners.{protocol}.bind=127.0.0.1:0" for protocol in ("blipmq", "rustlog")]
+    server = serve("--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--data-dir", "data", *anywhere)
     assert server.stdout is not None
-    flymq, blipmq, admin, ready = (server.stdout.readline() for _ in range(4))
+    flymq, blipmq, rustlog, admin, ready = (server.stdout.readline() for _ in range(5))
+    assert re.fullmatch(r"rustlog on 127\.0\.0\.1:[1-9]\d*\n", rustlog)
     assert re.fullmatch(r"blipmq on 127\.0\.0\.1:[1-9]\d*\n", blipmq)
     assert re.fullmatch(r"flymq on 127\.0\.0\.1:[1-9]\d*\n", flymq)
     assert re.fullmatch(r"admin on 127\.0\.0\.1:[1-9]\d*\n", admin)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 Path = tuple[str | int, ...]
 
-LATER_PROTOCOLS = ("rustlog", "fujin", "felix")
+LATER_PROTOCOLS = ("fujin", "felix")
 SUGGESTIONS_MAX = 3
 
 

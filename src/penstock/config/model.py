@@ -149,11 +149,26 @@ class BlipMQListener(TcpListener):
         return self
 
 
+class RustLogListener(TcpListener):
+    """`[listeners.rustlog]`: the protocol has no login, so only a TLS certificate says who a client is."""
+
+    bind: Bind = "127.0.0.1:9292"
+    auth: Literal["auto", "none", "required"] = "auto"
+    """Whether clients without a certificate that `tls.client_ca` accepts are strangers; auto: where `listeners.flymq.auth` is required."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> RustLogListener:
+        authenticated = self.auth == "required" and self.tls is not None and self.tls.client_ca is not None
+        self.check_safe(authenticated=authenticated, settings='tls.cert, tls.key, tls.client_ca and auth = "required"')
+        return self
+
+
 class Listeners(Section):
     """`[listeners]`: a protocol that is not named is off."""
 
     flymq: FlyMQListener | None = None
     blipmq: BlipMQListener | None = None
+    rustlog: RustLogListener | None = None
 
     def enabled(self) -> Iterator[tuple[str, TcpListener]]:
         """Each listener that is on, by protocol name."""
@@ -321,7 +336,7 @@ class Config(BaseSettings):
     """Where the log is. One broker at a time uses a data directory."""
     durability: DurabilityText = "fsync"
     """What an acknowledgement means where a topic does not say otherwise: fsync, interval:<ms> or none."""
-    listeners: Listeners = Listeners(flymq=FlyMQListener(), blipmq=BlipMQListener())
+    listeners: Listeners = Listeners(flymq=FlyMQListener(), blipmq=BlipMQListener(), rustlog=RustLogListener())
     admin: Admin | None = Admin()
     dev: bool = False
     """Accept the user admin with the password admin, and the API key dev-key. Refused where other machines can reach an address."""

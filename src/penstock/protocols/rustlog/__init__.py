@@ -1,0 +1,1 @@
+"""RustLog: length-prefixed frames, JSON or binary inside, on one port."""

@@ -1,0 +1,157 @@
+"""RustLog bytes to messages, in both directions, without I/O.
+
+`feed` takes a whole read and returns every message that is complete. Each frame is decoded in its own dialect; consecutive PRODUCE
+frames of one dialect for one partition become one `ProduceRun`. A frame that is half received is kept as it came: nothing is
+allocated by the length a peer announces, and a length that no frame may have is answered as soon as it is read.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import ProtocolViolation
+from penstock.protocols.bytes import U32
+from penstock.protocols.rustlog import binary_dialect, json_dialect
+from penstock.protocols.rustlog.messages import BrokenFrame, ProduceRun, Reply, Request
+from penstock.protocols.rustlog.wire import JSON_NAMES, LENGTH_BYTES, PAYLOAD_BYTES_MAX, Dialect, Opcode, dialect_of
+
+RUN_RECORDS_MAX = 100_000
+"""A run that has this many records is not joined with the next frame: one append should not keep others waiting."""
+_NAMES_START = {f'{{"{name}"'.encode(): opcode for opcode, name in JSON_NAMES.items()}
+
+
+class _Frames:
+    """Cuts a stream into payloads. `broken` is the length that no frame may have, once one was found; then nothing more is cut."""
+
+    __slots__ = ("_kept", "_needed_bytes", "broken")
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._needed_bytes = 0
+        self.broken: int | None = None
+
+    @property
+    def partial(self) -> bool:
+        return bool(self._kept)
+
+    def cut(self, data: bytes) -> list[bytes]:
+        if self.broken is not None:
+            return []
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._needed_bytes:
+                return []
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        payloads: list[bytes] = []
+        position, end = 0, len(data)
+        while end - position >= LENGTH_BYTES:
+            (length,) = U32.unpack_from(data, position)
+            if not 1 <= length <= PAYLOAD_BYTES_MAX:
+                self.broken = length
+                return payloads
+            frame_end = position + LENGTH_BYTES + length
+            if frame_end > end:
+                self._needed_bytes = frame_end - position
+                break
+            payloads.append(data[position + LENGTH_BYTES : frame_end])
+            position = frame_end
+        else:
+            self._needed_bytes = LENGTH_BYTES
+        if position < end:
+            self._kept += memoryview(data)[position:]
+        return payloads
+
+
+class RequestDecoder:
+    """The server's side."""
+
+    __slots__ = ("_ended", "_frames", "_last_dialect")
+
+    def __init__(self) -> None:
+        self._frames = _Frames()
+        self._last_dialect: Dialect | None = None
+        self._ended = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return self._frames.partial
+
+    def feed(self, data: bytes) -> list[Request]:
+        """Every request that is complete. A BrokenFrame is the last message there is."""
+        requests: list[Request] = []
+        for payload in self._frames.cut(data):
+            dialect = self._last_dialect = dialect_of(payload)
+            decode = json_dialect.decode_request if dialect is Dialect.JSON else binary_dialect.decode_request
+            request = decode(payload)
+            if not (isinstance(request, ProduceRun) and requests and _join(requests[-1], request)):
+                requests.append(request)
+        if self._frames.broken is not None and not self._ended:
+            self._ended = True
+            requests.append(_broken_frame(self._frames.broken, self._last_dialect))
+        return requests
+
+
+def _join(last: Request, run: ProduceRun) -> bool:
+    """Add a frame to the run before it, where both go to one place."""
+    if (
+        not isinstance(last, ProduceRun)
+        or last.topic != run.topic
+        or last.partition != run.partition
+        or last.dialect is not run.dialect
+        or not last.values
+        or not run.values
+        or len(last.values) + len(run.values) > RUN_RECORDS_MAX
+    ):
+        return False
+    last.values += run.values
+    last.counts += run.counts
+    last.request_bytes += run.request_bytes
+    return True
+
+
+def _broken_frame(length: int, last_dialect: Dialect | None) -> BrokenFrame:
+    """The contract says what a frame that is too long gets; of empty ones it says nothing, deployed brokers do."""
+    if length:
+        size = f"{length} bytes (max: {PAYLOAD_BYTES_MAX})"
+        if last_dialect is Dialect.BINARY:
+            return BrokenFrame(Dialect.BINARY, f"Frame error: frame too large: {size}")
+        return BrokenFrame(Dialect.JSON, f"max frame size exceeded: {size}")
+    if last_dialect is Dialect.JSON:
+        return BrokenFrame(Dialect.JSON, "failed to parse request: zero-length frame")
+    return BrokenFrame(Dialect.BINARY, "Frame error: invalid protocol: zero-length frame")
+
+
+class ReplyDecoder:
+    """The client's side: replies in the order of the requests, their contents left to whoever asked."""
+
+    __slots__ = ("_frames", "violation")
+
+    def __init__(self) -> None:
+        self._frames = _Frames()
+        self.violation: ProtocolViolation | None = None
+
+    def feed(self, data: bytes) -> list[Reply]:
+        if self.violation is not None:
+            raise self.violation
+        replies: list[Reply] = []
+        try:
+            replies.extend(map(_reply, self._frames.cut(data)))
+        except ProtocolViolation as violation:
+            self.violation = violation
+        if self._frames.broken is not None:
+            self.violation = ProtocolViolation(
+                f"a frame of {self._frames.broken} bytes, 1 to {PAYLOAD_BYTES_MAX} are allowed"
+            )
+        return replies
+
+
+def _reply(payload: bytes) -> Reply:
+    if payload[0] == 0x7B:
+        opcode = _NAMES_START.get(payload[: payload.find(b":")])
+        if opcode is None:
+            raise ProtocolViolation(f"an unknown reply begins with {payload[:32]!r}")
+        return Reply(Dialect.JSON, opcode, payload)
+    try:
+        return Reply(Dialect.BINARY, Opcode(payload[0]), payload)
+    except ValueError:
+        raise ProtocolViolation(f"an unknown reply begins with {payload[:1].hex()}") from None

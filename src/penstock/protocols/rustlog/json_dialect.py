@@ -1,0 +1,310 @@
+"""The JSON dialect at the server: payloads to requests and replies to frames.
+
+A payload is an object with one key that names the request; its value has these fields:
+
+    Produce            topic, partition, records (arrays of bytes, each an array of numbers)
+    Fetch              topic, partition, offset, max_bytes, group_id (may be null or absent)
+    OffsetCommit       topic, partition, group_id, offset
+    OffsetFetch        topic, partition, group_id
+    CreateTopic        topic, partition_count
+    DescribeTopic      topic
+    DescribePartition  topic, partition
+    ListTopics, MetricsFetch, Ping: none; the bare name as a string will do
+
+The key is found by a pattern, so that the value is parsed once, by msgspec into a typed struct: numbers in their range, no floats, no
+booleans for numbers. msgspec lets the last of several fields of one name win, where the contract's parser refuses: field names that
+occur more than once, or text with escapes that could hide one, are looked at again with every key noted. Unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.errors import ProtocolViolation
+from penstock.protocols.rustlog.messages import (
+    RECORD_BYTES_IN_MEMORY,
+    BadRequest,
+    Body,
+    Call,
+    CreateTopic,
+    DescribePartition,
+    DescribeTopic,
+    Fetch,
+    ListTopics,
+    Metrics,
+    OffsetCommit,
+    OffsetFetch,
+    PartitionState,
+    Ping,
+    ProduceRun,
+    TopicState,
+)
+from penstock.protocols.rustlog.wire import JSON_NAMES, LENGTH_BYTES, U64_MAX, Dialect, Opcode, frame
+
+RECORDS_PER_PRODUCE_MAX = 500_000
+"""The reply names every offset, in up to 20 characters each, and must fit into a frame."""
+
+_U8 = Annotated[int, msgspec.Meta(ge=0, le=0xFF)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+_U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec has no bound above 2**63; `_check_u64` does the rest
+
+
+class _Produce(msgspec.Struct):
+    topic: str
+    partition: _U32
+    records: list[list[_U8]]
+
+
+class _Fetch(msgspec.Struct):
+    topic: str
+    partition: _U32
+    offset: _U64
+    max_bytes: _U64
+    group_id: str | None = None
+
+
+class _OffsetCommit(msgspec.Struct):
+    topic: str
+    partition: _U32
+    group_id: str
+    offset: _U64
+
+
+class _OffsetFetch(msgspec.Struct):
+    topic: str
+    partition: _U32
+    group_id: str
+
+
+class _CreateTopic(msgspec.Struct):
+    topic: str
+    partition_count: _U32
+
+
+class _Topic(msgspec.Struct):
+    topic: str
+
+
+class _Partition(msgspec.Struct):
+    topic: str
+    partition: _U32
+
+
+class _Nothing(msgspec.Struct):
+    pass
+
+
+class _Key:
+    """A key of an object, told from every other even where both have one name."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+_KEYED = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda kind, name: kind(name))
+_ENVELOPE = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"([A-Za-z]+)"[ \t\r\n]*:')
+_WHITE_SPACE = b" \t\r\n"
+
+_Reader = tuple[Opcode, msgspec.json.Decoder[Any], tuple[bytes, ...], Callable[[Any], Body | list[bytes]]]
+
+
+def _reader(opcode: Opcode, kind: Any, make: Callable[[Any], Body | list[bytes]]) -> _Reader:
+    fields = kind.__struct_fields__ if isinstance(kind, type(msgspec.Struct)) else ()
+    names = tuple(f'"{field}"'.encode() for field in fields)
+    return opcode, msgspec.json.Decoder(kind), names, make
+
+
+_READERS: Mapping[bytes, _Reader] = {
+    JSON_NAMES[reader[0]].encode(): reader
+    for reader in (
+        _reader(Opcode.PRODUCE, _Produce, lambda body: [bytes(record) for record in body.records]),
+        _reader(
+            Opcode.FETCH,
+            _Fetch,
+            lambda body: Fetch(
+                body.topic, body.partition, _check_u64(body.offset), _check_u64(body.max_bytes), body.group_id or ""
+            ),
+        ),
+        _reader(
+            Opcode.OFFSET_COMMIT,
+            _OffsetCommit,
+            lambda body: OffsetCommit(body.topic, body.partition, body.group_id, _check_u64(body.offset)),
+        ),
+        _reader(Opcode.OFFSET_FETCH, _OffsetFetch, lambda body: OffsetFetch(body.topic, body.partition, body.group_id)),
+        _reader(Opcode.CREATE_TOPIC, _CreateTopic, lambda body: CreateTopic(body.topic, body.partition_count)),
+        _reader(Opcode.LIST_TOPICS, _Nothing | None, lambda _: ListTopics()),
+        _reader(Opcode.DESCRIBE_TOPIC, _Topic, lambda body: DescribeTopic(body.topic)),
+        _reader(Opcode.DESCRIBE_PARTITION, _Partition, lambda body: DescribePartition(body.topic, body.partition)),
+        _reader(Opcode.METRICS, _Nothing | None, lambda _: Metrics()),
+        _reader(Opcode.PING, _Nothing | None, lambda _: Ping()),
+    )
+}
+_BARE_NAMES = {b'"ListTopics"', b'"MetricsFetch"', b'"Ping"'}
+
+
+def _check_u64(number: int) -> int:
+    if number > U64_MAX:
+        raise ProtocolViolation(f"{number} does not fit into 64 bits")
+    return number
+
+
+# --- requests, as the server reads them ---
+
+
+def decode_request(payload: bytes) -> ProduceRun | Call:
+    request_bytes = LENGTH_BYTES + len(payload)
+    opcode = 0
+    try:
+        _check_utf8(payload)
+        name, body = _take_apart(payload)
+        if name not in _READERS:
+            raise ProtocolViolation(f"unknown request {name.decode(errors='replace')[:64]!r}")
+        opcode, decoder, fields, make = _READERS[name]
+        decoded = decoder.decode(body)
+        if b"\\" in body or any(body.count(field) > 1 for field in fields):
+            _refuse_duplicates(body, fields)
+        made = make(decoded)
+    except (ProtocolViolation, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Call(Dialect.JSON, opcode, BadRequest(_fault(payload, error)), request_bytes)
+    if not isinstance(made, list):
+        return Call(Dialect.JSON, opcode, made, request_bytes)
+    if len(made) > RECORDS_PER_PRODUCE_MAX:
+        fault = f"{len(made)} records in one frame: send at most {RECORDS_PER_PRODUCE_MAX}"
+        return Call(Dialect.JSON, opcode, BadRequest(fault), request_bytes)
+    held_bytes = request_bytes + RECORD_BYTES_IN_MEMORY * len(made)
+    return ProduceRun(Dialect.JSON, decoded.topic, decoded.partition, made, [len(made)], held_bytes)
+
+
+def _check_utf8(payload: bytes) -> None:
+    if not payload.isascii():
+        try:
+            payload.decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolViolation(f"not valid UTF-8 at byte {error.start}") from None
+
+
+def _take_apart(payload: bytes) -> tuple[bytes, bytes]:
+    """The request's name and its value, which is not looked at yet."""
+    text = payload.strip(_WHITE_SPACE)
+    if text in _BARE_NAMES:
+        return text[1:-1], b"null"
+    envelope = _ENVELOPE.match(text)
+    if envelope is not None and text.endswith(b"}"):
+        return envelope[1], text[envelope.end() : -1]
+    keyed = _KEYED.decode(text)
+    if len(keyed) != 1:
+        raise ProtocolViolation(_not_one_key(len(keyed)))
+    ((key, value),) = keyed.items()
+    return key.name.encode(), bytes(value)
+
+
+def _not_one_key(count: int) -> str:
+    return f"a request is an object with one key, this one has {count}"
+
+
+def _refuse_duplicates(body: bytes, fields: tuple[bytes, ...]) -> None:
+    if body.lstrip(_WHITE_SPACE)[:1] != b"{":
+        return
+    names = [key.name for key in _KEYED.decode(body)]
+    for field in fields:
+        name = field[1:-1].decode()
+        if names.count(name) > 1:
+            raise ProtocolViolation(f"duplicate field `{name}`")
+
+
+def _fault(payload: bytes, error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+        # What looks malformed may be a second request behind the first.
+        try:
+            count = len(_KEYED.decode(payload))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return str(error)
+        if count != 1:
+            return _not_one_key(count)
+    return str(error)
+
+
+# --- replies, as the server writes them ---
+
+_encode = msgspec.json.Encoder().encode
+
+_FETCHED_START = b'{"Fetch":{"records":['
+_FETCHED_END = b'],"next_offset":%d}}'
+_RECORD_END = b"]}"
+FETCH_REPLY_FIXED_BYTES = len(_FETCHED_START) + len(_FETCHED_END % U64_MAX) + len(_RECORD_END)
+
+
+def encode_reply(opcode: Opcode, fields: Mapping[str, object]) -> bytes:
+    return frame(_encode({JSON_NAMES[opcode]: fields}))
+
+
+def encode_produced(base_offset: int, count: int) -> bytes:
+    return encode_reply(Opcode.PRODUCE, {"offsets": list(range(base_offset, base_offset + count))})
+
+
+def encode_records(offsets: Sequence[int], cells: Sequence[bytes], *, first: bool) -> list[bytes]:
+    """Each record without its last two characters, so that the next one can follow; `first` opens the array."""
+    rows = [b']},{"offset":%d,"payload":[%b' % (offset, cell) for offset, cell in zip(offsets, cells, strict=True)]
+    if first:
+        rows[0] = rows[0].removeprefix(b"]},")
+    return rows
+
+
+def encode_fetched(records: Sequence[bytes], next_offset: int) -> bytes:
+    """`records` are those of `encode_records`."""
+    end = _RECORD_END if records else b""
+    return frame(b"".join((_FETCHED_START, *records, end, _FETCHED_END % next_offset)))
+
+
+def encode_offset_committed(success: bool) -> bytes:
+    return encode_reply(Opcode.OFFSET_COMMIT, {"success": success})
+
+
+def encode_committed_offset(offset: int | None) -> bytes:
+    return encode_reply(Opcode.OFFSET_FETCH, {"offset": offset})
+
+
+def encode_created() -> bytes:
+    return encode_reply(Opcode.CREATE_TOPIC, {"success": True})
+
+
+def encode_topics(topics: Sequence[tuple[str, int]]) -> bytes:
+    rows = [{"topic": name, "partition_count": partitions} for name, partitions in topics]
+    return encode_reply(Opcode.LIST_TOPICS, {"topics": rows})
+
+
+def encode_topic(state: TopicState) -> bytes:
+    rows = [_partition_fields(each) for each in state.partitions]
+    return encode_reply(Opcode.DESCRIBE_TOPIC, {"topic": state.topic, "partition_count": len(rows), "partitions": rows})
+
+
+def encode_partition(topic: str, state: PartitionState) -> bytes:
+    return encode_reply(Opcode.DESCRIBE_PARTITION, {"topic": topic, **_partition_fields(state)})
+
+
+def _partition_fields(state: PartitionState) -> dict[str, int]:
+    return {
+        "partition": state.index,
+        "high_watermark": state.high_watermark,
+        "start_offset": state.start_offset,
+    }
+
+
+def encode_metrics(text: str) -> bytes:
+    return encode_reply(Opcode.METRICS, {"metrics": text})
+
+
+def encode_pong() -> bytes:
+    return encode_reply(Opcode.PING, {})
+
+
+def encode_error(message: str) -> bytes:
+    return encode_reply(Opcode.ERROR, {"message": message.encode(errors="replace").decode()})

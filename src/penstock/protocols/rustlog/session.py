@@ -1,0 +1,316 @@
+"""One RustLog conversation: requests in, replies out in the same order, and nothing of sockets.
+
+Requests wait in a queue that the connection bounds (`hold`: above its bound the socket is not read). PRODUCE requests are started one
+after another without waiting for each other's commit. Any other request waits until everything before it is answered, so that a FETCH
+behind a PRODUCE sees its records; and whatever comes behind it waits for it. While the peer does not take its replies (`writable` is
+False), nothing is started.
+
+Refusals are answered with an error in the dialect of the request and the conversation goes on. A frame of impossible length is
+answered too, after everything before it, and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import structlog
+
+from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.broker import Broker
+from penstock.broker.spreading import Placement, Scattered
+from penstock.clock import Clock
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.log.api import Appended
+from penstock.net.session import Connection
+from penstock.protocols.replies import ReplyQueue, ReplySlot
+from penstock.protocols.rustlog import binary_dialect, json_dialect
+from penstock.protocols.rustlog.codec import RequestDecoder
+from penstock.protocols.rustlog.fetching import Fetcher
+from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, ProduceRun, Request
+from penstock.protocols.rustlog.metrics import RustLogStats
+from penstock.protocols.rustlog.operations import Operations
+from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
+from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Code, Dialect, Opcode
+
+REQUEST_BYTES_MIN = 256
+"""What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
+CALLS_PER_TURN_MAX = 64
+"""Requests other than PRODUCE that one session answers before it lets others have their turn of the loop."""
+_PRODUCE = int(Opcode.PRODUCE)
+
+log = structlog.get_logger("penstock.protocols.rustlog")
+
+
+class RustLog:
+    """What all sessions of one listener share. Called with a connection, it opens a session: it is the listener's factory."""
+
+    def __init__(self, broker: Broker, *, clock: Clock, principal: Principal = ANONYMOUS) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.principal = principal
+        self.fetcher = Fetcher(clock)
+        self.stats = RustLogStats()
+
+    def principal_of(self, connection: Connection) -> Principal:
+        """Who is asking: the subject of a certificate that TLS has verified, otherwise the listener's principal."""
+        subject, given = connection.principal_hint, self.principal
+        if subject is None:
+            return replace(given, address=connection.peer)
+        return Principal(subject, trusted=given.trusted, address=connection.peer)
+
+    def __call__(self, connection: Connection) -> RustLogSession:
+        return RustLogSession(self, connection)
+
+
+class RustLogSession:
+    """Implements `penstock.net.session.Session`."""
+
+    __slots__ = (
+        "_broker",
+        "_bug_logged",
+        "_clock",
+        "_connection",
+        "_decoder",
+        "_loop",
+        "_operations",
+        "_principal",
+        "_replies",
+        "_stats",
+        "_task",
+        "_turn_scheduled",
+        "_waiting",
+        "_writes_in_flight",
+    )
+
+    def __init__(self, shared: RustLog, connection: Connection) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._broker = shared.broker
+        self._clock = shared.clock
+        self._stats = shared.stats
+        self._connection = connection
+        self._principal = shared.principal_of(connection)
+        self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
+        self._decoder = RequestDecoder()
+        self._replies = ReplyQueue(connection.send, self._loop.call_soon)
+        self._waiting: deque[Request] = deque()
+        self._writes_in_flight = 0
+        self._task: asyncio.Task[None] | None = None
+        self._turn_scheduled = False
+        self._bug_logged = False
+        self._stats.sessions_open += 1
+
+    # --- what the network calls ---
+
+    def receive(self, data: bytes) -> None:
+        requests = self._decoder.feed(data)
+        if requests:
+            self._connection.hold(sum(map(_held_bytes, requests)))
+            self._waiting += requests
+            self._advance()
+        self._connection.frame_pending(self._decoder.partial)
+
+    def resume(self) -> None:
+        self._advance()
+
+    def closed(self) -> None:
+        self._stats.sessions_open -= 1
+        waiting, self._waiting = self._waiting, deque()
+        if waiting:
+            self._connection.release(sum(map(_held_bytes, waiting)))
+
+    # --- the order of things ---
+
+    def _advance(self) -> None:
+        """Start what may be started."""
+        calls = 0
+        while self._waiting and self._task is None and self._connection.writable:
+            request = self._waiting[0]
+            if isinstance(request, ProduceRun) and request.values:
+                self._waiting.popleft()
+                self._stats.requests[_PRODUCE] += len(request.counts)
+                self._write(request, self._replies.reserve(), _held_bytes(request))
+                continue
+            if self._writes_in_flight:
+                break
+            if calls == CALLS_PER_TURN_MAX:
+                self._advance_later()
+                break
+            calls += 1
+            self._waiting.popleft()
+            if isinstance(request, BrokenFrame):
+                self._end(request)
+            elif isinstance(request, ProduceRun):
+                self._write_nothing(request)
+            else:
+                self._call(request)
+        self._replies.flush()
+
+    def _advance_later(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_scheduled = False
+        self._advance()
+
+    def _end(self, broken: BrokenFrame) -> None:
+        """Answer a frame that cannot be; everything before it is answered by now."""
+        self._stats.errors += 1
+        self._answer(
+            self._replies.reserve(), encode_error(broken.dialect, Code.FRAME, broken.message), _held_bytes(broken)
+        )
+        self._replies.flush()
+        self._connection.close()
+
+    # --- writes ---
+
+    def _write(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
+        self._writes_in_flight += 1
+        done = partial(self._written, run, slot, held_bytes, self._clock.monotonic())
+        try:
+            self._broker.produce(self._principal, run.topic, run.partition, run.values, done=done)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            if isinstance(error, InvalidRequest) and len(run.counts) > 1:
+                self._write_frame_by_frame(run, slot, held_bytes)
+                return
+            self._writes_in_flight -= 1
+            self._answer(slot, self._error(run, error, len(run.counts)) * len(run.counts), held_bytes)
+
+    def _written(
+        self,
+        run: ProduceRun,
+        slot: ReplySlot,
+        held_bytes: int,
+        started_s: float,
+        placed: list[Placement] | Scattered,
+    ) -> None:
+        assert isinstance(placed, list)  # one partition was asked for, so there is one placement
+        result = placed[0].result
+        if isinstance(result, InvalidRequest) and len(run.counts) > 1:
+            self._write_frame_by_frame(run, slot, held_bytes)
+            return
+        self._writes_in_flight -= 1
+        self._answer(slot, self._produced(run, started_s, result), held_bytes)
+        if self._writes_in_flight:
+            self._replies.flush_soon()
+        else:
+            self._advance()
+
+    def _produced(self, run: ProduceRun, started_s: float, result: Appended | PenstockError) -> bytes:
+        if isinstance(result, PenstockError):
+            return self._error(run, result, len(run.counts)) * len(run.counts)
+        stats = self._stats
+        stats.produced_records += len(run.values)
+        stats.produced_bytes += sum(map(len, run.values))
+        stats.produce_seconds.observe(self._clock.monotonic() - started_s)
+        encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
+        replies: list[bytes] = []
+        base_offset = result.base_offset
+        for count in run.counts:
+            replies.append(encode(base_offset, count))
+            base_offset += count
+        return b"".join(replies)
+
+    def _write_frame_by_frame(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
+        """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
+        frames = run.frames()
+        replies: list[bytes] = [b""] * len(frames)
+        left = len(frames)
+
+        def answered(place: int, reply: bytes) -> None:
+            nonlocal left
+            replies[place] = reply
+            left -= 1
+            if not left:
+                self._writes_in_flight -= 1
+                self._answer(slot, b"".join(replies), held_bytes)
+                self._replies.flush_soon()
+                self._advance_later()
+
+        for place, single in enumerate(frames):
+            started_s = self._clock.monotonic()
+
+            def done(
+                placed: list[Placement] | Scattered,
+                place: int = place,
+                single: ProduceRun = single,
+                at: float = started_s,
+            ) -> None:
+                assert isinstance(placed, list)
+                answered(place, self._produced(single, at, placed[0].result))
+
+            try:
+                self._broker.produce(self._principal, single.topic, single.partition, single.values, done=done)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+                answered(place, self._error(single, error))
+
+    def _write_nothing(self, run: ProduceRun) -> None:
+        """No records are no write; deployed brokers answer offset 0 whatever is there."""
+        self._stats.requests[_PRODUCE] += 1
+        try:
+            self._operations.check_partition(run.topic, run.partition)
+            encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
+            reply = encode(0, 0)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._error(run, error)
+        self._answer(self._replies.reserve(), reply, _held_bytes(run))
+
+    # --- everything else ---
+
+    def _call(self, call: Call) -> None:
+        slot = self._replies.reserve()
+        self._stats.requests[call.opcode] += 1
+        if isinstance(call.body, BadRequest):
+            self._stats.errors += 1
+            self._answer(slot, malformed(call, call.body), _held_bytes(call))
+            return
+        try:
+            answer = self._operations.answer(call)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            answer = self._error(call, error)
+        if isinstance(answer, bytes):
+            self._answer(slot, self._within_frame(call, answer), _held_bytes(call))
+        else:
+            self._task = self._loop.create_task(self._finish(call, answer, slot))
+
+    async def _finish(self, call: Call, answer: Coroutine[Any, Any, bytes], slot: ReplySlot) -> None:
+        """Wait for what must wait. Nothing else is started meanwhile, and it is not cancelled: half a CREATE_TOPIC helps no one."""
+        try:
+            reply = self._within_frame(call, await answer)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._error(call, error)
+        self._answer(slot, reply, _held_bytes(call))
+        self._task = None
+        self._advance()
+
+    def _within_frame(self, call: Call, reply: bytes) -> bytes:
+        """Lists of very many topics fit into no frame."""
+        if len(reply) - LENGTH_BYTES <= PAYLOAD_BYTES_MAX:
+            return reply
+        return self._error(call, InvalidRequest(f"the reply would take more than {PAYLOAD_BYTES_MAX} bytes"))
+
+    def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
+        self._replies.fill(slot, reply)
+        self._connection.release(held_bytes)
+
+    def _error(self, request: ProduceRun | Call, error: Exception, count: int = 1) -> bytes:
+        """The ERROR frame for `count` requests that ended this way."""
+        self._stats.errors += count
+        if isinstance(error, PenstockError):
+            return refusal(request, error)
+        self._stats.internal_errors += count
+        if not self._bug_logged:
+            self._bug_logged = True
+            connection = self._connection
+            log.error("request_failed", listener=connection.listener, peer=connection.peer, exc_info=error)
+        return internal_error(request.dialect)
+
+
+def _held_bytes(request: Request) -> int:
+    return REQUEST_BYTES_MIN if isinstance(request, BrokenFrame) else max(request.request_bytes, REQUEST_BYTES_MIN)
