@@ -9,57 +9,70 @@ nothing: clients are imported when they are asked for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     import ssl
 
     from penstock.clients.options import ClientOptions
-    from penstock.protocols.flymq.client import AsyncFlyMQClient
-    from penstock.protocols.flymq.sync import FlyMQClient
 
 __all__ = ["__version__", "connect", "connect_async"]
 
 __version__ = "0.1.0"
 
 DEFAULT_URL = "flymq://127.0.0.1:9092"
-_SCHEMES = {"flymq": "FlyMQ", "flymqs": "FlyMQ over TLS"}
+
+
+class _Protocol(NamedTuple):
+    """Where its clients are: the sync one in `sync`, the async one in `client`."""
+
+    package: str
+    sync_class: str
+    async_class: str
+
+
+_FLYMQ = _Protocol("penstock.protocols.flymq", "FlyMQClient", "AsyncFlyMQClient")
+_BLIPMQ = _Protocol("penstock.protocols.blipmq", "BlipMQClient", "AsyncBlipMQClient")
+_SCHEMES = {"flymq": _FLYMQ, "flymqs": _FLYMQ, "blipmq": _BLIPMQ, "blipmqs": _BLIPMQ}
+"""A scheme that ends in `s` is the same protocol over TLS."""
 
 
 def connect(
     url: str = DEFAULT_URL, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
-) -> FlyMQClient:
+) -> Any:
     """Connect to a broker, for programs without an event loop.
 
-    `url` is `scheme://[user:password@]host[:port]`; `flymqs://` means TLS, with `?ca=FILE` for an authority of your own. Raises
-    `penstock.errors.Unreachable` where nothing answers. Use the client in a `with` block, or close it.
+    `url` is `scheme://[user:password@]host[:port]`, where the scheme names the protocol, and so the class of what is returned:
+    `flymq://user:password@host:9092` gives a `penstock.protocols.flymq.sync.FlyMQClient`, `blipmq://key@host:5555` a
+    `penstock.protocols.blipmq.sync.BlipMQClient`. `flymqs://` and `blipmqs://` mean TLS, with `?ca=FILE` for an authority of your
+    own. Raises `penstock.errors.Unreachable` where nothing answers. Use the client in a `with` block, or close it.
     """
-    _check_scheme(url)
-    from penstock.protocols.flymq.sync import FlyMQClient
-
-    return FlyMQClient(url, tls=tls, options=options)
+    protocol = _protocol_of(url)
+    client_class = getattr(importlib.import_module(f"{protocol.package}.sync"), protocol.sync_class)
+    return client_class(url, tls=tls, options=options)
 
 
 async def connect_async(
     url: str = DEFAULT_URL, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
-) -> AsyncFlyMQClient:
+) -> Any:
     """Connect to a broker from an asyncio program: `async with await penstock.connect_async(url) as client:`."""
-    _check_scheme(url)
-    from penstock.protocols.flymq.client import AsyncFlyMQClient
-
-    client = AsyncFlyMQClient(url, tls=tls, options=options)
+    protocol = _protocol_of(url)
+    client_class = getattr(importlib.import_module(f"{protocol.package}.client"), protocol.async_class)
+    client = client_class(url, tls=tls, options=options)
     await client.open()
     return client
 
 
-def _check_scheme(url: str) -> None:
+def _protocol_of(url: str) -> _Protocol:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in _SCHEMES:
         _refuse(url if not separator else f"{scheme}://")
+    return _SCHEMES[scheme]
 
 
 def _refuse(what: str) -> NoReturn:
     from penstock.errors import InvalidRequest
 
-    known = ", ".join(f"{scheme}:// ({name})" for scheme, name in _SCHEMES.items())
+    known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
     raise InvalidRequest(f"no client for {what!r}; supported are {known}, as in {DEFAULT_URL}")

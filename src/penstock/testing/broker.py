@@ -20,6 +20,10 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 
 
+TEST_API_KEY = "test-key"
+_ANY_PORT = "127.0.0.1:0"
+
+
 class RunningBroker:
     """A broker for the length of a `with` block, on a free port, in a temporary directory (or one that you give and keep).
 
@@ -48,7 +52,8 @@ class RunningBroker:
         self._clock = clock or ManualClock(now_ms=time.time_ns() // 1_000_000)
         self._admin = admin
         self._config = config
-        self._bind = "127.0.0.1:0"
+        self._binds: dict[str, str] = {}
+        """By listener, from the first start on."""
         self._clients: list[FlyMQClient] = []
         self._thread: LoopThread | None = None
         self.disk = FaultyDisk()
@@ -60,9 +65,7 @@ class RunningBroker:
         """Start, or start again after `stop` or `kill`, on the same directory and port."""
         if self._thread is not None:
             raise InvalidRequest("this broker is running; stop it before you start it again")
-        listeners = {"flymq": {}, **self._config.get("listeners", {})}
-        listeners["flymq"] = {"bind": self._bind, **listeners["flymq"]}
-        settings = {**self._config, "listeners": listeners}
+        settings = {**self._config, "listeners": self._listeners()}
         config = Config(data_dir=self.data_dir, admin={"bind": "127.0.0.1:0"} if self._admin else None, **settings)
         self.disk = FaultyDisk()
         self._server = Server(config, clock=self._clock, disk=self.disk)
@@ -73,7 +76,7 @@ class RunningBroker:
             self._thread.close()
             self._thread = None
             raise
-        self._bind = self.address
+        self._binds = dict(self._server.addresses)
         return self
 
     def stop(self) -> None:
@@ -124,6 +127,15 @@ class RunningBroker:
     ) -> None:
         self.close()
 
+    def _listeners(self) -> dict[str, dict[str, Any]]:
+        """Every protocol on a free port, or on its port of before; what the test says of one is laid over it."""
+        listeners: dict[str, dict[str, Any]] = {"flymq": {}, "blipmq": {"api_keys": [TEST_API_KEY]}}
+        given: dict[str, dict[str, Any]] = self._config.get("listeners", {})
+        for name in {**listeners, **given}:
+            bind = {"bind": self._binds.get(name, _ANY_PORT)}
+            listeners[name] = {**bind, **listeners.get(name, {}), **given.get(name, {})}
+        return listeners
+
     # -- use -------------------------------------------------------------------------------------------------------------
 
     @property
@@ -134,7 +146,17 @@ class RunningBroker:
     @property
     def address(self) -> str:
         """host:port of the FlyMQ listener."""
-        return str(self._server.addresses["flymq"])
+        return self.addresses["flymq"]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """host:port of each listener, by protocol; and of the admin address, where it is on."""
+        return self._server.addresses
+
+    @property
+    def blipmq_url(self) -> str:
+        """What `penstock.connect` takes for BlipMQ, with a key that is accepted."""
+        return f"blipmq://{TEST_API_KEY}@{self.addresses['blipmq']}"
 
     @property
     def url(self) -> str:

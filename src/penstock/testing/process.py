@@ -20,7 +20,7 @@ from penstock.protocols.flymq.sync import FlyMQClient
 
 OUTPUT_LINES_MAX = 500
 READY = "ready"
-_LISTENING = re.compile(r"\bflymq\b.*?((?:\d{1,3}\.){3}\d{1,3}:\d+)")
+_LISTENING = re.compile(r"(\w+) on ((?:\d{1,3}\.){3}\d{1,3}:\d+)")
 
 
 class BrokerProcessFailed(RuntimeError):
@@ -60,7 +60,8 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._said_ready = threading.Event()
-        self.address = ""
+        self.addresses: dict[str, str] = {}
+        """host:port of what it listens on since the last start, by protocol."""
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
@@ -162,6 +163,11 @@ class BrokerProcess:
         return "\n".join(self._lines)
 
     @property
+    def address(self) -> str:
+        """host:port of the FlyMQ listener."""
+        return self.addresses.get("flymq", "")
+
+    @property
     def url(self) -> str:
         return f"flymq://{self.address}"
 
@@ -184,9 +190,9 @@ class BrokerProcess:
             self._lines.append(line)
             if self._said_ready.is_set():
                 continue
-            listening = _LISTENING.search(line)
+            listening = _LISTENING.fullmatch(line.strip())
             if listening:
-                self.address = listening[1]
+                self.addresses[listening[1]] = listening[2]
             elif line.strip() == READY:
                 self._said_ready.set()
 

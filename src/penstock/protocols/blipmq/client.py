@@ -1,0 +1,362 @@
+"""The async BlipMQ client.
+
+The protocol answers a publish, an acknowledgement and a poll of an empty queue with silence. What is said here therefore ends with a
+PING, and its PONG ends the answer: everything before it was dealt with, publishes and acknowledgements are on disk (a Penstock broker
+waits for that), and there was no more to deliver. So a batch costs one round trip, and every failure is heard of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from itertools import count
+from random import Random
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from penstock.clients.options import ClientOptions
+from penstock.clients.pipeline import Exchange, Pipeline
+from penstock.clients.requests import OnLost, Requests, Sleep
+from penstock.clients.url import client_tls, parse_url
+from penstock.clock import Clock, SystemClock
+from penstock.errors import (
+    AuthenticationFailed,
+    BatchFailed,
+    EntryNotFound,
+    InvalidRequest,
+    NotSupported,
+    PenstockError,
+    ProtocolViolation,
+    ServerError,
+)
+from penstock.protocols.blipmq import codec
+from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
+from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType, NackCode
+
+SCHEMES: Final = ("blipmq", "blipmqs")
+PORT: Final = 5555
+CHUNK_RECORDS_MAX: Final = 1024
+CHUNK_BYTES: Final = 256 << 10
+"""About how much of a batch is encoded and written at a time."""
+POLL_RECORDS_MAX: Final = 256
+"""Records that `records` asks for at a time, at most: it begins with one and asks for more while the loop over them is fast."""
+FAST_S: Final = 0.02
+"""Brokers take deliveries back after 100 ms unless told otherwise; a batch that takes longer than this is halved."""
+POLL_PAUSE_S: Final = 0.02
+# Correlation ids of ours are above every delivery tag, which answers may carry instead.
+_FIRST_ID: Final = 1 << 62
+
+_ERRORS: Final[dict[int, type[PenstockError]]] = {
+    NackCode.INVALID: InvalidRequest,
+    NackCode.UNAUTHENTICATED: AuthenticationFailed,
+    NackCode.UNKNOWN: EntryNotFound,
+    NackCode.VERSION: NotSupported,
+}
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One delivery. `tag` is what acknowledges it, None with QoS 0, which needs no acknowledgement."""
+
+    topic: str
+    value: bytes
+    qos: int
+    tag: int | None
+
+
+class _Talk(Exchange[Frame]):
+    """Frames written together, and what came back until the last of them was answered."""
+
+    __slots__ = ("answers", "last_id")
+
+    def __init__(self, data: bytes, last_id: int, *, timeout_s: float, repeatable: bool) -> None:
+        super().__init__(data, replies=1, timeout_s=timeout_s, repeatable=repeatable)
+        self.last_id = last_id
+        self.answers: list[Frame] = []
+
+    def accept(self, message: Frame, first: int, count: int) -> None:
+        if message.correlation_id == self.last_id and message.type != FrameType.PUBLISH:
+            self.answers.append(message)
+            return
+        if message.type not in (FrameType.NACK, FrameType.PUBLISH, FrameType.ACK):
+            raise ProtocolViolation(f"frame type {message.type:#04x} answers nothing that was asked")
+        self.answers.append(message)
+        self.awaited += 1
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        self.awaited = 1
+        self.answers = []
+
+
+class _AnswerDecoder:
+    """The codec's decoder as the pipeline wants it: every message is one frame."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(runs=False)
+
+    @property
+    def violation(self) -> ProtocolViolation | None:
+        return self._decoder.violation
+
+    def feed(self, data: bytes) -> Sequence[Frame]:
+        frames = []
+        for message in self._decoder.feed(data):
+            assert not isinstance(message, PublishRun)
+            frames.append(message)
+        return frames
+
+
+class AsyncBlipMQClient:
+    """A BlipMQ client for asyncio programs; the API key is the user of the address.
+
+    ```python
+    async with AsyncBlipMQClient("blipmq://dev-key@127.0.0.1:5555") as client:
+        subscription = await client.subscribe("orders")
+        await client.send("orders", b"one")
+        async for message in client.records("orders", subscription=subscription):
+            print(message.value)
+    ```
+    Records have neither keys nor offsets in this protocol. Errors are those of `penstock.errors`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: ssl.SSLContext | bool | None = None,
+        options: ClientOptions | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        address = parse_url(url, port=PORT)
+        if address.scheme not in SCHEMES:
+            raise InvalidRequest(
+                f"{address} is not a BlipMQ address: write blipmq://key@host:port, or blipmqs:// for TLS"
+            )
+        if address.user is None:
+            raise InvalidRequest(
+                f"{address} names no API key: write blipmq://key@host:port; penstock key create makes one"
+            )
+        if tls is None:
+            tls = address.scheme == "blipmqs" or bool(address.tls_files)
+        self.address = address
+        self._options = options or ClientOptions()
+        self._sleep = sleep
+        self._clock = clock or SystemClock()
+        self._ids = count(_FIRST_ID)
+        self._requests: Requests[Frame] = Requests(
+            address,
+            (client_tls(**address.tls_files) if tls else None) if isinstance(tls, bool) else tls,
+            self._new_pipeline,
+            self._log_in,
+            self._options,
+            clock=self._clock,
+            random=random or Random(),  # noqa: S311 - jitter guards no secret
+            sleep=sleep,
+        )
+
+    async def open(self) -> None:
+        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
+        await self._requests.open()
+
+    async def close(self) -> None:
+        """Wait for answers still on their way, then hang up. Closing again does nothing."""
+        await self._requests.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- producing -------------------------------------------------------------------------------------------------------
+
+    async def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
+        """Publish one message. With QoS 1 it is committed when this returns; QoS 0 is not waited for by the broker."""
+        _check_qos(qos)
+        (error,) = await self._publish(topic, [value], qos)
+        if error is not None:
+            raise error
+
+    async def send_many(self, topic: str, values: Iterable[bytes], *, qos: int = 1) -> None:
+        """Publish many messages, pipelined, in order. Raises BatchFailed, whose `results` tell of each, where some were refused."""
+        _check_qos(qos)
+        rows = list(values)
+        results: list[PenstockError | None] = []
+        for first, last in _chunks(rows):
+            results += await self._publish(topic, rows[first:last], qos)
+        errors = [error for error in results if error is not None]
+        if errors:
+            raise BatchFailed(
+                f"{len(errors)} of {len(rows)} messages were refused; the first error: {errors[0]}", results
+            )
+
+    async def _publish(self, topic: str, values: Sequence[bytes], qos: int) -> list[PenstockError | None]:
+        ids = [next(self._ids) for _ in values]
+        frames = [codec.encode_publish(each, qos, topic, value) for each, value in zip(ids, values, strict=True)]
+        refused = {frame.correlation_id: _error_of(frame) for frame in await self._talk(frames, repeatable=False)}
+        return [refused.get(each) for each in ids]
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, *, qos: int = 1) -> int:
+        """Make a subscription; returns its number. It sees what is published from now on, and outlives this connection."""
+        _check_qos(qos)
+        request_id = next(self._ids)
+        talk = _Talk(
+            codec.encode_subscribe(request_id, topic, qos),
+            request_id,
+            timeout_s=self._options.request_timeout_s,
+            repeatable=False,
+        )
+        await self._requests.perform(talk)
+        (answer,) = talk.answers
+        if answer.type == FrameType.NACK:
+            raise _error_of(answer)
+        return codec.parse_id(answer.payload) or 0
+
+    async def poll(self, subscription: int, max_records: int = 1) -> list[Message]:
+        """The next messages of a subscription, as many as there are up to a bound. Acknowledge those with a tag."""
+        return await self._poll(subscription, max_records, ())
+
+    async def ack(self, subscription: int, *tags: int) -> None:
+        """Acknowledge deliveries. Raises EntryNotFound where one is not in flight: unknown, or taken back to be delivered again."""
+        answers = await self._talk([codec.encode_ack(tag, subscription) for tag in tags], repeatable=False)
+        for answer in answers:
+            raise _error_of(answer)
+
+    async def records(
+        self,
+        topic: str,
+        *,
+        subscription: int | None = None,
+        qos: int = 1,
+        follow: bool = False,
+        limit: int | None = None,
+    ) -> AsyncGenerator[Message, None]:
+        """Iterate over messages, acknowledging each when the next is asked for.
+
+        Without a `subscription` a new one is made, which sees only what comes from now on. Without `follow` the iteration ends when
+        there is nothing to deliver; with it, it waits for more. `limit` ends it after so many messages.
+        """
+        number = await self.subscribe(topic, qos=qos) if subscription is None else subscription
+        asked, handed_out = 1, 0
+        done: list[int] = []
+        try:
+            while limit is None or handed_out < limit:
+                wanted = asked if limit is None else min(asked, limit - handed_out)
+                batch = await self._poll(number, wanted, done)
+                done = []
+                if not batch and not follow:
+                    return
+                if not batch:
+                    await self._sleep(POLL_PAUSE_S)
+                started_s = self._clock.monotonic()
+                for message in batch:
+                    handed_out += 1
+                    yield message
+                    if message.tag is not None:
+                        done.append(message.tag)
+                fast = self._clock.monotonic() - started_s < FAST_S
+                asked = min(asked * 2, POLL_RECORDS_MAX) if fast else max(asked // 2, 1)
+        finally:
+            if done:
+                await self._talk([codec.encode_ack(tag, number) for tag in done], repeatable=False)
+
+    async def _poll(self, subscription: int, max_records: int, done: Sequence[int]) -> list[Message]:
+        """Acknowledge what is done and ask for more, in one go. An acknowledgement that came too late means a second delivery."""
+        frames = [codec.encode_ack(tag, subscription) for tag in done]
+        frames += [codec.encode_poll(next(self._ids), subscription) for _ in range(max_records)]
+        messages = []
+        for answer in await self._talk(frames, repeatable=not done):
+            if answer.type == FrameType.PUBLISH:
+                messages.append(_message(answer))
+            elif answer.correlation_id >= _FIRST_ID:
+                raise _error_of(answer)
+        return messages
+
+    # -- the connection --------------------------------------------------------------------------------------------------
+
+    async def ping(self) -> float:
+        """Ask for nothing and return how long the answer took, in seconds."""
+        started_s = self._clock.monotonic()
+        await self._talk([], repeatable=True)
+        return self._clock.monotonic() - started_s
+
+    async def _talk(self, frames: Sequence[bytes], *, repeatable: bool) -> list[Frame]:
+        """What was answered before the PONG of a PING behind the frames."""
+        last_id = next(self._ids)
+        talk = _Talk(
+            b"".join((*frames, codec.encode_ping(last_id))),
+            last_id,
+            timeout_s=self._options.request_timeout_s,
+            repeatable=repeatable,
+        )
+        await self._requests.perform(talk)
+        last = talk.answers.pop()
+        if last.type == FrameType.NACK:
+            raise _error_of(last)
+        return talk.answers
+
+    def _new_pipeline(self, on_lost: OnLost[Frame]) -> Pipeline[Frame]:
+        return Pipeline(str(self.address), _AnswerDecoder(), _one, on_lost)
+
+    async def _log_in(self, pipeline: Pipeline[Frame]) -> None:
+        for encode in (self._encode_hello, self._encode_auth):
+            request_id = next(self._ids)
+            talk = _Talk(encode(request_id), request_id, timeout_s=self._options.connect_timeout_s, repeatable=False)
+            pipeline.submit(talk)
+            await talk.finished
+            (answer,) = talk.answers
+            if answer.type == FrameType.NACK:
+                raise _error_of(answer)
+
+    def _encode_hello(self, request_id: int) -> bytes:
+        return codec.encode_hello(request_id, PROTOCOL_VERSION)
+
+    def _encode_auth(self, request_id: int) -> bytes:
+        return codec.encode_auth(request_id, self.address.user or "")
+
+
+def _one(_: Frame) -> int:
+    return 1
+
+
+def _message(frame: Frame) -> Message:
+    parsed = codec.parse_publish(frame.payload)
+    if parsed is None:
+        raise ProtocolViolation("a delivery is malformed")
+    qos, topic, value = parsed
+    return Message(topic, value, qos, frame.correlation_id if qos else None)
+
+
+def _error_of(frame: Frame) -> PenstockError:
+    parsed = codec.parse_nack(frame.payload) if frame.type == FrameType.NACK else None
+    if parsed is None:
+        return ProtocolViolation(f"frame type {frame.type:#04x} is no answer to what was asked")
+    code, reason = parsed
+    return _ERRORS.get(code, ServerError)(reason)
+
+
+def _check_qos(qos: int) -> None:
+    if qos not in (0, 1):
+        raise InvalidRequest(f"QoS {qos} does not exist: use 0 (at most once) or 1 (at least once)")
+
+
+def _chunks(values: Sequence[bytes]) -> Iterable[tuple[int, int]]:
+    """Bounds of what is sent at a time."""
+    first = 0
+    while first < len(values):
+        last, size_bytes = first, 0
+        while last < len(values) and last - first < CHUNK_RECORDS_MAX and size_bytes < CHUNK_BYTES:
+            size_bytes += len(values[last])
+            last += 1
+        yield first, last
+        first = last

@@ -1,0 +1,101 @@
+"""The BlipMQ client for programs without an event loop: the async client, driven in one background thread."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from types import TracebackType
+from typing import Self
+
+from penstock.clients.loop_thread import LoopThread
+from penstock.clients.options import ClientOptions
+from penstock.clients.url import Address
+from penstock.protocols.blipmq.client import AsyncBlipMQClient, Message
+
+
+class BlipMQClient:
+    """The same calls as `AsyncBlipMQClient`, each waiting for its answer. Any number of threads may share one client.
+
+    ```python
+    with penstock.connect("blipmq://dev-key@127.0.0.1:5555") as client:
+        subscription = client.subscribe("orders")
+        client.send("orders", b"one")
+        for message in client.records("orders", subscription=subscription):
+            print(message.value)
+    ```
+    """
+
+    def __init__(
+        self, url: str, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
+    ) -> None:
+        self._client = AsyncBlipMQClient(url, tls=tls, options=options)
+        self._thread = LoopThread(f"penstock client of {self._client.address}")
+        try:
+            self._thread.run(self._client.open())
+        except BaseException:
+            self._thread.close()
+            raise
+
+    @property
+    def address(self) -> Address:
+        return self._client.address
+
+    def close(self) -> None:
+        """Wait for answers still on their way, then hang up. Closing again does nothing."""
+        if not self._thread.closed:
+            self._thread.run(self._client.close())
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
+        """Publish one message. With QoS 1 it is committed when this returns. For many, `send_many` is much faster."""
+        self._thread.run(self._client.send(topic, value, qos=qos))
+
+    def send_many(self, topic: str, values: Iterable[bytes], *, qos: int = 1) -> None:
+        """Publish many messages, in order. Raises BatchFailed where some were refused."""
+        self._thread.run(self._client.send_many(topic, values, qos=qos))
+
+    def subscribe(self, topic: str, *, qos: int = 1) -> int:
+        """Make a subscription; returns its number."""
+        return self._thread.run(self._client.subscribe(topic, qos=qos))
+
+    def poll(self, subscription: int, max_records: int = 1) -> list[Message]:
+        """The next messages of a subscription, as many as there are up to a bound."""
+        return self._thread.run(self._client.poll(subscription, max_records))
+
+    def ack(self, subscription: int, *tags: int) -> None:
+        """Acknowledge deliveries. Raises EntryNotFound where one is not in flight."""
+        self._thread.run(self._client.ack(subscription, *tags))
+
+    def records(
+        self,
+        topic: str,
+        *,
+        subscription: int | None = None,
+        qos: int = 1,
+        follow: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[Message]:
+        """Iterate over messages, acknowledging each when the next is asked for; see `AsyncBlipMQClient.records`."""
+        messages = self._client.records(topic, subscription=subscription, qos=qos, follow=follow, limit=limit)
+        try:
+            while (message := self._thread.run(_next(messages))) is not None:
+                yield message
+        finally:
+            if not self._thread.closed:
+                self._thread.run(messages.aclose())
+
+    def ping(self) -> float:
+        """Ask for nothing and return how long the answer took, in seconds."""
+        return self._thread.run(self._client.ping())
+
+
+async def _next(messages: AsyncGenerator[Message, None]) -> Message | None:
+    return await anext(messages, None)
