@@ -16,7 +16,7 @@ import signal
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Protocol
 
@@ -265,24 +265,9 @@ def _access_settings(config: Config) -> AccessSettings:
 
 
 def _broker_limits(config: Config) -> BrokerLimits:
-    limits = config.limits
-    return BrokerLimits(
-        topics_max=limits.topics_max,
-        partitions_max=limits.partitions_max,
-        partitions_per_topic_max=limits.partitions_per_topic_max,
-        groups_max=limits.groups_max,
-        group_offsets_max=limits.group_offsets_max,
-        group_members_max=limits.group_members_max,
-        record_bytes_max=limits.record_bytes_max,
-        key_bytes_max=limits.key_bytes_max,
-        subscriptions_max=limits.subscriptions_max,
-        schemas_max=limits.schemas_max,
-        schema_versions_max=limits.schema_versions_max,
-        schema_bytes_max=limits.schema_bytes_max,
-        schemas_bytes_max=limits.schemas_bytes_max,
-        delayed_max=limits.delayed_max,
-        delay_ms_max=limits.delay_ms_max,
-    )
+    """Every bound of the broker that is a setting has the setting's name."""
+    settings = dict(config.limits)
+    return BrokerLimits(**{each.name: settings[each.name] for each in fields(BrokerLimits) if each.name in settings})
 
 
 def _delivery_policy(config: Config) -> DeliveryPolicy:

@@ -296,6 +296,22 @@ class Limits(Section):
     """Delayed records that wait for their time."""
     delay_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
     """The longest delay a record may be given."""
+    transactions_max: int = Field(10_000, ge=1)
+    """Transactions open at once."""
+    transactions_per_principal_max: int = Field(1_000, ge=1)
+    """The same of one principal; clients that do not say who they are count as one."""
+    transaction_records_max: int = Field(100_000, ge=1)
+    """Records in one transaction."""
+    transaction_bytes_max: Size = Field(64 << 20, ge=1)
+    """Memory that the records of one transaction take until it is committed."""
+    transactions_bytes_max: Size = Field(256 << 20, ge=1)
+    """The same over all open transactions."""
+    transaction_ms_max: DurationMs = Field(60_000, ge=1)
+    """A transaction that is open for longer is rolled back."""
+    transactions_remembered_max: int = Field(100_000, ge=1)
+    """Committed transactions whose ids are kept, so that a second commit is known for what it is."""
+    transactions_remembered_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
+    """How long such an id is kept at most."""
     in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
     """Requests of one connection that wait for their answer; above it that connection is not read."""
     in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
