@@ -118,7 +118,7 @@ def test_starting_twice_is_refused_and_stopping_twice_is_not(penstock_broker: Ru
     penstock_broker.stop()
     penstock_broker.stop()
     with pytest.raises(Unreachable):
-        penstock.connect(f"flymq://{penstock_broker._binds["flymq"]}")
+        penstock.connect(f"flymq://{penstock_broker._binds['flymq']}")
 
 
 def test_the_admin_address_is_there_when_it_is_asked_for(penstock_broker_factory: Callable[..., RunningBroker]) -> None:

@@ -74,7 +74,7 @@ def test_waiting_for_what_does_not_come_is_bounded(penstock_broker: RunningBroke
 def test_a_load_without_a_broker_does_not_start(penstock_broker: RunningBroker, journal: Journal) -> None:
     penstock_broker.stop()
     with pytest.raises(Unreachable):
-        ProducerLoad(f"flymq://{penstock_broker._binds["flymq"]}", journal, "orders").start()
+        ProducerLoad(f"flymq://{penstock_broker._binds['flymq']}", journal, "orders").start()
 
 
 def test_reading_a_topic_that_is_not_there_finds_nothing(penstock_broker: RunningBroker) -> None:

@@ -107,7 +107,7 @@ def test_a_closed_client_says_so(penstock_broker: RunningBroker) -> None:
 def test_an_address_where_nothing_listens_is_told_at_once(penstock_broker: RunningBroker) -> None:
     penstock_broker.stop()
     with pytest.raises(Unreachable, match=r"nothing listens there; is the broker running\?"):
-        penstock.connect(f"flymq://{penstock_broker._binds["flymq"]}")
+        penstock.connect(f"flymq://{penstock_broker._binds['flymq']}")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock client")]
 
 
