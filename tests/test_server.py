@@ -23,10 +23,17 @@ from structlog.testing import capture_logs
 from penstock import connect
 from penstock.broker.access import Operation, Principal, Resource
 from penstock.config import Config
-from penstock.errors import ConfigError, DataDirectoryInUse, InvalidTopicName, Unreachable
+from penstock.errors import (
+    AuthenticationFailed,
+    AuthenticationRequired,
+    ConfigError,
+    DataDirectoryInUse,
+    InvalidTopicName,
+    Unreachable,
+)
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.wire import HEADER, Opcode
-from penstock.server import PROTOCOLS, Server
+from penstock.server import PROTOCOLS, SETUP_FILE, Server
 from penstock.testing.faults import FaultyDisk
 from tests.net.line_session import hang_up, open_sockets, read_to_end, until
 
@@ -266,6 +273,83 @@ async def test_a_client_certificate_names_the_principal(tmp_path: Path) -> None:
         async with AsyncFlyMQClient(f"flymqs://{server.addresses['flymq']}", tls=context) as client:
             await client.topics()
     assert set(asked) == {Principal("CN=alice,OU=Payments,O=Example")}
+
+
+# -- who is asking -----------------------------------------------------------------------------------------------------
+
+REQUIRED = {"flymq": {"bind": "127.0.0.1:0", "auth": "required"}}
+
+
+async def test_a_login_is_asked_for_only_where_it_is_required(tmp_path: Path) -> None:
+    async with running(config_for(tmp_path)) as server, client_of(server) as client:
+        await client.send("orders", b"x")
+        assert not server.needs_setup
+    async with running(config_for(tmp_path, listeners=REQUIRED)) as server, client_of(server) as client:
+        with pytest.raises(AuthenticationRequired):
+            await client.send("orders", b"x")
+        assert server.needs_setup
+
+
+async def test_the_set_up_secret_is_there_while_it_is_needed_and_readable_by_its_owner_only(tmp_path: Path) -> None:
+    file = tmp_path / "data" / SETUP_FILE
+    async with running(config_for(tmp_path, listeners=REQUIRED)) as server:
+        assert file.stat().st_mode & 0o777 == 0o600
+        first = file.read_text()
+        address = server.addresses["flymq"]
+        async with AsyncFlyMQClient(f"flymq://setup%3A:{first}@{address}") as client:
+            assert await client.topics() == []
+    assert not file.exists(), "stopped"
+    file.write_text("left behind by a crash")
+    async with running(config_for(tmp_path, listeners=REQUIRED)) as server:
+        second = file.read_text()
+        assert second not in (first, "left behind by a crash")
+        address = server.addresses["flymq"]
+        with pytest.raises(AuthenticationFailed):
+            await AsyncFlyMQClient(f"flymq://setup%3A:{first}@{address}").open()
+        async with AsyncFlyMQClient(f"flymq://setup%3A:{second}@{address}") as client:
+            await client.access.create_user("root", "secret", ["admin"])
+            with pytest.raises(AuthenticationRequired, match="there is an administrator now"):
+                await client.access.create_user("eve", "secret", ["admin"])
+    async with running(config_for(tmp_path, listeners=REQUIRED)) as server:
+        assert not server.needs_setup
+        assert not file.exists()
+
+
+async def test_development_credentials_work_and_leave_nothing_behind(tmp_path: Path) -> None:
+    async with running(config_for(tmp_path, listeners=REQUIRED, dev=True)) as server:
+        assert not server.needs_setup
+        async with AsyncFlyMQClient(f"flymq://admin:admin@{server.addresses['flymq']}") as client:
+            await client.create_topic("orders")
+            assert await client.access.users() == []
+        with pytest.raises(AuthenticationFailed):
+            await AsyncFlyMQClient(f"flymq://admin:guess@{server.addresses['flymq']}").open()
+    async with running(config_for(tmp_path, listeners=REQUIRED)) as server:
+        with pytest.raises(AuthenticationFailed):
+            await AsyncFlyMQClient(f"flymq://admin:admin@{server.addresses['flymq']}").open()
+
+
+async def test_public_topics_are_open_where_the_configuration_says_so(tmp_path: Path) -> None:
+    access = {"allow_anonymous": True, "default_public": True}
+    async with running(config_for(tmp_path, listeners=REQUIRED, access=access)) as server, client_of(server) as client:
+        await client.send("orders", b"x")
+        assert await client.topics() == ["orders"]
+        with pytest.raises(AuthenticationRequired):
+            await client.delete_topic("orders")
+
+
+async def test_no_password_is_logged(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with running(config_for(tmp_path, listeners=REQUIRED, dev=True)) as server:
+            address = server.addresses["flymq"]
+            async with AsyncFlyMQClient(f"flymq://admin:admin@{address}") as client:
+                await client.access.create_user("ann", "hunter2", ["guest"])
+                await client.access.set_password("ann", "hunter3")
+            with pytest.raises(AuthenticationFailed, match="refuses user 'ann'") as refused:
+                await AsyncFlyMQClient(f"flymq://ann:hunter4@{address}").open()
+    assert "hunter" not in str(refused.value)
+    assert "hunter" not in str(logs)
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+    assert b"hunter" not in stored
 
 
 # -- as a process ------------------------------------------------------------------------------------------------------

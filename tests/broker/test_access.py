@@ -76,6 +76,7 @@ NOT_OPERATIONS = {
     "audit.note",
     "audit.note_denied",
     "audit.note_refusal",
+    "audit.written",
     "users.close",
     "users.authenticate",
     "users.open_setup",

@@ -27,7 +27,7 @@ async def audit(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Aud
 
 
 async def types(audit: Audit, **query: object) -> list[str]:
-    await audit._idle.wait()
+    await audit.written()
     page = await audit.query(SYSTEM, AuditQuery(**query))  # type: ignore[arg-type]
     return [event.type for event in page.events]
 
@@ -36,7 +36,7 @@ async def test_what_is_noted_is_found_newest_first(audit: Audit, clock: ManualCl
     audit.note(ANN, "topic.create", "orders", details={"partitions": "3"})
     clock.advance(1)
     audit.note(BOB, "topic.delete", "orders")
-    await audit._idle.wait()
+    await audit.written()
     page = await audit.query(SYSTEM, AuditQuery())
     newest, oldest = page.events
     assert page.total == 2
@@ -84,7 +84,7 @@ async def test_equal_refusals_become_one_event_that_counts_them(audit: Audit, cl
     audit.note_denied(BOB, Operation.ADMIN, BROKER)
     clock.advance(FOLD_S)
     audit.note_denied(ANN, Operation.READ, orders)
-    await audit._idle.wait()
+    await audit.written()
     page = await audit.query(SYSTEM, AuditQuery())
     told = [(event.user, event.action, event.resource, event.details) for event in page.events]
     assert told == [
@@ -103,7 +103,7 @@ async def test_noting_never_waits_and_gathers_while_an_append_is_in_flight(
     commits = engine.stats.commits
     for number in range(1000):
         audit.note(ANN, "topic.create", f"t{number}")
-    await audit._idle.wait()
+    await audit.written()
     assert audit.stats.written == 1000
     assert engine.stats.commits - commits <= 3
 
@@ -111,13 +111,13 @@ async def test_noting_never_waits_and_gathers_while_an_append_is_in_flight(
 async def test_more_than_fit_are_dropped_and_counted(audit: Audit) -> None:
     for number in range(WAITING_EVENTS_MAX + 101):
         audit.note(ANN, "topic.create", f"t{number}")
-    await audit._idle.wait()
+    await audit.written()
     assert (audit.stats.written, audit.stats.dropped) == (WAITING_EVENTS_MAX + 1, 100)
 
 
 async def test_texts_of_clients_are_cut(audit: Audit) -> None:
     audit.note(Principal("x" * 60_000), "auth.failure", "y" * 60_000, details={"why": "z" * 60_000})
-    await audit._idle.wait()
+    await audit.written()
     [event] = (await audit.query(SYSTEM, AuditQuery())).events
     assert max(len(event.user), len(event.resource), len(event.details["why"])) < 2_000
 
@@ -132,7 +132,7 @@ async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_pat
     with capture_logs() as logs:
         for _ in range(3):
             audit.note(ANN, "topic.create", "orders")
-            await asyncio.wait_for(audit._idle.wait(), 30)
+            await asyncio.wait_for(audit.written(), 30)
     assert audit.stats.dropped == 3
     assert [entry["event"] for entry in logs if entry["event"] == "audit_not_written"] == ["audit_not_written"]
     await audit.close()

@@ -323,7 +323,7 @@ async def test_the_audit_trail_tells_of_all_of_it_and_of_no_password(broker: Bro
     await broker.acls.set_acl(root, "orders", users=["ann"])
     await broker.acls.delete_acl(root, "orders")
     await users.delete_user(root, "ann")
-    await broker.audit._idle.wait()
+    await broker.audit.written()
     page = await broker.audit.query(SYSTEM, AuditQuery())
     assert [event.type for event in reversed(page.events)] == [
         "user.create",

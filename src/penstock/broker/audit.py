@@ -116,9 +116,11 @@ class Audit:
         self._partition: Partition | None = None
         self._waiting: list[AuditEvent] = []
         self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._noted = 0
+        self._settled = 0
+        self._came_back = asyncio.Event()
         self._failing = False
+        self._closed = False
         self._folded: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
         self._querying = asyncio.Lock()
 
@@ -128,9 +130,16 @@ class Audit:
         self._partition = self._engine.partition(AUDIT_TOPIC, 0)
 
     async def close(self) -> None:
-        """Wait until what was noted is written."""
-        await self._idle.wait()
-        self._partition = None
+        """Take no more events and wait for those in flight."""
+        self._closed = True
+        await self.written()
+
+    async def written(self) -> None:
+        """Done when everything noted so far is in the log, or could not be written."""
+        noted = self._noted
+        while self._settled < noted:
+            self._came_back.clear()
+            await self._came_back.wait()
 
     # -- noting -----------------------------------------------------------------------------------------------------------
 
@@ -179,10 +188,11 @@ class Audit:
         self.note_refusal(principal, "access.denied", resource.name or resource.kind.value, operation.value, "denied")
 
     def _add(self, event: AuditEvent) -> None:
-        if self._partition is None or len(self._waiting) >= WAITING_EVENTS_MAX:
+        if self._partition is None or self._closed or len(self._waiting) >= WAITING_EVENTS_MAX:
             self.stats.dropped += 1
             return
         self._waiting.append(event)
+        self._noted += 1
         if not self._in_flight:
             self._append()
 
@@ -190,7 +200,6 @@ class Audit:
         assert self._partition is not None
         events, self._waiting = self._waiting, []
         self._in_flight = len(events)
-        self._idle.clear()
         self._partition.append(Batch([_ENCODER.encode(event) for event in events]), self._appended)
 
     def _appended(self, result: Appended | PenstockError) -> None:
@@ -201,22 +210,23 @@ class Audit:
         else:
             self.stats.written += self._in_flight
         self._failing = isinstance(result, PenstockError)
+        self._settled += self._in_flight
         self._in_flight = 0
+        self._came_back.set()
         if self._waiting:
             self._append()
-        else:
-            self._idle.set()
 
     # -- asking -----------------------------------------------------------------------------------------------------------
 
     @on_broker(Operation.ADMIN)
     async def query(self, principal: Principal, query: AuditQuery) -> AuditPage:
-        """The events that match, newest first. Reads the trail from the query's start on, one query at a time."""
+        """The events that match, newest first, with all that was noted before. Reads from the query's start on, one query at a time."""
         if not 0 <= query.limit <= EVENTS_MAX or not 0 <= query.skip <= SKIP_MAX:
             raise InvalidRequest(
                 f"limit {query.limit}, offset {query.skip}: at most {EVENTS_MAX} events at a time, after at most {SKIP_MAX}"
             )
         async with self._querying:
+            await self.written()
             return await self._scan(query)
 
     async def _scan(self, query: AuditQuery) -> AuditPage:

@@ -67,7 +67,8 @@ class Broker:
         deliveries: DeliveryPolicy | None = None,
     ) -> None:
         self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings())
-        self.access = access = self._accounts.access
+        access = self._accounts.access
+        self.access: AccessPolicy = access
         self.users = self._accounts.users
         self.acls = self._accounts.acls
         self.audit = self._accounts.audit

@@ -38,7 +38,7 @@ def admin(broker: RunningBroker) -> Iterator[FlyMQClient]:
 
 
 def connect(broker: RunningBroker, who: str = "") -> FlyMQClient:
-    return penstock.connect(f"flymq://{who}{broker.address}", options=ClientOptions(retry=NO_RETRY))
+    return FlyMQClient(f"flymq://{who}{broker.address}", options=ClientOptions(retry=NO_RETRY))
 
 
 def test_both_twins_have_the_same_calls_with_the_same_arguments() -> None:

@@ -286,7 +286,7 @@ async def test_the_trail_is_queried_page_by_page(root: Conversation, broker: Bro
     clock.advance(100)
     for number in range(5):
         await broker.create_topic(Principal("ann", frozenset({"admin"})), f"t{number}", TopicConfig())
-    await broker.audit._idle.wait()
+    await broker.audit.written()
     query = AuditQueryRequest(start_s=START_S + 100, types=["topic.create"], limit=2)
     first = replies.decode_audit((await root.ask(access.encode_audit_query(query))).payload)
     assert ([event.resource for event in first.events], first.total, first.more) == (["t4", "t3"], 5, True)
@@ -301,7 +301,7 @@ async def test_the_trail_is_queried_page_by_page(root: Conversation, broker: Bro
 
 async def test_the_trail_is_exported_as_json_and_as_csv(root: Conversation, broker: Broker) -> None:
     broker.audit.note(Principal("=cmd()"), "topic.create", "a,b", details={"why": 'x"y'})
-    await broker.audit._idle.wait()
+    await broker.audit.written()
     query = AuditQueryRequest(types=["topic.create"], resource="a,b")
     data = replies.decode_audit_exported((await root.ask(access.encode_audit_export(query, "json"))).payload)
     [event] = json.loads(data)
@@ -314,7 +314,7 @@ async def test_the_trail_is_exported_as_json_and_as_csv(root: Conversation, brok
 async def test_a_page_of_events_fits_into_one_frame(root: Conversation, broker: Broker) -> None:
     for number in range(9_000):
         broker.audit.note(Principal("u" * 1_000), f"type.{number}", "r" * 1_000, details={"a": "d" * 1_000})
-    await broker.audit._idle.wait()
+    await broker.audit.written()
     query = AuditQueryRequest(user="u" * 1_000, limit=10_000)
     reply = await root.ask(access.encode_audit_query(query))
     page = replies.decode_audit(reply.payload)
@@ -424,6 +424,6 @@ async def test_every_opcode_is_open_to_who_may_and_to_nobody_else(opcode: Opcode
     for name in sorted(EVERYONE, key=lambda name: name in attempt.allowed):
         reply = await (await logged_in(flymq, name)).ask(attempt.request)
         assert refused(reply) is (name not in attempt.allowed), name
-    await broker.audit._idle.wait()
+    await broker.audit.written()
     denied = await broker.audit.query(SYSTEM, AuditQuery(types=["access.denied"]))
     assert denied.total == 1 + len(EVERYONE - attempt.allowed), "each of them is in the audit trail"
