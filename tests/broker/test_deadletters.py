@@ -18,7 +18,7 @@ from penstock.broker.deadletter_entries import REASON_BYTES_MAX, DeadLetter, Fai
 from penstock.broker.deadletters import DEADLETTERS_TOPIC, dead_letter_topic
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import Table
-from penstock.errors import EntryNotFound, TopicNotFound
+from penstock.errors import EntryNotFound, TopicNotFound, ValidationFailed
 from penstock.log.api import TopicConfig
 from penstock.log.block import decode_headers, encode_headers
 from penstock.log.embedded import EmbeddedEngine
@@ -294,6 +294,18 @@ async def test_a_letter_that_names_another_topic_is_replayed_to_its_own(broker: 
     await broker.dead_letters.replay(WHO, "orders", "m-1")
     assert await values_of(broker, "secret") == []
     assert await values_of(broker, "orders") == [b"hi"]
+
+
+async def test_a_replay_must_follow_the_schema_of_the_topic(broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "orders")
+    await broker.dead_letters.send([failed(b"[]"), failed(b"{}")])
+    await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
+    await broker.schemas.bind(WHO, "orders", "s")
+    with pytest.raises(ValidationFailed):
+        await broker.dead_letters.replay(WHO, "orders", "0-0")
+    await broker.dead_letters.replay(WHO, "orders", "0-1")
+    assert await values_of(broker, "orders") == [b"{}"]
+    assert await listed(broker) == [b"[]"]
 
 
 # -- purging -----------------------------------------------------------------------------------------------------------------

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker import schedule, schedule_log
+from penstock.broker import schedule
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schedule import Scheduled, go_duration
 from penstock.broker.schedule_log import SCHEDULE_TOPIC
+from penstock.broker.table import TABLE_CONFIG
 from penstock.errors import (
+    CorruptBlock,
     EntryNotFound,
     InvalidRequest,
     LimitExceeded,
@@ -26,9 +28,10 @@ from penstock.errors import (
     RecordTooLarge,
     ShuttingDown,
     TopicNotFound,
+    ValidationFailed,
 )
 from penstock.log.api import BatchFor, Engine, OnAllAppended, TopicConfig
-from penstock.log.block import encode_headers
+from penstock.log.block import Block, encode_headers
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
@@ -235,7 +238,8 @@ async def test_an_id_from_before_a_restart_still_cancels(tmp_path: Path) -> None
 async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule_log, "TABLE_CONFIG", replace(schedule_log.TABLE_CONFIG, segment_bytes=1 << 16))
+    small = replace(TABLE_CONFIG, segment_bytes=1 << 16)
+    monkeypatch.setattr("penstock.broker.schedule_log.TABLE_CONFIG", small)
     clock, options = ManualClock(), EngineOptions(tombstone_ms=0, compact_dirty_ratio=0.01)
     engine = EmbeddedEngine(tmp_path, clock=clock, options=options)
     await engine.start()
@@ -387,6 +391,40 @@ async def test_what_cannot_be_delivered_is_not_accepted(
         with pytest.raises(error, match=text):
             broker.schedule.add(WHO, topic, partition, value, **call, done=lambda result: None)  # type: ignore[arg-type]
         assert broker.schedule.pending == 0
+
+
+async def test_a_record_must_follow_the_schema_of_its_topic_when_it_is_accepted(broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "t")
+    await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
+    await broker.schemas.bind(WHO, "t", "s")
+    with pytest.raises(ValidationFailed):
+        await delay(broker, "t", b"[]", 1_000)
+    await delay(broker, "t", b"{}", 1_000)
+    assert broker.schedule.pending == 1
+
+
+async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    async with running(tmp_path, clock) as broker:
+        await broker.ensure_topic(WHO, "t")
+        await delay(broker, "t", b"damaged", 1_000)
+        await delay(broker, "t", b"sound", 1_000)
+        partition = broker.schedule._log.partition
+        original = partition.read
+
+        async def read(offset: int, max_bytes: int = 0) -> list[Block]:
+            if offset == 0:
+                raise CorruptBlock("corrupt block")
+            return await original(offset, max_bytes)
+
+        monkeypatch.setattr(partition, "read", read)
+        clock.advance(1)
+        broker.schedule.look()
+        assert await delivered(broker, "t", 1) == [b"sound"]
+    async with running(tmp_path, clock) as broker:
+        assert await delivered(broker, "t", 2) == [b"sound", b"damaged"], "it was not forgotten"
 
 
 async def test_how_many_may_wait_is_bounded(tmp_path: Path) -> None:

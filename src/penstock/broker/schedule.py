@@ -49,8 +49,10 @@ from penstock.stats import DURATION_BOUNDS_S, Histogram
 AHEAD_MS: Final = 250
 READY_ENTRIES_MAX: Final = 8192
 READY_BYTES_MAX: Final = 16 << 20
+# Decoding so many takes some 5 ms of the event loop, which then sees to others first.
+READ_ENTRIES_MAX: Final = 1024
 # One append: a commit of some 4 MB takes about as long as a smaller one, and nothing else waits long behind it.
-DELIVERY_RECORDS_MAX: Final = 4096
+DELIVERY_RECORDS_MAX: Final = 2048
 DELIVERY_BYTES_MAX: Final = 4 << 20
 # How soon a jump of the wall clock is noticed.
 LOOK_S_MAX: Final = 0.25
@@ -112,7 +114,7 @@ class Schedule:
         self._ready_bytes = 0
         self._claimed = 0
         self._arriving = 0
-        self._read_entries = READY_ENTRIES_MAX
+        self._read_entries = READ_ENTRIES_MAX
         """How many are read at once: fewer while they are large."""
         self._look_at_ms = _NEVER_MS
         self._look = asyncio.Event()
@@ -304,11 +306,12 @@ class Schedule:
                 self._wait_again()
                 continue
             if sum(entry.size_bytes for entry in entries) < READY_BYTES_MAX // 4:
-                self._read_entries = min(READY_ENTRIES_MAX, self._read_entries * 2)
+                self._read_entries = min(READ_ENTRIES_MAX, self._read_entries * 2)
             for entry in entries:
                 if (entry.due_ms, entry.offset) in self._reading:
                     self._make_ready(entry)
             self._reading.clear()
+            await asyncio.sleep(0)
 
     def _wait_again(self) -> None:
         for due in self._reading:

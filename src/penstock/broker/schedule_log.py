@@ -111,18 +111,20 @@ class ScheduleLog:
         return BatchFor(self.partition, Batch([None] * len(entries), [entry.log_key for entry in entries]))
 
     async def read(self, wanted: Sequence[Due], bytes_max: int) -> list[Loaded] | None:
-        """The entries, or None where they are larger than allowed together. One whose block is damaged is left out, with a line in
-        the log: a broker that delivers the others is better than one that stands still."""
+        """The entries, or None where they are larger than allowed together. One that cannot be read is left out, with a line in the
+        log: a broker that delivers the others is better than one that stands still."""
         found: list[Loaded] = []
         size_bytes = 0
         block: Block | None = None
         for due_ms, offset in sorted(wanted, key=lambda due: due[1]):
             if block is None or offset >= block.next_offset:
                 try:
-                    block = (await self.partition.read(offset, 1))[0]
+                    block = next(iter(await self.partition.read(offset, 1)), None)
                 except CorruptBlock as error:
+                    block = None
                     _log.error("delayed record cannot be read", offset=offset, due_ms=due_ms, error=str(error))
-                    continue
+            if block is None:
+                continue
             entry = _entry_at(block, due_ms, offset)
             found.append(entry)
             size_bytes += entry.size_bytes
@@ -149,6 +151,7 @@ def _keys_of(block: Block) -> tuple[Int64s, Int64s, Int64s]:
 
 def _entry_at(block: Block, due_ms: int, offset: int) -> Loaded:
     row = block.index_of(offset)
+    assert block.offsets(row, row + 1)[0] == offset, "compaction keeps what waits"
     keys, [value] = block.keys(row, row + 1), block.values(row, row + 1)
     log_key = keys and keys[0]
     assert log_key, "an entry that waits has a key"
