@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 import penstock
+from penstock.clients.reading import POLL_S_MAX, POLL_S_MIN
 from penstock.clients.records import GroupDescription, Lag, Record
 from penstock.errors import (
     AccessDenied,
@@ -22,7 +23,6 @@ from penstock.errors import (
     WriteFailed,
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
-from penstock.protocols.flymq.reading import POLL_S_MAX, POLL_S_MIN
 from penstock.testing import RunningBroker
 
 

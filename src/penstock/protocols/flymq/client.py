@@ -15,6 +15,16 @@ from random import Random
 from types import TracebackType
 from typing import Literal, Self
 
+from penstock.clients.arguments import (
+    Values,
+    check_bytes,
+    check_topic,
+    chunks,
+    columns,
+    index_field,
+    milliseconds,
+    offset_field,
+)
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
 from penstock.clients.records import (
@@ -42,17 +52,7 @@ from penstock.protocols.flymq import reply_decoding as replies
 from penstock.protocols.flymq import request_encoding as requests
 from penstock.protocols.flymq.access_client import AsyncAccess
 from penstock.protocols.flymq.access_replies import decode_authenticated, decode_refusal
-from penstock.protocols.flymq.arguments import (
-    Values,
-    check_bytes,
-    check_topic,
-    chunks,
-    columns,
-    index_field,
-    milliseconds,
-    offset_field,
-    partition_field,
-)
+from penstock.protocols.flymq.arguments import partition_field
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
 from penstock.protocols.flymq.fetched import EncodedFetch

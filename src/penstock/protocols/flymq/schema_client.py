@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from penstock.clients.arguments import check_topic
 from penstock.clients.loop_thread import LoopThread
 from penstock.errors import InvalidRequest
 from penstock.protocols.flymq import schema_replies as replies
 from penstock.protocols.flymq import schema_requests as requests
-from penstock.protocols.flymq.arguments import check_topic
 from penstock.protocols.flymq.schema_messages import SchemaInfo
 
 Ask = Callable[[bytes], Awaitable[bytes]]

@@ -8,6 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
 
+from penstock.clients.arguments import Values
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
 from penstock.clients.records import (
@@ -20,7 +21,6 @@ from penstock.clients.records import (
 )
 from penstock.clients.url import Address
 from penstock.protocols.flymq.access_client import Access
-from penstock.protocols.flymq.arguments import Values
 from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
 from penstock.protocols.flymq.lifetime_client import DeadLetters
 from penstock.protocols.flymq.lifetime_messages import DelayedRecord

@@ -6,6 +6,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from penstock.clients.arguments import Values, check_bytes, check_topic, chunks, columns, index_field, offset_field
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.requests import Requests
 from penstock.errors import (
@@ -19,16 +20,7 @@ from penstock.errors import (
 )
 from penstock.protocols.flymq import transaction_replies as replies
 from penstock.protocols.flymq import transaction_requests as requests
-from penstock.protocols.flymq.arguments import (
-    Values,
-    check_bytes,
-    check_topic,
-    chunks,
-    columns,
-    index_field,
-    offset_field,
-    partition_field,
-)
+from penstock.protocols.flymq.arguments import partition_field
 from penstock.protocols.flymq.exchanges import Call, Calls, Replies
 from penstock.protocols.flymq.transaction_messages import GroupOffset
 

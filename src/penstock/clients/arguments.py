@@ -1,0 +1,64 @@
+"""What callers hand to a client, checked before anything is sent; and a batch cut into what is sent at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.errors import InvalidRequest, InvalidTopicName
+
+CHUNK_RECORDS_MAX = 1024
+CHUNK_BYTES = 256 << 10
+"""About how much of a batch is encoded and written at a time: enough to fill a socket buffer, little enough to overlap with replies."""
+TOPIC_BYTES_MAX = 249
+
+Values = Iterable[bytes] | Iterable[tuple[bytes | None, bytes]]
+
+
+def columns(records: Values) -> tuple[list[bytes | None] | None, list[bytes]]:
+    rows = list(records)
+    if rows and isinstance(rows[0], tuple):
+        keys, values = zip(*rows, strict=True)
+        return list(keys), list(values)
+    return None, rows  # type: ignore[return-value]  # checked by check_bytes
+
+
+def chunks(values: Sequence[bytes], first: int) -> Iterator[tuple[int, int]]:
+    """Bounds of what is sent at a time, from row `first` on."""
+    while first < len(values):
+        sample = values[first : first + CHUNK_RECORDS_MAX]
+        size_bytes = sum(map(len, sample))
+        count = len(sample) if size_bytes <= CHUNK_BYTES else max(1, CHUNK_BYTES * len(sample) // size_bytes)
+        yield first, first + count
+        first += count
+
+
+def check_topic(name: str) -> None:
+    size = len(name.encode())
+    if not 1 <= size <= TOPIC_BYTES_MAX:
+        raise InvalidTopicName(f"topic name has {size} bytes: use 1 to {TOPIC_BYTES_MAX}")
+
+
+def check_bytes(values: Iterable[bytes], keys: Iterable[bytes | None]) -> None:
+    kinds = set(map(type, values)) - {bytes} | set(map(type, keys)) - {bytes, type(None)}
+    if kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InvalidRequest(f"keys and values are bytes, not {names}; turn text into bytes with .encode()")
+
+
+def milliseconds(seconds: float, what: str) -> int:
+    if not 0 <= seconds < 1 << 53:
+        raise InvalidRequest(f"a {what} of {seconds} s makes no sense: use a number of seconds from 0")
+    return math.ceil(seconds * 1000)
+
+
+def index_field(partition: int) -> int:
+    if not 0 <= partition < 1 << 31:
+        raise InvalidRequest(f"partition {partition} is out of range: partitions are numbered from 0")
+    return partition
+
+
+def offset_field(offset: int) -> int:
+    if not 0 <= offset < 1 << 63:
+        raise InvalidRequest(f"offset {offset} is out of range: offsets are numbered from 0")
+    return offset

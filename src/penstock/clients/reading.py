@@ -1,0 +1,138 @@
+"""Reading a topic from start to end, or on and on, whatever the protocol: what to fetch next, when to commit, how long to wait.
+
+Each partition has a cursor. A few fetches are always on their way, one per cursor at most, and the next one leaves before the last
+one's records are decoded and handed out, so that the broker works while the program does. Where a protocol has no push and no long
+poll, and nothing new came from any partition, the next round waits, twice as long each time up to a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from penstock.clients.records import FetchResult, Record
+from penstock.clients.requests import Sleep
+from penstock.errors import InvalidRequest
+
+READ_RECORDS = 5000
+"""Records that one fetch asks for. A broker may give fewer; deployed ones stop at 1 000."""
+FETCHES_AHEAD_MAX = 4
+"""Fetches under way at once; each may bring as much as a frame holds."""
+TURNS_UNTIL_WRITTEN = 2
+"""Turns of the loop until a new task's request is on the wire: one to run the task, one to write."""
+POLL_S_MIN = 0.005
+POLL_S_MAX = 0.25
+
+
+class Fetched(Protocol):
+    """What one fetch brought. Where the next one goes on can be read before the records are decoded, so both can go on at once."""
+
+    @property
+    def next_offset(self) -> int: ...
+    def decode(self) -> FetchResult: ...
+
+
+Fetch = Callable[[int, int, int], Coroutine[Any, Any, Fetched]]
+"""Of a partition and an offset, so many records at most."""
+Commit = Callable[[int, int], Coroutine[Any, Any, None]]
+"""Of a partition, the next offset to read."""
+
+
+class Cursor:
+    """Where reading stands in one partition. `end` is where it stops, None for never."""
+
+    __slots__ = ("committed", "end", "offset", "partition")
+
+    def __init__(self, partition: int, offset: int, end: int | None) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.committed = offset
+        self.end = end
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None and self.offset >= self.end
+
+    def advance(self, fetched: Fetched) -> bool:
+        """Move past a fetch; returns whether that was a step forward."""
+        moved = fetched.next_offset > self.offset
+        if moved:
+            self.offset = fetched.next_offset
+        elif self.end is not None:
+            self.offset = self.end  # the broker has nothing more before the end: what was there is gone
+        return moved
+
+    def records(self, fetched: Fetched) -> list[Record]:
+        """The records of a fetch, without those that came after reading began."""
+        records, end = fetched.decode().records, self.end
+        if end is not None and records and records[-1].offset >= end:
+            return [record for record in records if record.offset < end]
+        return records
+
+
+def check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise InvalidRequest(f"limit is {limit}: read at least one record, or leave it out to read all")
+
+
+async def read_batches(
+    cursors: Sequence[Cursor], fetch: Fetch, commit: Commit | None, *, follow: bool, limit: int | None, sleep: Sleep
+) -> AsyncGenerator[list[Record], None]:
+    """The records of all cursors, a list of one partition at a time. `commit` is asked to remember what was handed out."""
+    ready = deque(cursor for cursor in cursors if not cursor.finished)
+    under_way: deque[tuple[Cursor, asyncio.Task[Fetched]]] = deque()
+    committing: asyncio.Task[None] | None = None
+    left = sys.maxsize if limit is None else limit
+    idle_cursors = 0
+    poll_s = POLL_S_MIN
+
+    def fetch_ahead() -> None:
+        while ready and len(under_way) < FETCHES_AHEAD_MAX:
+            cursor = ready.popleft()
+            work = fetch(cursor.partition, cursor.offset, min(left, READ_RECORDS))
+            under_way.append((cursor, asyncio.create_task(work)))
+
+    try:
+        fetch_ahead()
+        while under_way:
+            cursor, task = under_way.popleft()
+            fetched = await task
+            if cursor.advance(fetched):
+                idle_cursors, poll_s = 0, POLL_S_MIN
+            else:
+                idle_cursors += 1
+            if not cursor.finished:
+                ready.append(cursor)
+            if follow and idle_cursors >= len(cursors):
+                await sleep(poll_s)
+                idle_cursors, poll_s = 0, min(poll_s * 2, POLL_S_MAX)
+            if limit is None:
+                fetch_ahead()
+                for _ in range(TURNS_UNTIL_WRITTEN):
+                    await asyncio.sleep(0)
+            records = cursor.records(fetched)
+            position = cursor.offset
+            if len(records) >= left:
+                records = records[:left]
+                position = records[-1].offset + 1
+            left -= len(records)
+            if left:
+                fetch_ahead()
+            if records:
+                yield records
+            if commit is not None and position != cursor.committed:
+                if committing is not None:
+                    await committing
+                cursor.committed = position
+                committing = asyncio.create_task(commit(cursor.partition, position))
+            if not left:
+                break
+    finally:
+        for _, task in under_way:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
+        if committing is not None:
+            await committing
