@@ -53,6 +53,17 @@ def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
+def complete_schema(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Schema names for the shell; none where the broker does not answer at once."""
+    from penstock.errors import PenstockError
+
+    try:
+        with _connected_briefly(ctx) as client:
+            return sorted({each.name for each in client.schemas.list() if each.name.startswith(incomplete)})
+    except PenstockError:
+        return []
+
+
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
     """Group names for the shell; none where the broker does not answer at once."""
     from penstock.errors import PenstockError

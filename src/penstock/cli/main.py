@@ -26,9 +26,11 @@ from penstock.cli import (
     doctor,
     group,
     produce,
+    schema,
     serve,
     terminal,
     topic,
+    txn,
     user,
 )
 from penstock.cli.options import JsonOption, RootServerOption
@@ -37,6 +39,7 @@ from penstock.errors import (
     GroupNotFound,
     PartitionNotFound,
     PenstockError,
+    SchemaNotFound,
     TopicNotFound,
     UserNotFound,
 )
@@ -49,8 +52,10 @@ ORDER = (
     "produce",
     "consume",
     "group",
+    "schema",
     "delayed",
     "dlq",
+    "txn",
     "user",
     "acl",
     "audit",
@@ -63,6 +68,7 @@ ADVICE: dict[type[PenstockError], str] = {
     TopicNotFound: " (see those there are with: penstock topic list)",
     GroupNotFound: " (see those there are with: penstock group list)",
     PartitionNotFound: " (see those there are with: penstock topic describe TOPIC)",
+    SchemaNotFound: " (see those there are with: penstock schema list)",
     AuthenticationRequired: " (name yourself in the address: --server flymq://user@host:port; the password is asked for)",
     UserNotFound: " (see those there are with: penstock user list)",
 }
@@ -147,8 +153,10 @@ app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(schema.app, name="schema")
 app.add_typer(delayed.app, name="delayed")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(txn.app, name="txn")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.add_typer(audit.app, name="audit")

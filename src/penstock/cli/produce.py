@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.broker import complete_topic, connected
+from penstock.cli.broker import complete_schema, complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, wants_json
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ class Stored:
     """Where the records went, by partition: how many, first and last offset."""
 
     ttl_s: float | None = None
+    schema: str | None = None
     records: int = 0
     partitions: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -38,7 +38,7 @@ class Stored:
                 self._add([client.send(topic, value, key, partition, ttl_s=self.ttl_s)])
             return
         try:
-            self._add(client.send_many(topic, records, partition))
+            self._add(client.send_many(topic, records, partition, schema=self.schema))
         except BatchFailed as error:
             self._add([each for each in error.results if not isinstance(each, PenstockError)])
             raise
@@ -134,6 +134,12 @@ def produce(
         str | None,
         typer.Option("--ttl", metavar="TIME", help="Not readable any more after this time, as in 500ms or 7d."),
     ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema", metavar="NAME[:VERSION]", help="What records must look like.", autocompletion=complete_schema
+        ),
+    ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -150,20 +156,27 @@ def produce(
       penstock produce prices --key-separator : < prices.txt
       penstock produce reminders "call back" --delay 2h
       penstock produce codes 481516 --ttl 5m
+      penstock produce orders --schema order < orders.jsonl
     """
     if value is not None and (file is not None or whole or key_separator is not None):
         raise typer.BadParameter("VALUE is the record itself: leave it out to use --file, --whole or --key-separator")
     if key is not None and key_separator is not None:
         raise typer.BadParameter("--key and --key-separator both give the key: use one of them")
     delay_s, ttl_s = _seconds("--delay", delay), _seconds("--ttl", ttl)
-    stored = Delayed(delay_s, ttl_s) if delay_s else Stored(ttl_s)
+    if schema is not None and (delay_s or ttl_s):
+        raise typer.BadParameter(
+            "--schema does not go with --delay or --ttl: hold the topic to it with penstock schema bind"
+        )
+    from penstock.cli import lines
+
+    stored = Delayed(delay_s, ttl_s) if delay_s else Stored(ttl_s, schema)
     given_key = None if key is None else key.encode(errors="surrogateescape")
     separator = None if key_separator is None else _separator(key_separator)
     with connected(context, server) as client:
         if value is not None:
             stored.send(client, topic, [(given_key, value.encode(errors="surrogateescape"))], partition)
         else:
-            with _input(file) as stream:
+            with lines.open_input(file) as stream:
                 _send_all(client, topic, stream, given_key, separator, partition, stored, whole=whole)
     if wants_json(context, as_json):
         terminal.print_json(stored.as_json(topic))
@@ -189,17 +202,6 @@ def _separator(text: str) -> bytes:
             "--key-separator is empty: name the text between key and value, as in --key-separator :"
         )
     return text.replace("\\t", "\t").encode(errors="surrogateescape")
-
-
-@contextmanager
-def _input(file: Path | None) -> Iterator[BinaryIO]:
-    if file is None or str(file) == "-":
-        if sys.stdin.isatty():
-            terminal.hint("one record a line; Ctrl-D ends")
-        yield sys.stdin.buffer
-    else:
-        with file.open("rb") as stream:
-            yield stream
 
 
 def _send_all(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.broker import complete_topic, connected
+from penstock.cli.broker import complete_schema, complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ def create(
     segment_ms: Annotated[
         str | None, typer.Option("--segment-ms", metavar="TIME", help="Age at which a segment is sealed.")
     ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:VERSION]",
+            help="The schema that its records must follow.",
+            autocompletion=complete_schema,
+        ),
+    ] = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Leave a topic that exists as it is.")] = False,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -57,6 +65,7 @@ def create(
       penstock topic create orders --partitions 3
       penstock topic create clicks --durability interval:100 --retention-ms 7d
       penstock topic create prices --cleanup compact
+      penstock topic create orders --schema order
     """
     from penstock.errors import TopicExists
 
@@ -68,6 +77,7 @@ def create(
         "compression": compression,
         "segment_bytes": segment_bytes,
         "segment_ms": segment_ms,
+        "schema": schema,
     }
     with connected(context, server) as client:
         exists = name in client.topics()

@@ -1,0 +1,287 @@
+"""`penstock schema`: register, get, list, validate, delete, bind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import complete_schema, complete_topic, connected
+from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+
+if TYPE_CHECKING:
+    from penstock.protocols.flymq.schema_messages import SchemaInfo
+
+app = typer.Typer(no_args_is_help=True, help="Say what records must look like, and hold topics to it.")
+
+TYPES_BY_SUFFIX = {".json": "json", ".avsc": "avro", ".proto": "protobuf"}
+EXIT_NOT_VALID = 1
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Its name.", autocompletion=complete_schema, show_default=False)
+]
+ReferenceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME[:VERSION]",
+        help="Its name; the latest version unless one is given.",
+        autocompletion=complete_schema,
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def register(
+    context: typer.Context,
+    name: NameArgument,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The definition; standard input unless given.", show_default=False),
+    ] = None,
+    type_name: Annotated[
+        str | None,
+        typer.Option("--type", "-t", metavar="TYPE", help="json, avro or protobuf; else by the file's name, or json."),
+    ] = None,
+    compatibility: Annotated[
+        str | None,
+        typer.Option(
+            "--compatibility",
+            metavar="MODE",
+            help="none, backward, forward or full, for this version and those to come; backward at first.",
+        ),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Register the next version of a schema.
+
+    A definition that is there already keeps its number. One that readers
+    of the version before could not live with is refused with the reasons.
+
+    Examples:
+      penstock schema register order order.json
+      penstock schema register order order.avsc --compatibility full
+      penstock schema register order --type protobuf < order.proto
+    """
+    definition = _text(file)
+    if type_name is None:
+        type_name = TYPES_BY_SUFFIX.get(file.suffix.lower() if file is not None else ".json", "json")
+    with connected(context, server) as client:
+        registered = client.schemas.register(name, definition, type_name, compatibility)
+    if wants_json(context, as_json):
+        terminal.print_json(_as_json(registered))
+    else:
+        print(terminal.visible(f"registered {registered.id} ({registered.compatibility or 'backward'} compatible)"))
+
+
+@app.command()
+def get(
+    context: typer.Context, reference: ReferenceArgument, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """Print the definition of a schema.
+
+    Examples:
+      penstock schema get order
+      penstock schema get order:2 --json
+    """
+    name, version = _name_and_version(reference)
+    with connected(context, server) as client:
+        schema = client.schemas.get(name, version)
+    if wants_json(context, as_json):
+        terminal.print_json(_as_json(schema) | {"definition": schema.definition})
+    else:
+        print("\n".join(terminal.visible(line) for line in (schema.definition or "").splitlines()))
+
+
+@app.command("list")
+def list_schemas(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Only the versions of this one.", autocompletion=complete_schema),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the versions of all schemas, or of one.
+
+    Examples:
+      penstock schema list
+      penstock schema list order --json
+    """
+    with connected(context, server) as client:
+        schemas = client.schemas.list(name)
+    if wants_json(context, as_json):
+        terminal.print_json([_as_json(schema) for schema in schemas])
+        return
+    if not schemas and terminal.on_terminal():
+        terminal.hint("no schemas yet; make one with: penstock schema register NAME FILE")
+        return
+    terminal.print_table(
+        ["schema", "version", "type", "compatibility", "created"],
+        [
+            (
+                each.name,
+                each.version,
+                each.type,
+                each.compatibility or "-",
+                "-" if each.created_ms is None else terminal.local_time(each.created_ms),
+            )
+            for each in schemas
+        ],
+        right=["version"],
+    )
+
+
+@app.command()
+def validate(
+    context: typer.Context,
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[:VERSION][:MESSAGE]",
+            help="The schema; of a Protobuf schema also the message, its first unless given.",
+            autocompletion=complete_schema,
+            show_default=False,
+        ),
+    ],
+    value: Annotated[
+        str | None, typer.Argument(metavar="[VALUE]", help="The record. Without it, the input is the record.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read the record from this file, not standard input."),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a record against a schema, and store nothing.
+
+    Ends with exit code 1 where the record is not what the schema says.
+
+    Examples:
+      penstock schema validate order '{"id": 7}'
+      penstock schema validate order:2 --file order.bin
+    """
+    if value is not None and file is not None:
+        raise typer.BadParameter("VALUE is the record itself: leave it out to use --file")
+    record = value.encode(errors="surrogateescape") if value is not None else _bytes(file)
+    with connected(context, server) as client:
+        reasons = client.schemas.validate(reference, record)
+    if wants_json(context, as_json):
+        terminal.print_json({"valid": not reasons, "reasons": reasons})
+    elif reasons:
+        for reason in reasons:
+            print(terminal.visible(reason))
+    else:
+        print("valid")
+    if reasons:
+        raise typer.Exit(EXIT_NOT_VALID)
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[:VERSION]",
+            help="Its name; all versions unless one is given.",
+            autocompletion=complete_schema,
+            show_default=False,
+        ),
+    ],
+    yes: YesOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Delete a version of a schema, or all of them.
+
+    Their numbers are not used again. A schema that a topic is bound to
+    stays. Asks first; [bold]--yes[/bold] does not.
+
+    Examples:
+      penstock schema delete order:2
+      penstock schema delete order --yes
+    """
+    name, version = _name_and_version(reference)
+    what = f"schema {name} with all its versions" if version is None else f"version {version} of schema {name}"
+    with connected(context, server) as client:
+        client.schemas.get(name, version)
+        terminal.confirm(f"Delete {what}?", yes=yes)
+        client.schemas.delete(name, version)
+    print(terminal.visible(f"deleted {what}"))
+
+
+@app.command()
+def bind(
+    context: typer.Context,
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=complete_topic, show_default=False),
+    ],
+    reference: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME[:VERSION][:MESSAGE]]",
+            help="The schema its records must follow; without a version always the latest.",
+            autocompletion=complete_schema,
+            show_default=False,
+        ),
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Take any records again.")] = False,
+    server: ServerOption = None,
+) -> None:
+    """Hold a topic to a schema: records that do not follow it are refused.
+
+    Records that are there already are not looked at.
+
+    Examples:
+      penstock schema bind orders order
+      penstock schema bind orders order:2
+      penstock schema bind orders --none
+    """
+    if (reference is None) != none:
+        raise typer.BadParameter("name the schema, or use --none")
+    with connected(context, server) as client:
+        client.schemas.bind(topic, reference)
+    told = f"topic {topic} takes any records" if reference is None else f"topic {topic} is bound to {reference}"
+    print(terminal.visible(told))
+
+
+def _name_and_version(reference: str) -> tuple[str, int | None]:
+    name, colon, version = reference.partition(":")
+    if not colon:
+        return name, None
+    if not (version.isascii() and version.isdigit()) or not 1 <= int(version) < 1 << 32:
+        raise typer.BadParameter(f"{reference}: write NAME or NAME:VERSION, with a number from 1")
+    return name, int(version)
+
+
+def _bytes(file: Path | None) -> bytes:
+    if file is None or str(file) == "-":
+        if sys.stdin.isatty():
+            terminal.hint("reading standard input; Ctrl-D ends")
+        return sys.stdin.buffer.read()
+    return file.read_bytes()
+
+
+def _text(file: Path | None) -> str:
+    try:
+        return _bytes(file).decode()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"the definition is not UTF-8 at byte {error.start}") from None
+
+
+def _as_json(schema: SchemaInfo) -> dict[str, Any]:
+    return {
+        "id": schema.id,
+        "name": schema.name,
+        "version": schema.version,
+        "type": schema.type,
+        "compatibility": schema.compatibility,
+        "created_ms": schema.created_ms,
+    }
