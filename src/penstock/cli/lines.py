@@ -5,9 +5,13 @@ Whole reads are split at once, and what a slow writer sends is handed on as it c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
+from penstock.cli import terminal
 from penstock.errors import InvalidRequest, RecordTooLarge
 from penstock.units import format_size
 
@@ -15,6 +19,18 @@ READ_BYTES_MAX = 1 << 20
 LINE_BYTES_MAX = 32 << 20
 
 KeyedValue = tuple[bytes | None, bytes]
+
+
+@contextmanager
+def open_input(file: Path | None) -> Iterator[BinaryIO]:
+    """The file, or standard input where there is none or its name is a dash."""
+    if file is None or str(file) == "-":
+        if sys.stdin.isatty():
+            terminal.hint("one record a line; Ctrl-D ends")
+        yield sys.stdin.buffer
+    else:
+        with file.open("rb") as stream:
+            yield stream
 
 
 def lines_of(stream: BinaryIO) -> Iterator[list[bytes]]:

@@ -158,6 +158,8 @@ def produce(
       penstock produce codes 481516 --ttl 5m
       penstock produce orders --schema order < orders.jsonl
     """
+    from penstock.cli.lines import open_input
+
     if value is not None and (file is not None or whole or key_separator is not None):
         raise typer.BadParameter("VALUE is the record itself: leave it out to use --file, --whole or --key-separator")
     if key is not None and key_separator is not None:
@@ -167,8 +169,6 @@ def produce(
         raise typer.BadParameter(
             "--schema does not go with --delay or --ttl: hold the topic to it with penstock schema bind"
         )
-    from penstock.cli import lines
-
     stored = Delayed(delay_s, ttl_s) if delay_s else Stored(ttl_s, schema)
     given_key = None if key is None else key.encode(errors="surrogateescape")
     separator = None if key_separator is None else _separator(key_separator)
@@ -176,7 +176,7 @@ def produce(
         if value is not None:
             stored.send(client, topic, [(given_key, value.encode(errors="surrogateescape"))], partition)
         else:
-            with lines.open_input(file) as stream:
+            with open_input(file) as stream:
                 _send_all(client, topic, stream, given_key, separator, partition, stored, whole=whole)
     if wants_json(context, as_json):
         terminal.print_json(stored.as_json(topic))

@@ -1,0 +1,122 @@
+"""`penstock txn`: produce, commit, rollback."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import connected
+from penstock.cli.options import JsonOption, ServerOption, wants_json
+
+if TYPE_CHECKING:
+    from penstock.cli.lines import KeyedValue
+
+app = typer.Typer(no_args_is_help=True, help="Store records of several topics all together or not at all.")
+
+_Id = Annotated[str, typer.Argument(metavar="ID", help="What `penstock txn produce` printed.", show_default=False)]
+
+
+@app.command()
+def produce(
+    context: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Read lines from this file instead of standard input.", show_default=False),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store records of any topics in one transaction.
+
+    Each line of the input is a record: topic, key and value, with a tab
+    between them; the key may be empty. Either all of them appear or none
+    does, whatever happens on the way.
+
+    Examples:
+      penstock txn produce records.tsv
+      printf 'orders\\tk1\\tone\\npayments\\t\\t9.99\\n' | penstock txn produce
+    """
+    from penstock.cli.lines import open_input
+    from penstock.errors import ConnectionLost, RequestTimeout, WriteFailed
+
+    topics: Counter[str] = Counter()
+    all_sent = False
+    with connected(context, server) as client, open_input(file) as stream:
+        transaction = client.transaction()
+        try:
+            with transaction:
+                for topic, records in _runs(stream):
+                    transaction.send_many(topic, records)
+                    topics[topic] += len(records)
+                all_sent = True
+        except (ConnectionLost, RequestTimeout, WriteFailed):
+            if all_sent:
+                terminal.print_note(f"whether it was done, this will tell: penstock txn commit {transaction.id}")
+            raise
+    count = topics.total()
+    if wants_json(context, as_json):
+        terminal.print_json({"transaction": transaction.id, "records": count, "topics": topics})
+    else:
+        where = f"{len(topics)} topic{'' if len(topics) == 1 else 's'}"
+        print(f"committed {count} record{'' if count == 1 else 's'} in {where}: transaction {transaction.id}")
+
+
+@app.command()
+def commit(context: typer.Context, transaction_id: _Id, server: ServerOption = None) -> None:
+    """Commit a transaction that is open, or learn that it was committed.
+
+    For one whose end is not known because the connection was lost or the
+    broker crashed. It never takes effect twice.
+
+    Examples:
+      penstock txn commit txn-0123456789abcdef0123456789abcdef
+    """
+    with connected(context, server) as client:
+        client.transaction(transaction_id).commit()
+    print(f"transaction {terminal.visible(transaction_id)} is committed")
+
+
+@app.command()
+def rollback(context: typer.Context, transaction_id: _Id, server: ServerOption = None) -> None:
+    """Drop a transaction that is open.
+
+    Examples:
+      penstock txn rollback txn-0123456789abcdef0123456789abcdef
+    """
+    with connected(context, server) as client:
+        client.transaction(transaction_id).rollback()
+    print(f"nothing of transaction {terminal.visible(transaction_id)} is stored")
+
+
+def _runs(stream: BinaryIO) -> Iterator[tuple[str, list[KeyedValue]]]:
+    """The lines that each read brought, by topic: between topics there is no order to keep."""
+    from penstock.cli.lines import lines_of
+
+    first_line = 1
+    for lines in lines_of(stream):
+        runs: dict[str, list[KeyedValue]] = {}
+        for number, line in enumerate(lines, first_line):
+            topic, key, value = _parsed(line, number)
+            runs.setdefault(topic, []).append((key, value))
+        first_line += len(lines)
+        yield from runs.items()
+
+
+def _parsed(line: bytes, number: int) -> tuple[str, bytes | None, bytes]:
+    from penstock.errors import InvalidRequest
+
+    fields = line.split(b"\t", 2)
+    if len(fields) < 3:
+        raise InvalidRequest(
+            f"line {number} is not topic, key and value with a tab between them: correct it (the key may be empty)"
+        )
+    topic, key, value = fields
+    try:
+        return topic.decode(), key or None, value
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"line {number} names a topic that is not UTF-8 text: correct it") from None
