@@ -80,7 +80,7 @@ class Batch:
     milliseconds, 0 for never.
     """
 
-    __slots__ = ("expiries", "headers", "keys", "size_bytes", "values")
+    __slots__ = ("_size_bytes", "expiries", "headers", "keys", "values")
 
     def __init__(
         self,
@@ -93,14 +93,21 @@ class Batch:
         self.keys = keys
         self.headers = headers
         self.expiries = expiries
-        size = 0
-        for column in (values, keys, headers):
-            if column is not None:
-                size += sum(map(len, filter(None, column)))
-        self.size_bytes = size
+        self._size_bytes = -1
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def size_bytes(self) -> int:
+        """Keys, values and header cells together; added up when first asked for."""
+        if self._size_bytes < 0:
+            size = sum(map(len, filter(None, self.values)))
+            for column in (self.keys, self.headers):
+                if column is not None:
+                    size += sum(map(len, filter(None, column)))
+            self._size_bytes = size
+        return self._size_bytes
 
     def rows(self, start: int, stop: int) -> Batch:
         """Some of the records, in order."""

@@ -42,23 +42,21 @@ class PartitionCommit:
         "next_offset",
         "partition",
         "rolled",
+        "size_bytes",
         "timestamp_ms",
     )
 
     def __init__(self, partition: EmbeddedPartition, appends: list[tuple[Batch, OnAppended]]) -> None:
         self.partition = partition
         self.appends = appends
+        self.size_bytes = sum([_stored_bytes(batch) for batch, _ in appends])
+        """What the records take in blocks, headers aside."""
         self.rolled: Segment | None = None
         self.error: PenstockError | None = None
         self.blocks: list[bytes] = []
         self.headers: list[BlockHeader] = []
         self.data = b""
         self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """What the records take in blocks, headers aside."""
-        return sum(_stored_bytes(batch) for batch, _ in self.appends)
 
     def rolls(self, now_ms: int) -> bool:
         """Whether the records belong into a new segment."""
@@ -80,7 +78,8 @@ class PartitionCommit:
         self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
         self.base_offset = offset = writer.next_offset
         compress = partition.config.compression == "zstd"
-        for batch in gather([batch for batch, _ in self.appends], block_bytes_target):
+        batches = [batch for batch, _ in self.appends]
+        for batch in [_join(batches)] if self.size_bytes <= block_bytes_target else gather(batches, block_bytes_target):
             block = encode_block(
                 offset, self.timestamp_ms, batch.values, batch.keys, batch.headers, batch.expiries, compress=compress
             )
