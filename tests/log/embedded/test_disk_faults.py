@@ -313,6 +313,25 @@ async def test_a_full_disk_refuses_leaves_no_trace_and_goes_on_when_space_return
     assert await read_values(engine.partition("orders", 0)) == [b"before", *large, b"next"]
 
 
+async def test_an_atomic_append_with_room_for_only_some_of_its_parts_writes_none(
+    open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=disk, options=EngineOptions(reserve_bytes=0))
+    await two_topics(engine)
+    disk.disk_full()
+    small, large = Batch([b"fits into what is reserved"]), Batch([bytes(1 << 20)])
+    with pytest.raises(NoSpace):
+        await start_atomic_append(
+            engine, [BatchFor(engine.partition("orders", 0), small), BatchFor(engine.partition("other", 0), large)]
+        )
+    disk.disk_full_off()
+    for topic in ("orders", "other"):
+        assert await read_values(engine.partition(topic, 0)) == [b"before"]
+        assert engine.partition(topic, 0).failure is None
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await everything(recovered) == await everything(engine)
+
+
 async def test_a_write_that_meets_a_full_disk_after_all_is_undone(
     open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -210,6 +210,8 @@ def latest(records: list[Record]) -> dict[bytes, bytes]:
 
 
 EngineMachine.TestCase.settings = settings(
+    # Shrinking a failure takes minutes; add Phase.shrink when there is one to look at.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     max_examples=40,
     stateful_step_count=30,
     deadline=None,

@@ -116,6 +116,16 @@ async def test_a_tail_cut_at_any_byte_of_the_last_three_blocks_loses_only_the_bl
         await recovered.close()
 
 
+async def test_what_a_crash_left_is_flushed_before_anyone_reads_it(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, disk: CountingDisk
+) -> None:
+    """The process died between a write and its flush: a reader must not be shown what a power cut could still take."""
+    engine = await open_engine()
+    await filled(engine, 3)
+    await open_engine(crash_image(data_dir, tmp_path / "image"), disk=disk)
+    assert disk.flushes["log"] == 1
+
+
 async def test_a_torn_tail_is_cut_once(open_engine: OpenEngine, data_dir: Path, tmp_path: Path) -> None:
     engine = await open_engine()
     records = await filled(engine, 4)
