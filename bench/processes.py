@@ -16,7 +16,6 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-import penstock
 from bench.dialects import RecordLost, resp_command
 from bench.load import Job, LoadResult
 from penstock.protocols.flymq.sync import FlyMQClient
@@ -67,8 +66,8 @@ class Broker:
     def url(self) -> str:
         return f"flymq://{HOST}:{self.port}"
 
-    def client(self) -> FlyMQClient:
-        return penstock.connect(self.url)
+    def client(self, who: str = "") -> FlyMQClient:
+        return FlyMQClient(f"flymq://{who}{HOST}:{self.port}")
 
     def metrics(self) -> dict[str, float]:
         """The figures without labels, by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.cases import delayed, fetch, idle, one_in_flight, partitions, produce, startup
+from bench.cases import delayed, fetch, idle, logins, one_in_flight, partitions, produce, startup
 from bench.rounds import Plan, Row
 
 CASES: dict[str, Callable[[Plan], list[Row]]] = {
@@ -15,4 +15,5 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "startup": startup.measure,
     "idle": idle.measure,
     "delayed": delayed.measure,
+    "logins": logins.measure,
 }

@@ -1,0 +1,84 @@
+"""What a flood of wrong passwords does to everybody else: latency of single writes, while nobody guesses and while many do."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from bench.flood import Flood, FloodResult
+from bench.processes import HOST, Broker, finish_program, start_program
+from bench.rounds import Plan, Row, compared, interleave
+from penstock.protocols.flymq.request_encoding import encode_auth, encode_produce
+
+ATTEMPTS = 10_000
+ATTEMPTS_QUICK = 1_000
+FLOOD_S_MAX = 120.0
+RATIO_MAX = 2.0
+REPLY_BYTES_MAX = 1 << 16
+# Beside the flush, which is the same either way, what is left is what the flood takes of the processors.
+DURABILITIES = ("fsync", "none")
+
+
+def measure(plan: Plan) -> list[Row]:
+    attempts = plan.volume(ATTEMPTS, ATTEMPTS_QUICK)
+    rows = []
+    flags = ("--dev", "--set", "listeners.flymq.auth=required")
+    with Broker(plan.directory / "logins", *flags) as broker:
+        for durability in DURABILITIES:
+            plan.say(f"logins: p99 of writes, {durability}, {attempts} wrong passwords")
+            rows.append(_compare(plan, broker, durability, attempts))
+    return rows
+
+
+def _compare(plan: Plan, broker: Broker, durability: str, attempts: int) -> Row:
+    floods: list[FloodResult] = []
+
+    def calm(number: int) -> float:
+        return _p99_ms(broker, durability, plan.seconds)
+
+    def flooded(number: int) -> float:
+        flood = start_program("bench.flood", Flood(HOST, broker.port, attempts, FLOOD_S_MAX))
+        assert flood.stdout is not None
+        flood.stdout.readline()
+        p99_ms = _p99_ms(broker, durability, plan.seconds)
+        if flood.poll() is not None:
+            raise RuntimeError("the flood was over before the measurement: raise the number of attempts")
+        floods.append(finish_program(flood, FloodResult))
+        return p99_ms
+
+    results = interleave({"flooded": flooded, "calm": calm}, plan.rounds)
+    rate = sum(flood.attempts for flood in floods) / sum(flood.seconds for flood in floods)
+    row = compared(
+        "wrong passwords",
+        f"{durability}, p99 of single writes during {attempts:,} logins",
+        "ms",
+        results["flooded"],
+        "the same without them",
+        results["calm"],
+        note=f"{rate:,.0f} logins/s were answered",
+    )
+    row.aim, row.met = f"at most {RATIO_MAX:g}x", row.ratio is not None and row.ratio <= RATIO_MAX
+    return row
+
+
+def _p99_ms(broker: Broker, durability: str, seconds: float) -> float:
+    topic = f"logins-{durability}"
+    latencies = []
+    with socket.create_connection((HOST, broker.port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _ask(connection, encode_auth("admin", "admin"))
+        with broker.client("admin:admin@") as client:
+            client.create_topic(topic, durability=durability)
+        request = encode_produce(topic, b"x" * 100)
+        until = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < until:
+            _ask(connection, request)
+            latencies.append(time.perf_counter() - began)
+    latencies.sort()
+    return latencies[len(latencies) * 99 // 100] * 1000
+
+
+def _ask(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(request)
+    if not connection.recv(REPLY_BYTES_MAX):
+        raise ConnectionError("the broker closed the connection")

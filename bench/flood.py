@@ -1,0 +1,93 @@
+"""A flood of wrong passwords from many addresses. Run by the benchmarks as `python -m bench.flood`.
+
+A job comes as JSON on standard input; a line on standard output says when the flood runs, and one at its end what became of it. Every
+connection comes from an address of its own (all of 127/8 is this machine), guesses at a user of its own and has several guesses in
+flight, so that neither the delay by user nor the one by address spares the broker the work.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+
+import msgspec
+
+from penstock.protocols.flymq.request_encoding import encode_auth
+
+GUESSES_PER_ADDRESS = 10
+"""As many as an address has before it is made to wait."""
+REPLY_HEAD_BYTES = 8
+
+
+class Flood(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    attempts: int
+    """In all."""
+    seconds_max: float
+
+
+class FloodResult(msgspec.Struct, frozen=True):
+    attempts: int
+    """Answered."""
+    seconds: float
+
+
+class _Guesser:
+    """One connection, and how many answers it still waits for."""
+
+    def __init__(self, job: Flood, number: int) -> None:
+        address = f"127.{1 + number // 62_500 % 250}.{1 + number // 250 % 250}.{1 + number % 250}"
+        self.socket = socket.create_connection((job.host, job.port), source_address=(address, 0))
+        self.socket.setblocking(False)
+        self.owed = GUESSES_PER_ADDRESS
+        self._buffer = b""
+        guesses = [encode_auth(f"user-{number}-{guess}", f"guess {guess}") for guess in range(GUESSES_PER_ADDRESS)]
+        self.socket.sendall(b"".join(guesses))
+
+    def receive(self) -> int:
+        """How many answers came."""
+        self._buffer += self.socket.recv(1 << 16)
+        came = 0
+        while len(self._buffer) >= REPLY_HEAD_BYTES:
+            end = REPLY_HEAD_BYTES + int.from_bytes(self._buffer[4:8])
+            if len(self._buffer) < end:
+                break
+            self._buffer = self._buffer[end:]
+            came += 1
+        self.owed -= came
+        return came
+
+
+def run(job: Flood, open_at_once: int = 200) -> FloodResult:
+    poll = select.epoll()
+    guessers: dict[int, _Guesser] = {}
+    connections = job.attempts // GUESSES_PER_ADDRESS
+    opened = answered = 0
+    started = time.perf_counter()
+    announced = False
+    while (opened < connections or guessers) and time.perf_counter() - started < job.seconds_max:
+        while opened < connections and len(guessers) < open_at_once:
+            guesser = _Guesser(job, opened)
+            guessers[guesser.socket.fileno()] = guesser
+            poll.register(guesser.socket, select.EPOLLIN)
+            opened += 1
+        if not announced:
+            print("running", flush=True)
+            announced = True
+        for descriptor, _ in poll.poll(0.5):
+            guesser = guessers[descriptor]
+            answered += guesser.receive()
+            if not guesser.owed:
+                poll.unregister(descriptor)
+                guesser.socket.close()
+                del guessers[descriptor]
+    for guesser in guessers.values():
+        guesser.socket.close()
+    return FloodResult(answered, time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(run(msgspec.json.decode(sys.stdin.buffer.read(), type=Flood))).decode())
