@@ -34,7 +34,17 @@ class _Protocol(NamedTuple):
 
 _FLYMQ = _Protocol("penstock.protocols.flymq", "FlyMQClient", "AsyncFlyMQClient")
 _BLIPMQ = _Protocol("penstock.protocols.blipmq", "BlipMQClient", "AsyncBlipMQClient")
-_SCHEMES = {"flymq": _FLYMQ, "flymqs": _FLYMQ, "blipmq": _BLIPMQ, "blipmqs": _BLIPMQ}
+_RUSTLOG = _Protocol("penstock.protocols.rustlog", "RustLogClient", "AsyncRustLogClient")
+_SCHEMES = {
+    "flymq": _FLYMQ,
+    "flymqs": _FLYMQ,
+    "blipmq": _BLIPMQ,
+    "blipmqs": _BLIPMQ,
+    "rustlog": _RUSTLOG,
+    "rustlogs": _RUSTLOG,
+    "rustlog+json": _RUSTLOG,
+    "rustlogs+json": _RUSTLOG,
+}
 """A scheme that ends in `s` is the same protocol over TLS."""
 
 
@@ -45,8 +55,9 @@ def connect(
 
     `url` is `scheme://[user:password@]host[:port]`, where the scheme names the protocol, and so the class of what is returned:
     `flymq://user:password@host:9092` gives a `penstock.protocols.flymq.sync.FlyMQClient`, `blipmq://key@host:5555` a
-    `penstock.protocols.blipmq.sync.BlipMQClient`. `flymqs://` and `blipmqs://` mean TLS, with `?ca=FILE` for an authority of your
-    own. Raises `penstock.errors.Unreachable` where nothing answers. Use the client in a `with` block, or close it.
+    `penstock.protocols.blipmq.sync.BlipMQClient`, `rustlog://host:9292` (`rustlog+json://` for the other dialect) a
+    `penstock.protocols.rustlog.sync.RustLogClient`. `flymqs://`, `blipmqs://` and `rustlogs://` mean TLS, with `?ca=FILE` for an
+    authority of your own. Raises `penstock.errors.Unreachable` where nothing answers. Use the client in a `with` block, or close it.
     """
     protocol = _protocol_of(url)
     client_class = getattr(importlib.import_module(f"{protocol.package}.sync"), protocol.sync_class)

@@ -129,7 +129,11 @@ class RunningBroker:
 
     def _listeners(self) -> dict[str, dict[str, Any]]:
         """Every protocol on a free port, or on its port of before; what the test says of one is laid over it."""
-        listeners: dict[str, dict[str, Any]] = {"flymq": {}, "blipmq": {"api_keys": [TEST_API_KEY]}}
+        listeners: dict[str, dict[str, Any]] = {
+            "flymq": {},
+            "blipmq": {"api_keys": [TEST_API_KEY]},
+            "rustlog": {},
+        }
         given: dict[str, dict[str, Any]] = self._config.get("listeners", {})
         for name in {**listeners, **given}:
             bind = {"bind": self._binds.get(name, _ANY_PORT)}
@@ -157,6 +161,11 @@ class RunningBroker:
     def blipmq_url(self) -> str:
         """What `penstock.connect` takes for BlipMQ, with a key that is accepted."""
         return f"blipmq://{TEST_API_KEY}@{self.addresses['blipmq']}"
+
+    @property
+    def rustlog_url(self) -> str:
+        """What `penstock.connect` takes for RustLog."""
+        return f"rustlog://{self.addresses['rustlog']}"
 
     @property
     def url(self) -> str:

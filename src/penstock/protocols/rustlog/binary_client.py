@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32, U64, ByteReader, text16
 from penstock.protocols.rustlog.binary_dialect import Fields, encode_values, take_values
 from penstock.protocols.rustlog.messages import (
@@ -21,7 +22,7 @@ from penstock.protocols.rustlog.messages import (
     Ping,
     Produced,
 )
-from penstock.protocols.rustlog.wire import Opcode, frame
+from penstock.protocols.rustlog.wire import FETCH_REPLY_FIXED_BYTES, Opcode, frame
 
 # --- requests ---
 
@@ -88,6 +89,14 @@ def decode_fetched(payload: bytes) -> Fetched:
     reader.take(1 + 4 + 4 * count + sum(map(len, values)), "records")
     next_offset = reader.u64("next offset")
     return Fetched(range(next_offset - count, next_offset), values, next_offset)
+
+
+def next_offset(payload: bytes) -> int:
+    """Of a FETCH reply whose records are not looked at."""
+    if len(payload) < FETCH_REPLY_FIXED_BYTES:
+        raise ProtocolViolation(f"a FETCH reply has at least {FETCH_REPLY_FIXED_BYTES} bytes, not {len(payload)}")
+    offset: int = U64.unpack_from(payload, len(payload) - U64.size)[0]
+    return offset
 
 
 def decode_success(payload: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -150,6 +151,8 @@ def _decoder(opcode: Opcode, kind: type[Kind]) -> Callable[[bytes], Kind]:
     return decode
 
 
+_NEXT_OFFSET = re.compile(rb'"next_offset":(\d{1,20})\}\}$')
+_NEXT_OFFSET_BYTES_MAX = 40
 _decode_produced = _decoder(Opcode.PRODUCE, _Produced)
 _decode_fetched = _decoder(Opcode.FETCH, _Fetched)
 _decode_success = _decoder(Opcode.OFFSET_COMMIT, _Success)
@@ -168,6 +171,14 @@ def decode_fetched(payload: bytes) -> Fetched:
     fetched = _decode_fetched(payload)
     offsets = [record.offset for record in fetched.records]
     return Fetched(offsets, [bytes(record.payload) for record in fetched.records], fetched.next_offset)
+
+
+def next_offset(payload: bytes) -> int:
+    """Of a Fetch reply whose records are not looked at: it is the last field."""
+    found = _NEXT_OFFSET.search(payload, max(0, len(payload) - _NEXT_OFFSET_BYTES_MAX))
+    if found is None:
+        raise ProtocolViolation("not a Fetch reply: it does not end with its next offset")
+    return int(found[1])
 
 
 def decode_success(payload: bytes) -> bool:

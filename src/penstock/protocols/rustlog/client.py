@@ -1,0 +1,382 @@
+"""The async RustLog client, for either dialect.
+
+Requests are pipelined over one connection within a bounded window (`penstock.clients.requests` has the rules of retrying). A batch is
+encoded into one frame per chunk, which the broker writes as one append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from random import Random
+from types import ModuleType, TracebackType
+from typing import Literal, Self
+
+from penstock.clients import reading
+from penstock.clients.arguments import (
+    Values,
+    check_bytes,
+    check_topic,
+    chunks,
+    columns,
+    index_field,
+    offset_field,
+)
+from penstock.clients.options import ClientOptions
+from penstock.clients.pipeline import Pipeline
+from penstock.clients.reading import Cursor
+from penstock.clients.records import FetchResult, PartitionDescription, Record, RecordMetadata, TopicDescription
+from penstock.clients.requests import OnLost, Requests, Sleep
+from penstock.clients.url import client_tls, parse_url
+from penstock.clock import Clock, SystemClock
+from penstock.errors import BatchFailed, InvalidRequest, PartitionNotFound, PenstockError, TopicExists
+from penstock.protocols.rustlog import binary_client, json_client
+from penstock.protocols.rustlog.codec import ReplyDecoder
+from penstock.protocols.rustlog.exchanges import Call, EncodedFetch
+from penstock.protocols.rustlog.messages import (
+    Body,
+    CreateTopic,
+    DescribeTopic,
+    Fetch,
+    ListTopics,
+    Metrics,
+    OffsetCommit,
+    OffsetFetch,
+    Ping,
+    Produced,
+    Reply,
+)
+from penstock.protocols.rustlog.wire import PAYLOAD_BYTES_MAX, PORT, U32_MAX, Dialect, Opcode
+
+SCHEMES = {
+    "rustlog": Dialect.BINARY,
+    "rustlogs": Dialect.BINARY,
+    "rustlog+json": Dialect.JSON,
+    "rustlogs+json": Dialect.JSON,
+}
+FETCH_BYTES = 1 << 20
+"""What a fetch asks for unless told otherwise."""
+READ_BYTES = 2 << 20
+"""What each fetch of `records` and `batches` asks for."""
+RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX - 1024
+"""What fits into a frame beside the longest topic name; a quarter of it is sure to fit in JSON."""
+
+Start = Literal["earliest", "latest"] | int
+
+
+class AsyncRustLogClient:
+    """A RustLog client for asyncio programs.
+
+    ```python
+    async with AsyncRustLogClient("rustlog://127.0.0.1:9292") as client:
+        await client.create_topic("orders", 2)
+        await client.send("orders", b"one")
+        async for record in client.records("orders"):
+            print(record.offset, record.value)
+    ```
+    `rustlog://` speaks the binary dialect, `rustlog+json://` that of the contract; with `rustlogs` for TLS. Errors are those of
+    `penstock.errors`. Records have no keys in this protocol, and topics must be created before they are written to. One client serves
+    any number of concurrent tasks of one event loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: ssl.SSLContext | bool | None = None,
+        options: ClientOptions | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        address = parse_url(url, port=PORT)
+        if address.scheme not in SCHEMES:
+            raise InvalidRequest(
+                f"{address} is not a RustLog address: write rustlog://host:port, or rustlogs:// for TLS"
+            )
+        if address.user is not None:
+            raise InvalidRequest("RustLog has no login: leave user and password out of the address")
+        if tls is None:
+            tls = address.scheme.startswith("rustlogs") or bool(address.tls_files)
+        self.address = address
+        self.dialect = SCHEMES[address.scheme]
+        self._codec: ModuleType = json_client if self.dialect is Dialect.JSON else binary_client
+        self._options = options or ClientOptions()
+        self._sleep = sleep
+        self._clock = clock or SystemClock()
+        self._turns: dict[str, int] = {}
+        """By topic written to without a partition: how often so far."""
+        self._partition_counts: dict[str, int] = {}
+        self._requests: Requests[Reply] = Requests(
+            address,
+            (client_tls(**address.tls_files) if tls else None) if isinstance(tls, bool) else tls,
+            self._new_pipeline,
+            None,
+            self._options,
+            clock=self._clock,
+            random=random or Random(),  # noqa: S311 - jitter guards no secret
+            sleep=sleep,
+        )
+
+    async def open(self) -> None:
+        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
+        await self._requests.open()
+
+    async def close(self) -> None:
+        """Wait for answers still on their way, then hang up. Closing again does nothing."""
+        await self._requests.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- producing -------------------------------------------------------------------------------------------------------
+
+    async def send(self, topic: str, value: bytes, partition: int | None = None) -> RecordMetadata:
+        """Store one record; returns where, once it is committed. Without a partition they take turns.
+
+        The protocol does not tell the record's time: `timestamp_ms` is 0. ConnectionLost and RequestTimeout leave open whether the
+        record was stored.
+        """
+        (stored,) = await self.send_many(topic, [value], partition)
+        return stored
+
+    async def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+        """Store many values in one partition, in order; returns where each is, once all are committed.
+
+        Without a partition, calls take turns. The batch is cut into frames; where some of them failed, BatchFailed has the results.
+        """
+        check_topic(topic)
+        keys, values = columns(records)
+        if keys is not None:
+            raise InvalidRequest("RustLog records have no keys: send values alone")
+        check_bytes(values, ())
+        largest_bytes = max(map(len, values), default=0)
+        if largest_bytes > RECORD_BYTES_MAX:
+            raise InvalidRequest(f"a record of {largest_bytes} bytes does not fit into a frame of {PAYLOAD_BYTES_MAX}")
+        if partition is None:
+            partition = await self._next_partition(topic)
+        sent: list[Call] = []
+        results: list[RecordMetadata | PenstockError] = []
+        bounds = list(chunks(values, 0))
+        stopped: PenstockError | None = None
+        for first, last in bounds:
+            try:
+                call = self._produce(topic, index_field(partition), values[first:last])
+                await self._requests.submit(call, after=sent[-1] if sent else None)
+            except PenstockError as error:
+                stopped = error
+                break
+            sent.append(call)
+        for call, (first, last) in zip(sent, bounds, strict=False):
+            try:
+                await call.finished
+                produced: Produced = self._codec.decode_produced(call.payload)
+            except PenstockError as error:
+                results += [error] * (last - first)
+            else:
+                results += [RecordMetadata(topic, partition, offset, 0) for offset in produced.offsets]
+        if stopped is not None:
+            results += [stopped] * (len(values) - len(results))
+        return _all_stored(results)
+
+    def _produce(self, topic: str, partition: int, values: Sequence[bytes]) -> Call:
+        data: bytes = self._codec.encode_produce(topic, partition, values)
+        if len(data) > PAYLOAD_BYTES_MAX:
+            raise InvalidRequest(f"a record of {len(values[0])} bytes takes a frame of {len(data)} in JSON: use binary")
+        return Call(data, Opcode.PRODUCE, self.dialect, timeout_s=self._options.request_timeout_s, repeatable=False)
+
+    async def _next_partition(self, topic: str) -> int:
+        count = self._partition_counts.get(topic)
+        if count is None:
+            count = self._partition_counts[topic] = len((await self.describe_topic(topic)).partitions)
+        turn = self._turns.get(topic, 0)
+        self._turns[topic] = turn + 1
+        return turn % count
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int = FETCH_BYTES, group: str | None = None
+    ) -> FetchResult:
+        """Read records of one partition from `offset` on, about `max_bytes` of them, one at least; none at its end.
+
+        With a `group`, reading begins at what the group has committed, where that is further.
+        """
+        return (await self.fetch_encoded(topic, partition, offset, max_bytes, group)).decode()
+
+    async def fetch_encoded(
+        self, topic: str, partition: int, offset: int, max_bytes: int = FETCH_BYTES, group: str | None = None
+    ) -> EncodedFetch:
+        """Like `fetch`, with the decoding left to the caller."""
+        check_topic(topic)
+        if not 0 <= max_bytes <= U32_MAX:
+            raise InvalidRequest(f"max_bytes is {max_bytes}: use 0 to {U32_MAX}")
+        body = Fetch(topic, index_field(partition), offset_field(offset), max_bytes, group or "")
+        return EncodedFetch(topic, partition, await self._ask(Opcode.FETCH, body), self.dialect)
+
+    async def batches(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        limit: int | None = None,
+    ) -> AsyncGenerator[list[Record], None]:
+        """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
+        check_topic(topic)
+        reading.check_limit(limit)
+        cursors = await self._cursors(topic, partition, start, group, follow=follow)
+
+        async def fetch(partition: int, offset: int, max_records: int) -> EncodedFetch:
+            return await self.fetch_encoded(topic, partition, offset, READ_BYTES)
+
+        async def remember(partition: int, offset: int) -> None:
+            assert group is not None
+            await self.commit(topic, group, partition, offset)
+
+        remembering = remember if group is not None and commit else None
+        batches = reading.read_batches(cursors, fetch, remembering, follow=follow, limit=limit, sleep=self._sleep)
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+
+    async def records(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        limit: int | None = None,
+    ) -> AsyncGenerator[Record, None]:
+        """Iterate over the records of one partition or of all of them; order holds within a partition.
+
+        `start` is "earliest" (default), "latest" or an offset. With a `group`, reading goes on where the group's committed offsets
+        stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless `commit` is
+        false). Without `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more.
+        `limit` ends it after so many records.
+        """
+        batches = self.batches(topic, partition, start=start, group=group, follow=follow, commit=commit, limit=limit)
+        async with aclosing(batches):
+            async for batch in batches:
+                for record in batch:
+                    yield record
+
+    async def _cursors(
+        self, topic: str, partition: int | None, start: Start | None, group: str | None, *, follow: bool
+    ) -> list[Cursor]:
+        partitions = (await self.describe_topic(topic)).partitions
+        if partition is not None:
+            if not 0 <= partition < len(partitions):
+                raise PartitionNotFound(f"partition {partition} not found: topic {topic} has {len(partitions)}")
+            partitions = [partitions[partition]]
+        cursors = []
+        for each in partitions:
+            offset = _start_offset(each, start)
+            committed = None if group is None else await self.committed(topic, group, each.partition)
+            begin = max(offset if committed is None else committed, each.start_offset)
+            cursors.append(Cursor(each.partition, begin, None if follow else each.next_offset))
+        return cursors
+
+    # -- topics ----------------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic; one that exists stays as it is."""
+        check_topic(name)
+        if not 0 <= partitions <= U32_MAX:
+            raise InvalidRequest(f"{partitions} partitions make no sense: use 1 or more")
+        try:
+            await self._ask(Opcode.CREATE_TOPIC, CreateTopic(name, partitions))
+        except TopicExists:
+            pass
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        payload = await self._ask(Opcode.LIST_TOPICS, ListTopics())
+        return [name for name, _ in self._codec.decode_topics(payload)]
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """Raises TopicNotFound. Asked in JSON whatever the dialect, because only there it tells where partitions begin."""
+        check_topic(name)
+        data = json_client.encode_call(DescribeTopic(name))
+        state = json_client.decode_topic(await self._call(data, Opcode.DESCRIBE_TOPIC, Dialect.JSON))
+        partitions = [
+            PartitionDescription(each.index, each.start_offset, each.high_watermark) for each in state.partitions
+        ]
+        return TopicDescription(state.topic, partitions, {})
+
+    # -- groups ----------------------------------------------------------------------------------------------------------
+
+    async def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
+        """Store `offset` as the next one the group will read."""
+        check_topic(topic)
+        body = OffsetCommit(topic, index_field(partition), group, offset_field(offset))
+        if not self._codec.decode_success(await self._ask(Opcode.OFFSET_COMMIT, body)):
+            raise PartitionNotFound(f"nothing was committed: there is no partition {partition} of a topic {topic}")
+
+    async def committed(self, topic: str, group: str, partition: int) -> int | None:
+        """The next offset the group will read, None where it has committed nothing."""
+        check_topic(topic)
+        payload = await self._ask(Opcode.OFFSET_FETCH, OffsetFetch(topic, index_field(partition), group))
+        offset: int | None = self._codec.decode_committed_offset(payload)
+        return offset
+
+    # -- the broker ------------------------------------------------------------------------------------------------------
+
+    async def metrics(self) -> str:
+        """What the listener counts, in Prometheus' text form."""
+        text: str = self._codec.decode_metrics(await self._ask(Opcode.METRICS, Metrics()))
+        return text
+
+    async def ping(self) -> float:
+        """Ask for nothing and return how long the answer took, in seconds."""
+        started_s = self._clock.monotonic()
+        await self._ask(Opcode.PING, Ping())
+        return self._clock.monotonic() - started_s
+
+    async def _ask(self, opcode: Opcode, body: Body) -> bytes:
+        """A request that changes nothing, or twice the same as once: it is sent again where the connection was lost."""
+        return await self._call(self._codec.encode_call(body), opcode, self.dialect)
+
+    async def _call(self, data: bytes, opcode: Opcode, dialect: Dialect) -> bytes:
+        call = Call(data, opcode, dialect, timeout_s=self._options.request_timeout_s, repeatable=True)
+        await self._requests.perform(call)
+        return call.payload
+
+    def _new_pipeline(self, on_lost: OnLost[Reply]) -> Pipeline[Reply]:
+        return Pipeline(str(self.address), ReplyDecoder(), lambda _: 1, on_lost)
+
+
+def _start_offset(partition: PartitionDescription, start: Start | None) -> int:
+    if start is None or start == "earliest":
+        return partition.start_offset
+    if start == "latest":
+        return partition.next_offset
+    if isinstance(start, int):
+        return start
+    raise InvalidRequest(f"start {start!r} is not known: use earliest, latest, or an offset")
+
+
+def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMetadata]:
+    stored = [result for result in results if isinstance(result, RecordMetadata)]
+    if len(stored) == len(results):
+        return stored
+    errors = [result for result in results if isinstance(result, PenstockError)]
+    if not stored and len({type(error) for error in errors}) == 1:
+        raise errors[0]
+    raise BatchFailed(
+        f"{len(errors)} of {len(results)} records were not acknowledged; the first error: {errors[0]}", results
+    ) from errors[0]
