@@ -31,9 +31,11 @@ class Broker:
     """`penstock serve` on a data directory; started anew by `start` after it was stopped or killed."""
 
     def __init__(self, data_dir: Path, *flags: str) -> None:
-        anywhere = ("--bind", f"{HOST}:0", "--admin-bind", f"{HOST}:0", "--set", f"listeners.blipmq.bind={HOST}:0")
-        self._flags = ("--data-dir", str(data_dir), *anywhere, *flags)
-        self._log = data_dir.with_name(data_dir.name + ".log")
+        # With a file, only the listeners that it names are on.
+        config = data_dir.with_suffix(".toml")
+        config.write_text(f'[listeners.flymq]\nbind = "{HOST}:0"\n\n[admin]\nbind = "{HOST}:0"\n')
+        self._flags = ("--config", str(config), "--data-dir", str(data_dir), *flags)
+        self._log = data_dir.with_suffix(".log")
         self._process: subprocess.Popen[str] | None = None
         self.port = 0
         self._admin_port = 0
