@@ -19,7 +19,6 @@ from penstock.server import Server
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 
-
 TEST_API_KEY = "test-key"
 _ANY_PORT = "127.0.0.1:0"
 
