@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +140,38 @@ def test_the_first_administrator_is_made_with_what_is_in_the_data_directory(run:
         assert again.code == 1
         assert "the broker has an administrator already" in again.err
         assert run("-s", f"flymq://root:secret@{broker.address}", "topic", "list").code == 0
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "access.md"
+ADDRESS = "127.0.0.1:9092"
+
+
+def commands_of(page: str) -> Iterator[tuple[str, str]]:
+    """Each command that the page shows, with what it says is printed ('' where it shows nothing)."""
+    for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
+        for part in block.removeprefix("$ ").split("\n$ "):
+            command, _, output = part.partition("\n")
+            yield command, output if output.endswith("\n") or not output else output + "\n"
+
+
+def test_the_commands_of_the_manual_run_as_written(
+    run: Run, guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = list(commands_of(PAGE.read_text()))
+    assert len(shown) > 20
+    for command, output in shown:
+        given, _, command = command.rpartition(" | ")
+        words = shlex.split(command.replace(ADDRESS, guarded.address))
+        if words[0] == "export":
+            monkeypatch.setenv(*words[1].split("=", 1))
+        elif words[:2] != ["penstock", "serve"]:
+            result = run(*words[1:], input=given.removeprefix("echo '").rstrip("'").encode())
+            printed = result.text + result.err
+            assert printed == output or not output, command
+            assert result.code == printed.startswith("error:"), command
+
+
+def test_the_python_of_the_manual_runs_as_written(guarded: RunningBroker, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(code.replace(ADDRESS, guarded.address), {})
+    assert capfdbinary.readouterr().out.endswith(b" acl.set\n")
