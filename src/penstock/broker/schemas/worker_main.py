@@ -34,6 +34,8 @@ from penstock.broker.schemas.worker import (
 from penstock.errors import PenstockError
 
 CHECKERS_MAX: Final = 64
+REQUEST_S_MAX: Final = 60
+"""The broker ends a worker much sooner; this is for one whose broker is gone, which would otherwise work on for ever."""
 QUICK_S_MAX: Final = 0.02
 """A definition that takes longer to load is not loaded on the event loop."""
 
@@ -92,7 +94,10 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     replies.flush()
     while len(header := requests.read(LENGTH.size)) == LENGTH.size:
         (length,) = LENGTH.unpack(header)
-        reply = encoder.encode(answer(decoder.decode(requests.read(length)), checkers))
+        request = decoder.decode(requests.read(length))
+        signal.alarm(REQUEST_S_MAX)
+        reply = encoder.encode(answer(request, checkers))
+        signal.alarm(0)
         replies.write(LENGTH.pack(len(reply)) + reply)
         replies.flush()
 
