@@ -25,6 +25,7 @@ from penstock.cli import (
     dlq,
     doctor,
     group,
+    key,
     produce,
     schema,
     serve,
@@ -58,6 +59,7 @@ ORDER = (
     "txn",
     "user",
     "acl",
+    "key",
     "audit",
     "bench",
     "doctor",
@@ -159,6 +161,7 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(txn.app, name="txn")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
+app.add_typer(key.app, name="key")
 app.add_typer(audit.app, name="audit")
 app.command()(bench.bench)
 app.command()(doctor.doctor)

@@ -56,6 +56,7 @@ from penstock.protocols.flymq.arguments import partition_field
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
 from penstock.protocols.flymq.fetched import EncodedFetch
+from penstock.protocols.flymq.key_client import AsyncKeys
 from penstock.protocols.flymq.lifetime_client import AsyncDeadLetters
 from penstock.protocols.flymq.lifetime_messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_of
@@ -117,6 +118,8 @@ class AsyncFlyMQClient:
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = AsyncAccess(self._read, self._write)
         """Users, roles, ACLs, the audit trail and the cluster."""
+        self.keys = AsyncKeys(self._read, self._write)
+        """API keys of other protocols: create, list, revoke."""
 
     async def open(self) -> None:
         """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""

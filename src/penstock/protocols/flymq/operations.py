@@ -28,6 +28,7 @@ from penstock.errors import (
 )
 from penstock.protocols.flymq import (
     access_operations,
+    key_operations,
     lifetime_operations,
     schema_operations,
     transaction_operations,
@@ -315,6 +316,7 @@ _METHODS: Mapping[type, Callable[[Operations, int, Any], Answer]] = {
 
 _FEATURE_METHODS: Mapping[type, Callable[[Caller, int, Any], Answer]] = {
     **access_operations.METHODS,
+    **key_operations.METHODS,
     **lifetime_operations.METHODS,
     **schema_operations.METHODS,
     **transaction_operations.METHODS,

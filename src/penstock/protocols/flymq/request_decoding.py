@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader, decode_text
-from penstock.protocols.flymq import access_requests, lifetime_requests, schema_requests, transaction_requests
+from penstock.protocols.flymq import (
+    access_requests,
+    key_layouts,
+    lifetime_requests,
+    schema_requests,
+    transaction_requests,
+)
 from penstock.protocols.flymq.request_messages import (
     Authenticate,
     BadRequest,
@@ -215,6 +221,7 @@ _READERS: Mapping[int, Callable[[ByteReader], Body]] = {
     Opcode.AUTH: _authenticate,
     Opcode.WHOAMI: _who_am_i,
     **access_requests.READERS,
+    **key_layouts.READERS,
     **lifetime_requests.READERS,
     **schema_requests.READERS,
     **transaction_requests.READERS,

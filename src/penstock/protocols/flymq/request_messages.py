@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.protocols.flymq.access_messages import AccessBody
+from penstock.protocols.flymq.key_messages import KeyBody
 from penstock.protocols.flymq.lifetime_messages import LifetimeBody
 from penstock.protocols.flymq.schema_messages import SchemaBody
 from penstock.protocols.flymq.transaction_messages import TransactionBody
@@ -194,6 +195,7 @@ Body = (
     | Authenticate
     | WhoAmI
     | AccessBody
+    | KeyBody
     | LifetimeBody
     | SchemaBody
     | TransactionBody

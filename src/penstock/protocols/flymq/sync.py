@@ -22,6 +22,7 @@ from penstock.clients.records import (
 from penstock.clients.url import Address
 from penstock.protocols.flymq.access_client import Access
 from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
+from penstock.protocols.flymq.key_client import Keys
 from penstock.protocols.flymq.lifetime_client import DeadLetters
 from penstock.protocols.flymq.lifetime_messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start
@@ -49,6 +50,7 @@ class FlyMQClient:
         self.schemas = Schemas(self._thread, self._client.schemas)
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = Access(self._thread, self._client.access)
+        self.keys = Keys(self._thread, self._client.keys)
         """Users, roles, ACLs, the audit trail and the cluster."""
         try:
             self._thread.run(self._client.open())

@@ -102,6 +102,12 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
                              i32 offset                                           str client, str resource, str action, str result,
                                                                                   str node, {str, str}*
     81 AUDIT_EXPORT          u32 length, Q, str format (json or csv)              str format, blob
+    90 KEY_CREATE            str name, str* roles (none: may publish and read);   str key
+                             API keys are for other protocols, and these
+                             requests not in the contract
+    91 KEY_LIST              -                                                    {str name, str* roles, i64 created_ms,
+                                                                                  str created_by}*
+    92 KEY_REVOKE            str name                                             bool
     FF ERROR                 never a request                                      bool 0, str message
 """
 
@@ -202,6 +208,9 @@ class Opcode(IntEnum):
     ROLE_DELETE = 0x7F
     AUDIT_QUERY = 0x80
     AUDIT_EXPORT = 0x81
+    KEY_CREATE = 0x90
+    KEY_LIST = 0x91
+    KEY_REVOKE = 0x92
     ERROR = 0xFF
 
 

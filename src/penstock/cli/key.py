@@ -1,0 +1,84 @@
+"""`penstock key`: API keys, for protocols whose clients present one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import connected
+from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+
+app = typer.Typer(no_args_is_help=True, help="Make and revoke API keys (BlipMQ).")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="What the key is called.", show_default=False)]
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: NameArgument,
+    roles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role", "-r", metavar="ROLE", help="A role it has; repeatable.", show_default="producer, consumer"
+        ),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an API key and print it.
+
+    The broker keeps only a hash of it: this is the one time that it is shown.
+
+    Examples:
+      penstock key create worker
+      penstock key create dashboard --role consumer
+    """
+    with connected(context, server) as client:
+        key = client.keys.create(name, roles or ())
+    if wants_json(context, as_json):
+        terminal.print_json({"name": name, "key": key})
+    else:
+        print(key)
+
+
+@app.command("list")
+def list_keys(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+    """List the API keys, without their secrets.
+
+    Examples:
+      penstock key list
+    """
+    with connected(context, server) as client:
+        keys = client.keys.list()
+    if wants_json(context, as_json):
+        terminal.print_json(
+            [
+                {"name": key.name, "roles": key.roles, "created_ms": key.created_ms, "created_by": key.created_by}
+                for key in keys
+            ]
+        )
+        return
+    if not keys and terminal.on_terminal():
+        terminal.hint("no keys yet; make one with: penstock key create NAME")
+        return
+    terminal.print_table(
+        ["name", "roles", "created by"], [(key.name, ", ".join(key.roles), key.created_by) for key in keys]
+    )
+
+
+@app.command()
+def revoke(context: typer.Context, name: NameArgument, yes: YesOption = False, server: ServerOption = None) -> None:
+    """Revoke an API key; who is logged in with it is turned away.
+
+    Asks first; [bold]--yes[/bold] does not.
+
+    Examples:
+      penstock key revoke worker
+    """
+    with connected(context, server) as client:
+        terminal.confirm(f"Revoke key {name}?", yes=yes)
+        client.keys.revoke(name)
+    print(f"revoked key {terminal.visible(name)}")
