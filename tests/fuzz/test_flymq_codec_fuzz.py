@@ -47,6 +47,8 @@ from penstock.protocols.flymq.reply_encoding import encode_fetched, encode_produ
 from penstock.protocols.flymq.reply_messages import Fetched, Placed, Rows
 from penstock.protocols.flymq.request_encoding import encode_produce
 from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
+from penstock.protocols.flymq.transaction_messages import TxnProduce
+from penstock.protocols.flymq.transaction_requests import encode_produce_many
 from penstock.protocols.flymq.wire import Opcode, frame
 
 LIMITS = CodecLimits(payload_bytes_max=4096, inflated_bytes_max=4096)
@@ -75,13 +77,26 @@ calls = st.one_of(
     st.builds(request_encoding.encode_auth, names, names),
     st.just(request_encoding.encode_list_topics()),
 )
+transactional = st.builds(
+    lambda transaction, topic, value, key, partition, times: encode_produce_many(
+        transaction, topic, [value] * times, [key] * times, partition
+    ),
+    st.sampled_from(["txn-1", "txn-2", ""]),
+    st.sampled_from(["a", "orders", "ör/ders"]),
+    st.binary(max_size=40),
+    st.none() | st.sampled_from([b"k", b"key"]),
+    st.sampled_from([-1, 0, 1]),
+    st.integers(1, 5),
+)
 any_frame = st.builds(frame, st.integers(0, 255), st.binary(max_size=60), st.integers(0, 255))
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
     """Mostly good frames, long runs among them, with a byte changed, removed or added now and then."""
-    frames = draw(st.lists(st.one_of(produces, produces.map(lambda f: f * 30), calls, any_frame), max_size=12))
+    frames = draw(
+        st.lists(st.one_of(produces, produces.map(lambda f: f * 30), transactional, calls, any_frame), max_size=12)
+    )
     data = bytearray(b"".join(frames))
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -119,6 +134,11 @@ def decode(chunks: Sequence[bytes]) -> tuple[list[object], int, bool, bool]:
 
 
 def flattened(request: Request) -> list[object]:
+    if isinstance(request, Call) and isinstance(request.body, TxnProduce):
+        run = request.body
+        assert run.keys is None or (len(run.keys) == len(run.values) and any(run.keys))
+        assert run.partitions is None or len(run.partitions) == len(run.values)
+        return list(run.records())
     if isinstance(request, Call):
         return [request]
     assert request.keys is None or len(request.keys) == len(request.values)

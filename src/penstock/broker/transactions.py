@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice, takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -66,6 +66,7 @@ FORGOTTEN_PER_APPEND_MAX: Final = 4096
 SWEEP_S: Final = 1.0
 
 
+_Cell = TypeVar("_Cell")
 OnAdded = Callable[[list[int] | PenstockError], None]
 
 
@@ -109,6 +110,14 @@ class _Gathered:
         self.headers: list[bytes | None] = []
         self.expiries: list[int] = []
 
+    def add(self, batch: Batch, rows: list[int] | None) -> None:
+        """Some rows of a batch, or all."""
+        count = len(batch) if rows is None else len(rows)
+        self.values += _taken(batch.values, rows)
+        self.keys += [None] * count if batch.keys is None else _taken(batch.keys, rows)
+        self.headers += [None] * count if batch.headers is None else _taken(batch.headers, rows)
+        self.expiries += [0] * count if batch.expiries is None else _taken(batch.expiries, rows)
+
     def batch(self) -> Batch:
         return Batch(
             self.values,
@@ -116,6 +125,20 @@ class _Gathered:
             None if self.headers.count(None) == len(self.headers) else self.headers,
             self.expiries if any(self.expiries) else None,
         )
+
+
+def _rows_by_partition(partitions: list[int]) -> Iterable[tuple[int, list[int] | None]]:
+    """Which rows go to each partition; None stands for all of them."""
+    if partitions.count(partitions[0]) == len(partitions):
+        return ((partitions[0], None),)
+    rows: defaultdict[int, list[int]] = defaultdict(list)
+    for row, index in enumerate(partitions):
+        rows[index].append(row)
+    return rows.items()
+
+
+def _taken(column: Sequence[_Cell], rows: list[int] | None) -> Sequence[_Cell]:
+    return column if rows is None else [column[row] for row in rows]
 
 
 class _Transaction:
@@ -252,15 +275,11 @@ class Transactions:
         transaction = self._active(principal, transaction_id)
         topic_id, partitions = self._producer.place(topic, partition, batch)
         self._grow(transaction, len(batch), batch.size_bytes + len(batch) * RECORD_OVERHEAD_BYTES)
-        values, keys, headers, expiries = batch.values, batch.keys, batch.headers, batch.expiries
-        for row, index in enumerate(partitions):
+        for index, rows in _rows_by_partition(partitions):
             gathered = transaction.gathered.get((topic, index))
             if gathered is None:
                 gathered = transaction.gathered[topic, index] = _Gathered(topic_id)
-            gathered.values.append(values[row])
-            gathered.keys.append(None if keys is None else keys[row])
-            gathered.headers.append(None if headers is None else headers[row])
-            gathered.expiries.append(0 if expiries is None else expiries[row])
+            gathered.add(batch, rows)
         return partitions
 
     @on_topic(Operation.READ)

@@ -33,6 +33,7 @@ from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.codec import RequestDecoder
 from penstock.protocols.flymq.reply_decoding import decode_fetched, decode_offset
 from penstock.protocols.flymq.request_messages import BadRequest, Call
+from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.protocols.flymq.transaction_messages import GroupOffset, TxnBegin, TxnCommit, TxnProduce, TxnRollback
 from penstock.protocols.flymq.transaction_replies import decode_added, decode_transaction, encode_transaction
@@ -54,17 +55,17 @@ TEST = "00 04 74 65 73 74"
         ("af 01 40 01 00 00 00 00", TxnBegin(), transaction_requests.encode_begin()),
         (
             f"af 01 43 01 00 00 00 13 {TXN_1} {TEST} 00 00 00 02 68 69",
-            TxnProduce("txn-1", "test", b"hi"),
+            TxnProduce("txn-1", "test", [b"hi"]),
             transaction_requests.encode_produce_many("txn-1", "test", [b"hi"]),
         ),
         (
             f"af 01 43 01 00 00 00 1d {TXN_1} {TEST} 00 00 00 02 68 69 00 00 00 02 6b 31 ff ff ff ff",
-            TxnProduce("txn-1", "test", b"hi", b"k1"),
+            TxnProduce("txn-1", "test", [b"hi"], [b"k1"]),
             transaction_requests.encode_produce_many("txn-1", "test", [b"hi"], [b"k1"]),
         ),
         (
             f"af 01 43 01 00 00 00 1b {TXN_1} {TEST} 00 00 00 02 68 69 00 00 00 00 00 00 00 03",
-            TxnProduce("txn-1", "test", b"hi", None, 3),
+            TxnProduce("txn-1", "test", [b"hi"], None, [3]),
             transaction_requests.encode_produce_many("txn-1", "test", [b"hi"], [None], 3),
         ),
         (f"af 01 41 01 00 00 00 07 {TXN_1}", TxnCommit("txn-1"), transaction_requests.encode_commit("txn-1")),
@@ -195,11 +196,11 @@ async def test_adding_is_refused_as_deployed_brokers_put_it(talk: Conversation) 
     assert (await add(talk, transaction, "orders", b"one", partition=7)).error.startswith("partition 7 not found")
 
 
-async def test_a_transaction_is_not_tied_to_its_connection(flymq: object, talk: Conversation) -> None:
+async def test_a_transaction_is_not_tied_to_its_connection(flymq: FlyMQ, talk: Conversation) -> None:
     transaction = await begin(talk)
     await add(talk, transaction, "orders", b"one")
     talk.session.closed()
-    other = Conversation(flymq, "192.0.2.2:50000")  # type: ignore[arg-type]
+    other = Conversation(flymq, "192.0.2.2:50000")
     await add(other, transaction, "orders", b"two")
     await commit(other, transaction)
     assert await values(other, "orders") == [b"one", b"two"]
@@ -217,6 +218,29 @@ async def test_requests_written_together_are_answered_in_order(talk: Conversatio
     assert {decode_added(reply.payload) for reply in replies[:count]} == {0}
     assert decode_transaction(replies[count].payload) == (transaction, True)
     assert decode_fetched(replies[-1].payload, native=False).values == [b"%d" % row for row in range(count)]
+
+
+async def test_of_requests_written_together_only_those_at_fault_are_refused(talk: Conversation, flymq: FlyMQ) -> None:
+    await talk.ask(request_encoding.encode_create_topic("orders", 2))
+    transaction = await begin(talk)
+    add_to = transaction_requests.encode_produce_many
+    talk.say(
+        add_to(transaction, "orders", [b"a"], partition=1),
+        add_to(transaction, "orders", [b"b"], partition=2),
+        add_to(transaction, "orders", [b"c"], [b"k"]),
+        add_to(transaction, "orders", [b"d"], [b"k" * 70_000]),
+        add_to("txn-1", "orders", [b"e", b"f"]),
+        transaction_requests.encode_commit(transaction),
+    )
+    replies = await talk.replies(7)
+    assert [decode_added(replies[row].payload) for row in (0, 2)] == [1, 0]
+    assert replies[1].error.startswith("partition 2 not found")
+    assert replies[3].error.startswith("record too large")
+    assert {reply.error for reply in replies[4:6]} == {"transaction not found: txn-1"}
+    assert decode_transaction(replies[6].payload) == (transaction, True)
+    assert [await values(talk, "orders", index) for index in range(2)] == [[b"c"], [b"a"]]
+    assert flymq.stats.requests[Opcode.TXN_PRODUCE] == 6
+    assert flymq.stats.errors == 4
 
 
 async def test_group_offsets_move_with_the_commit(talk: Conversation) -> None:

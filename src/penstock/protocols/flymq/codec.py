@@ -36,6 +36,8 @@ from penstock.protocols.flymq.request_messages import (
     ProduceRun,
     Request,
 )
+from penstock.protocols.flymq.transaction_messages import TxnProduce
+from penstock.protocols.flymq.transaction_requests import take_alike
 from penstock.protocols.flymq.wire import (
     COMPRESSION_GZIP,
     COMPRESSION_MASK,
@@ -150,8 +152,11 @@ class RequestDecoder(_FrameDecoder[Request]):
             return frame_end
         if opcode != _PRODUCE:
             body = decode_request(opcode, data[position + HEADER_BYTES : frame_end])
-            messages.append(Call(opcode, body, frame_end - position))
-            return frame_end
+            first, position = position, frame_end
+            if isinstance(body, TxnProduce) and len(data) > frame_end:
+                position = take_alike(body, data, first, frame_end, self._limits.payload_bytes_max)
+            messages.append(Call(opcode, body, position - first))
+            return position
         run, topic_field_bytes = _first_of_run(data, position, frame_end)
         if isinstance(run, Call):
             messages.append(run)

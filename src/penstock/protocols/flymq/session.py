@@ -32,6 +32,8 @@ from penstock.protocols.flymq.operations import Answer, Dialect, Node, Operation
 from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced, encode_scattered
 from penstock.protocols.flymq.reply_messages import Failed, Placed
 from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
+from penstock.protocols.flymq.transaction_messages import TxnProduce
+from penstock.protocols.flymq.transaction_operations import RunRefused
 from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 
@@ -361,7 +363,7 @@ class FlyMQSession:
             self._in_background(self._finish(call, answer, slot, _held_bytes(call)))
 
     def _start(self, call: Call) -> Answer:
-        self._stats.requests[call.opcode] += 1
+        self._stats.requests[call.opcode] += _requests_in(call)
         body = call.body
         if isinstance(body, BadRequest):
             self._stats.errors += 1
@@ -369,13 +371,13 @@ class FlyMQSession:
         try:
             return self._operations.answer(call.opcode, body)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            return self._error(call.opcode, body, error)
+            return self._failed(call, error)
 
     async def _finish(self, call: Call, answer: Coroutine[Any, Any, bytes], slot: ReplySlot, held_bytes: int) -> None:
         try:
             reply = await answer
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._error(call.opcode, call.body, error)
+            reply = self._failed(call, error)
         self._answer(slot, reply, held_bytes)
 
     async def _inflate(self, call: Call, slot: ReplySlot) -> None:
@@ -403,6 +405,13 @@ class FlyMQSession:
         self._replies.fill(slot, reply)
         self._connection.release(held_bytes)
 
+    def _failed(self, call: Call, error: Exception) -> bytes:
+        if isinstance(error, RunRefused):
+            self._stats.errors += error.errors
+            return error.reply
+        count = _requests_in(call)
+        return self._error(call.opcode, call.body, error, count) * count
+
     def _error(self, opcode: int, body: object, error: Exception, count: int = 1) -> bytes:
         """The ERROR frame for `count` requests that ended this way."""
         self._stats.errors += count
@@ -416,6 +425,10 @@ class FlyMQSession:
                 "request_failed", opcode=opcode, listener=connection.listener, peer=connection.peer, exc_info=error
             )
         return _INTERNAL_ERROR
+
+
+def _requests_in(call: Call) -> int:
+    return len(call.body.values) if isinstance(call.body, TxnProduce) else 1
 
 
 def _held_bytes(request: Request) -> int:

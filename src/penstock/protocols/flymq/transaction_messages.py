@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,12 +25,37 @@ class TxnBegin:
 
 @dataclass(slots=True)
 class TxnProduce:
+    """Consecutive TXN_PRODUCE frames with one transaction and one topic; one reply each. Keys and partitions are Penstock's own tail."""
+
     transaction: str
     topic: str
-    value: bytes
-    key: bytes | None = None
-    """This and the following are Penstock's own tail."""
-    partition: int = PARTITION_AUTO
+    values: list[bytes]
+    keys: list[bytes | None] | None = None
+    """None where no record has one."""
+    partitions: list[int] | None = None
+    """None where every record leaves the choice to the broker."""
+
+    def add(self, value: bytes, key: bytes | None, partition: int) -> None:
+        if key is not None and self.keys is None:
+            self.keys = [None] * len(self.values)
+        if partition != PARTITION_AUTO and self.partitions is None:
+            self.partitions = [PARTITION_AUTO] * len(self.values)
+        if self.keys is not None:
+            self.keys.append(key)
+        if self.partitions is not None:
+            self.partitions.append(partition)
+        self.values.append(value)
+
+    def records(self) -> Iterator[TxnProduce]:
+        """Each record as a run of its own."""
+        for row, value in enumerate(self.values):
+            single = TxnProduce(self.transaction, self.topic, [])
+            single.add(
+                value,
+                None if self.keys is None else self.keys[row],
+                PARTITION_AUTO if self.partitions is None else self.partitions[row],
+            )
+            yield single
 
 
 @dataclass(slots=True)

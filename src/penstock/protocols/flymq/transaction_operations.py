@@ -12,15 +12,29 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, TransactionNotActive
+from penstock.errors import InvalidRequest, LimitExceeded, PartitionNotFound, PenstockError, TransactionNotActive
+from penstock.protocols.flymq.error_texts import error_text
+from penstock.protocols.flymq.reply_encoding import encode_error
 from penstock.protocols.flymq.transaction_messages import TxnBegin, TxnCommit, TxnProduce, TxnRollback
 from penstock.protocols.flymq.transaction_replies import encode_added, encode_transaction
+from penstock.protocols.flymq.wire import PARTITION_AUTO, Opcode
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.access_operations import Caller
 
 Answer = bytes | Coroutine[Any, Any, bytes]
 _Added = list[int] | PenstockError
+_OF_ONE_RECORD = (InvalidRequest, PartitionNotFound, LimitExceeded)
+"""What may be the fault of one record of a run. Everything else is the same for all of them."""
+
+
+class RunRefused(Exception):
+    """Of a run of requests some were refused; `reply` answers them all, `errors` of them with ERROR."""
+
+    def __init__(self, reply: bytes, errors: int) -> None:
+        super().__init__(f"{errors} requests of a run were refused")
+        self.reply = reply
+        self.errors = errors
 
 
 def _begin(caller: Caller, opcode: int, body: TxnBegin) -> bytes:
@@ -30,17 +44,38 @@ def _begin(caller: Caller, opcode: int, body: TxnBegin) -> bytes:
 def _produce(caller: Caller, opcode: int, body: TxnProduce) -> Answer:
     if not caller.broker.has_topic(body.topic):
         return _create_and_produce(caller, body)
-    adding = _start(caller, body)
-    return _answer(body, adding.result()) if adding.done() else _answer_later(body, adding)
+    try:
+        adding = _start(caller, body)
+    except _OF_ONE_RECORD:
+        if len(body.values) == 1:
+            raise
+        return _produce_one_by_one(caller, body)
+    return _replies(body, adding.result()) if adding.done() else _produce_later(caller, body, adding)
 
 
 async def _create_and_produce(caller: Caller, body: TxnProduce) -> bytes:
     await caller.broker.ensure_topic(caller.principal, body.topic)
-    return _answer(body, await _start(caller, body))
+    answer = _produce(caller, Opcode.TXN_PRODUCE, body)
+    return answer if isinstance(answer, bytes) else await answer
 
 
-async def _answer_later(body: TxnProduce, adding: asyncio.Future[_Added]) -> bytes:
-    return _answer(body, await adding)
+async def _produce_later(caller: Caller, body: TxnProduce, adding: asyncio.Future[_Added]) -> bytes:
+    added = await adding
+    if isinstance(added, _OF_ONE_RECORD) and len(body.values) > 1:
+        return await _produce_one_by_one(caller, body)
+    return _replies(body, added)
+
+
+async def _produce_one_by_one(caller: Caller, body: TxnProduce) -> bytes:
+    """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
+    replies, errors = [], 0
+    for single in body.records():
+        try:
+            replies.append(_replies(single, await _start(caller, single)))
+        except PenstockError as error:
+            replies.append(encode_error(error_text(error)))
+            errors += 1
+    raise RunRefused(b"".join(replies), errors)
 
 
 def _start(caller: Caller, body: TxnProduce) -> asyncio.Future[_Added]:
@@ -49,18 +84,18 @@ def _start(caller: Caller, body: TxnProduce) -> asyncio.Future[_Added]:
         caller.principal,
         body.topic,
         body.transaction,
-        body.partition,
-        [body.value],
-        None if body.key is None else [body.key],
+        PARTITION_AUTO if body.partitions is None else body.partitions,
+        body.values,
+        body.keys,
         done=adding.set_result,
     )
     return adding
 
 
-def _answer(body: TxnProduce, added: _Added) -> bytes:
+def _replies(body: TxnProduce, added: _Added) -> bytes:
     if isinstance(added, PenstockError):
         raise added
-    return encode_added(body.topic, added[0], body.key, body.value)
+    return encode_added(body.topic, added, body.keys, body.values)
 
 
 async def _commit(caller: Caller, opcode: int, body: TxnCommit) -> bytes:

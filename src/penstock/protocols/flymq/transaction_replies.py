@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader, text16
-from penstock.protocols.flymq.wire import RECORD_METADATA, Opcode, frame
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, RECORD_METADATA, VERSION, Opcode, frame
 
 # --- the server's side ---
 
@@ -13,10 +16,19 @@ def encode_transaction(opcode: int, transaction: str, *, done: bool) -> bytes:
     return frame(opcode, text16(transaction) + bytes((done,)))
 
 
-def encode_added(topic: str, partition: int, key: bytes | None, value: bytes) -> bytes:
-    """Offset and time are 0: the commit decides them."""
-    metadata = RECORD_METADATA.pack(partition, 0, 0, len(key) if key else -1, len(value))
-    return frame(Opcode.TXN_PRODUCE, text16(topic) + metadata)
+def encode_added(
+    topic: str, partitions: Sequence[int], keys: Sequence[bytes | None] | None, values: Sequence[bytes]
+) -> bytes:
+    """One reply a record. Offset and time are 0: the commit decides them."""
+    head = HEADER.pack(MAGIC, VERSION, Opcode.TXN_PRODUCE, FLAG_BINARY, len(text16(topic)) + RECORD_METADATA.size)
+    head += text16(topic)
+    pack = RECORD_METADATA.pack
+    return b"".join(
+        [
+            head + pack(partition, 0, 0, len(key) if key else -1, len(value))
+            for partition, key, value in zip(partitions, keys or (None,) * len(values), values, strict=True)
+        ]
+    )
 
 
 # --- the client's side ---
@@ -28,8 +40,10 @@ def decode_transaction(payload: bytes) -> tuple[str, bool]:
 
 
 def decode_added(payload: bytes) -> int:
-    """The partition."""
-    reader = ByteReader(payload)
-    reader.text16("topic")
-    partition: int = RECORD_METADATA.unpack(reader.take(RECORD_METADATA.size, "record metadata"))[0]
+    """The partition, which stands at the same distance from the end whatever the topic."""
+    if len(payload) < RECORD_METADATA.size + 2:
+        raise ProtocolViolation(
+            f"buffer too small: record metadata needs {RECORD_METADATA.size} bytes behind the topic"
+        )
+    partition: int = RECORD_METADATA.unpack_from(payload, len(payload) - RECORD_METADATA.size)[0]
     return partition

@@ -6,6 +6,8 @@ The tails are Penstock's own and are sent only where they say something: a deplo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from struct import Struct
 
 from penstock.errors import RecordTooLarge
 from penstock.protocols.bytes import I32, U32, U64, ByteReader, blob32, text16
@@ -20,6 +22,7 @@ from penstock.protocols.flymq.transaction_messages import (
 from penstock.protocols.flymq.wire import (
     FLAG_BINARY,
     HEADER,
+    HEADER_BYTES,
     MAGIC,
     PARTITION_AUTO,
     PAYLOAD_BYTES_MAX,
@@ -41,11 +44,49 @@ def _begin(reader: ByteReader) -> TxnBegin:
 
 
 def _produce(reader: ByteReader) -> TxnProduce:
-    body = TxnProduce(reader.text16("transaction"), reader.text16("topic"), reader.blob32("value"))
+    run = TxnProduce(reader.text16("transaction"), reader.text16("topic"), [])
+    value, key, partition = reader.blob32("value"), None, PARTITION_AUTO
     if reader.remaining:
-        body.key, body.partition = reader.blob32("key") or None, reader.i32("partition")
+        key, partition = reader.blob32("key") or None, reader.i32("partition")
         reader.finish("partition")
-    return body
+    run.add(value, key, partition)
+    return run
+
+
+def take_alike(run: TxnProduce, data: bytes, first: int, position: int, payload_bytes_max: int) -> int:
+    """Add the frames from `position` that have the transaction and topic of the one at `first`; returns where they end.
+
+    A frame that does not fit, or is not right, is left for the long way, which says what is wrong with it.
+    """
+    names_bytes = 4 + len(run.transaction.encode()) + len(run.topic.encode())
+    unpack = _alike(names_bytes).unpack_from
+    head_bytes = HEADER_BYTES + names_bytes + 4
+    start, names = data[first : first + 4], data[first + HEADER_BYTES : first + HEADER_BYTES + names_bytes]
+    end = len(data)
+    while position + head_bytes <= end:
+        found_start, length, found_names, value_bytes = unpack(data, position)
+        frame_end = position + HEADER_BYTES + length
+        if found_start != start or found_names != names or frame_end > end or length > payload_bytes_max:
+            break
+        value_at = position + head_bytes
+        value_end = value_at + value_bytes
+        key, partition = None, PARTITION_AUTO
+        if value_end != frame_end:
+            if value_end + 8 > frame_end:
+                break
+            key_end = value_end + 4 + U32.unpack_from(data, value_end)[0]
+            if key_end + 4 != frame_end:
+                break
+            key, (partition,) = data[value_end + 4 : key_end] or None, I32.unpack_from(data, key_end)
+        run.add(data[value_at:value_end], key, partition)
+        position = frame_end
+    return position
+
+
+@lru_cache(maxsize=256)
+def _alike(names_bytes: int) -> Struct:
+    """A TXN_PRODUCE frame up to its value: start, length, names, length of the value."""
+    return Struct(f">4sI{names_bytes}sI")
 
 
 def _commit(reader: ByteReader) -> TxnCommit:
