@@ -9,6 +9,7 @@ Records keep their order: of all that gathered, those for one partition are appe
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,12 +62,13 @@ class Lane:
     __slots__ = ("_engine", "_on_idle", "_topic", "_waiting")
 
     def __init__(self, engine: Engine, topic: str, first: Run, on_idle: Callable[[str], object]) -> None:
-        """Starts with its first run; calls `on_idle` with the topic when the last one is on disk."""
+        """Starts at the end of this turn of the loop, with all that it brings; calls `on_idle` with the topic when the last run is on
+        disk."""
         self._engine = engine
         self._topic = topic
         self._on_idle = on_idle
         self._waiting = [first]
-        self._next()
+        asyncio.get_running_loop().call_soon(self._next)
 
     @property
     def gathering(self) -> bool:

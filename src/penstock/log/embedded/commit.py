@@ -126,14 +126,16 @@ class Committer:
 
     def _write_here(self, parts: list[PartitionCommit]) -> bool:
         """Write a group that waits for no disk; False where it might, or where the commit thread is at work."""
-        if sum(part.size_bytes for part in parts) > WRITTEN_ON_LOOP_BYTES_MAX:
+        if sum([part.size_bytes for part in parts]) > WRITTEN_ON_LOOP_BYTES_MAX:
             return False
-        now_ms = self._clock.now_ms()
-        if any(part.partition.config.durability.mode != "none" or part.rolls(now_ms) for part in parts):
+        if any(part.partition.config.durability.mode != "none" for part in parts):
             return False
         if not self._tasks.empty() or not self._turn.acquire(blocking=False):
             return False
         try:
+            now_ms = self._clock.now_ms()
+            if any(part.rolls(now_ms) for part in parts):
+                return False
             seconds = self._write(parts, atomic=False)
         finally:
             self._turn.release()

@@ -160,6 +160,8 @@ class EmbeddedPartition(Partition):
     def refuse_waiting(self) -> None:
         """Before a commit is put together: where the topic was deleted or the partition failed meanwhile, what waits is not written,
         nor is what would have been written together with it elsewhere."""
+        if self._closed is None and self._failure is None:
+            return
         refusal = self.refusal()
         if refusal is not None and not isinstance(refusal, ShuttingDown):
             for waiting in self._waiting:
@@ -171,12 +173,12 @@ class EmbeddedPartition(Partition):
     def take_waiting(self) -> list[tuple[Batch, OnAppended]]:
         """What the next commit writes."""
         taken: list[tuple[Batch, OnAppended]] = []
-        for batch, done, whole in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for batch, done, whole in waiting:
             if whole is not None and whole.refusal is not None:
                 self._loop.call_soon(done, whole.refusal)
             else:
                 taken.append((batch, done))
-        self._waiting.clear()
         return taken
 
     def apply(self, part: PartitionCommit) -> None:

@@ -68,24 +68,19 @@ class Tail:
         return _header(self._blocks[-1]).next_offset if self._blocks else None
 
     def add(self, header: BlockHeader, data: bytes) -> None:
-        before = self._bytes
         self._blocks.append((header, data))
-        self._added(header)
-        self._trim(before)
+        self._offsets.append(header.base_offset)
+        self._grown(_cost(header))
 
     def extend(self, blocks: Sequence[Block]) -> None:
         """Add blocks that are decoded already."""
+        self._blocks += blocks
+        self._offsets += [block.base_offset for block in blocks]
+        self._grown(sum(map(_cost, blocks)))
+
+    def _grown(self, by_bytes: int) -> None:
         before = self._bytes
-        for block in blocks:
-            self._blocks.append(block)
-            self._added(block)
-        self._trim(before)
-
-    def _added(self, header: BlockHeader) -> None:
-        self._offsets.append(header.base_offset)
-        self._bytes += _cost(header)
-
-    def _trim(self, before: int) -> None:
+        self._bytes += by_bytes
         cut = 0
         while self._bytes > self._bytes_max and cut < len(self._blocks) - 1:
             self._bytes -= _cost(_header(self._blocks[cut]))
