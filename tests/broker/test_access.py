@@ -20,6 +20,7 @@ from penstock.broker.access import (
     authorize,
 )
 from penstock.broker.acls import Acls
+from penstock.broker.api_keys import ApiKeys
 from penstock.broker.audit import AUDIT_TOPIC, Audit, AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.cluster import Cluster
@@ -27,6 +28,8 @@ from penstock.broker.deadletters import DeadLetters
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schedule import Schedule
 from penstock.broker.schemas.operations import Schemas
+from penstock.broker.subscription import DeliveryPolicy, StoredSubscription, Subscription
+from penstock.broker.subscriptions import Subscriptions
 from penstock.broker.transactions import Transactions
 from penstock.broker.users import Users
 from penstock.errors import (
@@ -53,6 +56,8 @@ PARTS: dict[str, type] = {
     "schedule": Schedule,
     "schemas": Schemas,
     "transactions": Transactions,
+    "subscriptions": Subscriptions,
+    "api_keys": ApiKeys,
 }
 # What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
 # taking back what it was granted, and saying who one is, which comes before every check.
@@ -81,6 +86,17 @@ NOT_OPERATIONS = {
     "users.authenticate",
     "users.open_setup",
     "users.standing",
+    "subscriptions.start",
+    "subscriptions.close",
+    "subscriptions.find",
+    "subscriptions.when_durable",
+    "subscriptions.forget_topic",
+    "subscriptions.sweep",
+    "subscriptions.end_idle",
+    "api_keys.start",
+    "api_keys.close",
+    "api_keys.authenticate",
+    "api_keys.is_valid",
 }
 
 READER = Principal("reader")
@@ -114,6 +130,10 @@ async def finished(operation: Callable[[], Any]) -> None:
     result = operation()
     if isinstance(result, Awaitable):
         await result
+
+
+def a_subscription(topic: str) -> Subscription:
+    return Subscription(1, StoredSubscription(topic, "", 1, ()), [], DeliveryPolicy())
 
 
 # Every operation, what it must ask for, and how to call it with a topic's name.
@@ -236,6 +256,31 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     ),
     "transactions.rollback": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.rollback(who, "txn")),
     "transactions.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.begin_run(who, "app")),
+    "subscriptions.subscribe": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.subscribe(who, t, 1)),
+    "subscriptions.take": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.take(who, t, a_subscription(t))),
+    "subscriptions.load": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.load(who, t, a_subscription(t))),
+    "subscriptions.acknowledge": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: b.subscriptions.acknowledge(who, t, a_subscription(t), 1),
+    ),
+    "subscriptions.refuse": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: b.subscriptions.refuse(who, t, a_subscription(t), 1),
+    ),
+    "subscriptions.give_up": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: b.subscriptions.give_up(who, t, a_subscription(t), 1, "why"),
+    ),
+    "api_keys.create": (Operation.ADMIN, WHOLE, lambda b, who, t: b.api_keys.create(who, "worker")),
+    "api_keys.names": (Operation.ADMIN, WHOLE, lambda b, who, t: b.api_keys.names(who)),
+    "api_keys.revoke": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: let_in(EntryNotFound, lambda: b.api_keys.revoke(who, "worker")),
+    ),
 }
 ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource is TOPIC]
 
