@@ -222,7 +222,7 @@ async def test_a_watcher_that_fails_harms_no_other(open_engine: OpenEngine) -> N
         Batch([b"a"], expiries=[1 << 70]),
         Batch(["text"]),  # type: ignore[list-item]
     ],
-    ids=["no records", "too few keys", "an expiry beyond any date", "not bytes"],
+    ids=["no records", "too few keys", "an expiry beyond any date", "text"],
 )
 async def test_a_batch_that_cannot_be_stored_is_refused_and_harms_no_other(
     open_engine: OpenEngine, batch: Batch
@@ -238,6 +238,16 @@ async def test_a_batch_that_cannot_be_stored_is_refused_and_harms_no_other(
     assert bad.failure is None
     assert (await append(bad, [b"next"])).base_offset == 0
     assert await read_values(bad) == [b"next"]
+
+
+async def test_a_batch_that_is_none_at_all_is_the_callers_to_hear_of(open_engine: OpenEngine) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig())
+    partition = engine.partition("orders", 0)
+    sound = start_append(partition, Batch([b"x"]))
+    with pytest.raises(TypeError):
+        partition.append(Batch([5]), lambda _: None)  # type: ignore[list-item]
+    assert (await sound).base_offset == 0
 
 
 async def test_a_record_no_block_can_hold_is_refused_and_harms_no_other(open_engine: OpenEngine) -> None:
@@ -441,6 +451,29 @@ async def test_a_segment_rolled_by_age_while_appends_go_on_loses_sight_of_nothin
         engine._tails.drop(partition.tail)  # so that everything is read from the files
         assert await read_values(partition) == expected
     assert len(partition.segments) > 50
+
+
+async def test_a_commit_written_on_the_loop_goes_to_the_segment_that_was_just_begun(open_engine: OpenEngine) -> None:
+    """The commit thread has rolled, and the loop has not heard of it yet when it writes a small group itself."""
+    engine = await open_engine()
+    await engine.create_topic("loose", NO_FLUSH)
+    partition = partition_of(engine, "loose")
+    await append(partition, [b"before" * 100])
+    rolled = threading.Event()
+
+    def roll() -> None:
+        engine._maintenance._roll(partition, partition.segments[-1])
+        rolled.set()
+
+    engine._committer._tasks.put(roll)
+    partition.append(Batch([b"after"]), lambda _: None)  # written in the next turn of the loop
+    assert rolled.wait(10)  # without giving the loop a turn
+    with engine._committer._turn:
+        pass  # the commit thread is done with it
+    await append(partition, [b"last"])
+    engine._tails.drop(partition.tail)
+    assert await read_values(partition) == [b"before" * 100, b"after", b"last"]
+    assert len(partition.segments) == 2
 
 
 async def test_a_topic_is_deleted_while_its_commit_is_under_way(open_engine: OpenEngine, disk: CountingDisk) -> None:

@@ -85,6 +85,20 @@ async def test_reading_from_a_gap_begins_at_the_next_record(open_engine: OpenEng
         assert await partition.timestamp_of(offset) == expected[0].timestamp_ms
 
 
+async def test_reading_from_a_gap_is_the_same_from_what_was_lately_read(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=OPTIONS)
+    for number in range(10):
+        await change(engine, (f"once{number}", "x" * 200), ("often", "x"), ("often", "y"))
+    await engine.maintain()
+    after = await table(engine)
+    await engine.close()
+    engine = await open_engine()  # with memory for readers, and nothing in it yet
+    partition = engine.partition("table", 0)
+    for max_bytes in (1 << 20, 1, 500):
+        for offset in range(partition.start_offset, partition.committed_end):
+            assert await read_from(partition, offset, max_bytes) == [each for each in after if each.offset >= offset]
+
+
 async def test_a_deletion_is_kept_until_every_reader_can_have_seen_it(
     open_engine: OpenEngine, clock: ManualClock
 ) -> None:

@@ -266,7 +266,7 @@ class Committer:
         except Exception as error:  # noqa: BLE001 - nothing is written yet, so records that make no block harm only themselves
             _log.exception("records make no block", partition=str(part.partition))
             part.error = InvalidRequest(f"the records cannot be stored in {part.partition}: {error}")
-        if part.rolled is not None:
+        if part.rolled:
             self.forget(part.partition)
 
     def _write_direct(self, part: PartitionCommit) -> None:

@@ -42,6 +42,7 @@ class PartitionCommit:
         "next_offset",
         "partition",
         "rolled",
+        "segment",
         "size_bytes",
         "timestamp_ms",
     )
@@ -51,7 +52,10 @@ class PartitionCommit:
         self.appends = appends
         self.size_bytes = sum([_stored_bytes(batch) for batch, _ in appends])
         """What the records take in blocks, headers aside."""
-        self.rolled: Segment | None = None
+        self.segment: Segment | None = None
+        """Where it goes; None before it is laid out."""
+        self.rolled = False
+        """Whether it is the first to go there."""
         self.error: PenstockError | None = None
         self.blocks: list[bytes] = []
         self.headers: list[BlockHeader] = []
@@ -74,7 +78,8 @@ class PartitionCommit:
         writer = partition.writer
         if self.rolls(now_ms):
             writer = partition.writer = writer.roll(now_ms)
-            self.rolled = writer.segment
+            self.rolled = True
+        self.segment = writer.segment
         self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
         self.base_offset = offset = writer.next_offset
         compress = partition.config.compression == "zstd"

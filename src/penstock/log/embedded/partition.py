@@ -148,6 +148,7 @@ class EmbeddedPartition(Partition):
         if refusal is not None:
             self._loop.call_soon(done, refusal)
             return
+        _ = batch.size_bytes  # known from here on; what has none is a bug of the caller, and must not reach the others
         self._waiting.append(Waiting(batch, done, whole))
         self._committer.submit(self)
 
@@ -183,18 +184,19 @@ class EmbeddedPartition(Partition):
 
     def apply(self, part: PartitionCommit) -> None:
         """A commit is over: make what it wrote readable."""
-        if part.rolled is not None:
-            self.begin_segment(part.rolled)
-        if part.error is not None:
+        if part.segment is not None:
+            self.begin_segment(part.segment)
+        if part.error is not None or part.segment is None:
             return
-        self.segments[-1].end = part.end
+        part.segment.end = part.end
         self._committed_end = part.next_offset
         for header, data in zip(part.headers, part.blocks, strict=True):
             self.tail.add(header, data)
 
     def begin_segment(self, segment: Segment) -> None:
-        """Commits go to this segment from now on. Must run before any of those commits is applied."""
-        self.segments = [*self.segments, segment]
+        """Commits go to this segment from now on. Heard of from whoever rolled, or from the first commit that wrote to it."""
+        if segment not in self.segments[-1:]:
+            self.segments = [*self.segments, segment]
 
     def notify(self) -> None:
         for callback in list(self._watchers.values()):

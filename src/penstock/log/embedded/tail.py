@@ -98,6 +98,8 @@ class Tail:
         size = 0
         for index in range(at, len(self._blocks)):
             block = self._blocks[index]
+            if _header(block).next_offset <= offset:
+                continue  # where compaction left a gap, the one before it does not hold the offset
             size += _header(block).decoded_bytes
             if found and size > max_bytes:
                 break
