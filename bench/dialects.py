@@ -61,11 +61,17 @@ class FlyMQProduce(Dialect):
     """PRODUCE of one record a request; `partitions` are taken in turn, `run_length` requests each; -1 lets the broker choose."""
 
     def __init__(
-        self, topic: str, payload_bytes: int, in_flight: int, partitions: Sequence[int] = (-1,), run_length: int = 1
+        self,
+        topic: str,
+        payload_bytes: int,
+        in_flight: int,
+        partitions: Sequence[int] = (-1,),
+        run_length: int = 1,
+        value: bytes | None = None,
     ) -> None:
         turns = [partition for partition in partitions for _ in range(run_length)]
         count = STREAM_REQUESTS // len(turns) * len(turns) or len(turns)
-        payloads = _payloads(count, payload_bytes)
+        payloads = _payloads(count, payload_bytes) if value is None else [value] * count
         super().__init__(
             [encode_produce(topic, payload, None, turns[i % len(turns)]) for i, payload in enumerate(payloads)],
             in_flight,

@@ -41,6 +41,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     records: int | None = None
     partitions: tuple[int, ...] = (-1,)
     run_length: int = 1
+    value: bytes | None = None
+    """The value of every record, where it must mean something; else they are random."""
     server_pid: int
     until_killed: bool = False
     """The server will be killed under this load: report what it acknowledged until then."""
@@ -194,7 +196,7 @@ def run(job: Job) -> LoadResult:
     if job.side == "redis":
         dialect = RedisXadd(job.name, job.payload_bytes, job.in_flight)
     else:
-        dialect = FlyMQProduce(job.name, job.payload_bytes, job.in_flight, job.partitions, job.run_length)
+        dialect = FlyMQProduce(job.name, job.payload_bytes, job.in_flight, job.partitions, job.run_length, job.value)
     load = Load(dialect, job)
     gc.disable()
     if job.warm_up_s:

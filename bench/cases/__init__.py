@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.cases import delayed, fetch, idle, logins, one_in_flight, partitions, produce, startup
+from bench.cases import delayed, fetch, idle, logins, one_in_flight, partitions, produce, schemas, startup, transactions
 from bench.rounds import Plan, Row
 
 CASES: dict[str, Callable[[Plan], list[Row]]] = {
@@ -12,6 +12,8 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "one-in-flight": one_in_flight.measure,
     "partitions": partitions.measure,
     "fetch": fetch.measure,
+    "schemas": schemas.measure,
+    "transactions": transactions.measure,
     "startup": startup.measure,
     "idle": idle.measure,
     "delayed": delayed.measure,

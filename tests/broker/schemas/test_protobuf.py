@@ -86,6 +86,13 @@ def test_required_fields_are_required_and_closed_enums_closed(strict: ProtobufDe
     assert checker.faults(b"\x08\x01\x10\x09") == ["there are fields or enum values that M does not have"]
 
 
+def test_required_fields_are_found_inside_messages_and_extensions() -> None:
+    inside = 'syntax = "proto2"; message M { optional N n = 1; } message N { required int32 a = 1; }'
+    assert ProtobufDefinition.parse(inside).checker("").faults(b"\x0a\x00") == ["required fields are missing: n.a"]
+    extended = 'syntax = "proto2"; message M { extensions 5; } message N { required int32 a = 1; } extend M { optional N n = 5; }'
+    assert ProtobufDefinition.parse(extended).checker("M").faults(b"\x2a\x00") != []
+
+
 def test_nesting_is_bounded_by_the_decoder() -> None:
     checker = ProtobufDefinition.parse(TREE).checker("")
 

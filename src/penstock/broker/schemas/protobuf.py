@@ -125,6 +125,7 @@ def _loaded(form: bytes) -> FileDescriptor:
 class _ProtobufChecker:
     def __init__(self, message: type[Message]) -> None:
         self._message = message
+        self._has_required = _has_required(message.DESCRIPTOR)
 
     def first_fault(self, values: Sequence[bytes]) -> Fault | None:
         for row, value in enumerate(values):
@@ -142,7 +143,7 @@ class _ProtobufChecker:
             message: Any = self._message.FromString(value)
         except DecodeError as error:
             return shortened(str(error))
-        if not message.IsInitialized():
+        if self._has_required and not message.IsInitialized():
             missing = ", ".join(message.FindInitializationErrors())
             return shortened(f"required fields are missing: {missing}")
         size = message.ByteSize()
@@ -150,3 +151,20 @@ class _ProtobufChecker:
         if message.ByteSize() != size:
             return f"there are fields or enum values that {self._message.DESCRIPTOR.full_name} does not have"
         return None
+
+
+def _has_required(message: Any) -> bool:
+    """Whether the message, or one inside it, has a field that must be there, or may have one in an extension."""
+    seen, waiting = {message.full_name}, [message]
+    while waiting:
+        each = waiting.pop()
+        if each.is_extendable:
+            return True
+        for field in each.fields:
+            if field.is_required:
+                return True
+            inner = field.message_type
+            if inner is not None and inner.full_name not in seen:
+                seen.add(inner.full_name)
+                waiting.append(inner)
+    return False
