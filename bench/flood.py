@@ -1,8 +1,8 @@
 """A flood of wrong passwords from many addresses. Run by the benchmarks as `python -m bench.flood`.
 
 A job comes as JSON on standard input; a line on standard output says when the flood runs, and one at its end what became of it. Every
-connection comes from an address of its own (all of 127/8 is this machine), guesses at a user of its own and has several guesses in
-flight, so that neither the delay by user nor the one by address spares the broker the work.
+connection comes from an address of its own (all of 127/8 is this machine) and guesses at users of its own, so that neither the delay by
+user nor the one by address spares the broker the work.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import msgspec
 from penstock.protocols.flymq.request_encoding import encode_auth
 
 GUESSES_PER_ADDRESS = 10
-"""As many as an address has before it is made to wait."""
+"""As many as an address has before it is made to wait; all of them are in flight at once."""
 REPLY_HEAD_BYTES = 8
 
 
 class Flood(msgspec.Struct, frozen=True):
     host: str
     port: int
-    attempts: int
-    """In all."""
-    seconds_max: float
+    connections: int
+    """At any time; each guesses as often as an address may before it has to wait, then another takes its place."""
+    seconds: float
 
 
 class FloodResult(msgspec.Struct, frozen=True):
     attempts: int
-    """Answered."""
+    answered: int
     seconds: float
 
 
@@ -61,32 +61,34 @@ class _Guesser:
         return came
 
 
-def run(job: Flood, open_at_once: int = 200) -> FloodResult:
+def run(job: Flood) -> FloodResult:
     poll = select.epoll()
     guessers: dict[int, _Guesser] = {}
-    connections = job.attempts // GUESSES_PER_ADDRESS
     opened = answered = 0
+
+    def open_one() -> None:
+        nonlocal opened
+        guesser = _Guesser(job, opened)
+        opened += 1
+        guessers[guesser.socket.fileno()] = guesser
+        poll.register(guesser.socket, select.EPOLLIN)
+
+    for _ in range(job.connections):
+        open_one()
+    print("running", flush=True)
     started = time.perf_counter()
-    announced = False
-    while (opened < connections or guessers) and time.perf_counter() - started < job.seconds_max:
-        while opened < connections and len(guessers) < open_at_once:
-            guesser = _Guesser(job, opened)
-            guessers[guesser.socket.fileno()] = guesser
-            poll.register(guesser.socket, select.EPOLLIN)
-            opened += 1
-        if not announced:
-            print("running", flush=True)
-            announced = True
-        for descriptor, _ in poll.poll(0.5):
+    while time.perf_counter() - started < job.seconds:
+        for descriptor, _ in poll.poll(0.1):
             guesser = guessers[descriptor]
             answered += guesser.receive()
             if not guesser.owed:
                 poll.unregister(descriptor)
                 guesser.socket.close()
                 del guessers[descriptor]
+                open_one()
     for guesser in guessers.values():
         guesser.socket.close()
-    return FloodResult(answered, time.perf_counter() - started)
+    return FloodResult(opened * GUESSES_PER_ADDRESS, answered, time.perf_counter() - started)
 
 
 if __name__ == "__main__":

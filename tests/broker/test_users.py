@@ -14,6 +14,7 @@ from penstock.broker.users import HOLD_S_MAX, ROLES_PER_USER_MAX, RoleInfo, Stan
 from penstock.errors import (
     AuthenticationFailed,
     InvalidRequest,
+    LimitExceeded,
     UserExists,
     UserNotFound,
 )
@@ -153,6 +154,17 @@ async def test_a_flood_costs_few_verifications_and_no_answer_is_held_for_long(
     await broker.audit.close()
     assert broker.audit.stats.written < 10, "equal failures are one event"
     assert broker.audit.stats.folded > 1_900
+
+
+async def test_more_logins_at_once_than_can_be_checked_are_refused_after_a_while(
+    broker: Broker, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await user(broker, "ann")
+    monkeypatch.setattr(broker.users._passwords, "_waiting_max", 0)
+    with pytest.raises(LimitExceeded, match="passwords are being checked"):
+        await broker.users.authenticate("ann", "ann", HERE)
+    assert slept == [HOLD_S_MAX]
+    assert broker.users.stats.throttled == 1
 
 
 async def test_who_is_known_where_it_logs_in_gets_in_while_others_guess(broker: Broker, slept: list[float]) -> None:

@@ -35,13 +35,13 @@ from penstock.broker.passwords import Passwords
 from penstock.broker.policy import SETUP_NAME
 from penstock.broker.throttle import Throttle
 from penstock.clock import Clock
-from penstock.errors import AuthenticationFailed, InvalidRequest, UserExists, UserNotFound
+from penstock.errors import AuthenticationFailed, InvalidRequest, LimitExceeded, UserExists, UserNotFound
 
 ROLES_PER_USER_MAX: Final = 64
 DESCRIPTION_BYTES_MAX: Final = 1024
 TOKEN_BYTES: Final = 32
 HOLD_S_MAX: Final = 1.0
-"""A refusal is held back for as long as the next attempt has to wait, up to this: one connection then guesses once a second at most."""
+"""A refusal is held back for as long as the next attempt has to wait, up to this: one connection then guesses about once a second."""
 WRONG: Final = "invalid username or password"
 
 
@@ -73,7 +73,7 @@ class LoginStats:
     succeeded: int = 0
     failed: int = 0
     throttled: int = 0
-    """Refused without a look at the password, because they came too soon after failures."""
+    """Refused without a look at the password: too soon after failures, or too many at once."""
 
 
 class Users:
@@ -120,7 +120,12 @@ class Users:
             await self._sleep(min(wait_s, HOLD_S_MAX))
             raise AuthenticationFailed(f"too many failed attempts: try again in {wait_s:.1f} s")
         user = self._directory.users.get(name)
-        granted = await self._granted(name, user, password)
+        try:
+            granted = await self._granted(name, user, password)
+        except LimitExceeded:
+            self.stats.throttled += 1
+            await self._sleep(HOLD_S_MAX)
+            raise
         if granted is None:
             self.stats.failed += 1
             wait_s = self._throttle.failed(name, address)
