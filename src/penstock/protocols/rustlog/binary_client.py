@@ -87,8 +87,10 @@ def decode_fetched(payload: bytes) -> Fetched:
     values = take_values(fields)
     reader = ByteReader(payload)
     reader.take(1 + 4 + 4 * count + sum(map(len, values)), "records")
-    next_offset = reader.u64("next offset")
-    return Fetched(range(next_offset - count, next_offset), values, next_offset)
+    following = reader.u64("next offset")
+    if count > following:
+        raise ProtocolViolation(f"{count} records cannot end before offset {following}")
+    return Fetched(range(following - count, following), values, following)
 
 
 def next_offset(payload: bytes) -> int:
