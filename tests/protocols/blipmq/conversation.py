@@ -128,6 +128,11 @@ class Conversation:
         assert parsed is not None
         return frame.correlation_id, *parsed
 
+    async def message(self, subscription_id: int) -> bytes | None:
+        """The next message, if there is one."""
+        delivery = await self.poll(subscription_id)
+        return None if delivery is None else delivery[3]
+
     def _collect(self) -> None:
         self.connection.arrived.clear()
         sends, self.connection.sends = self.connection.sends, []

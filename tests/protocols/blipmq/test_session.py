@@ -172,7 +172,7 @@ async def test_only_the_publish_at_fault_is_refused(talk: Conversation) -> None:
     )
     assert (correlation_id, code) == (8, 400)
     assert "at most" in reason
-    assert [(await talk.poll(subscription) or ())[3] for _ in range(2)] == [b"a", b"b"]
+    assert [await talk.message(subscription) for _ in range(2)] == [b"a", b"b"]
 
 
 # -- delivery -------------------------------------------------------------------------------------------------------------
@@ -262,9 +262,9 @@ async def test_deliveries_used_up_make_a_dead_letter(talk: Conversation, clock: 
     subscription = await talk.subscribe("t")
     await talk.publish("t", b"poison", b"fine")
     for _ in range(3):
-        assert (await talk.poll(subscription) or ())[3] == b"poison"
+        assert await talk.message(subscription) == b"poison"
         clock.advance(1)
-    assert (await talk.poll(subscription) or ())[3] == b"fine"
+    assert await talk.message(subscription) == b"fine"
     broker.subscriptions.sweep()
     await talk.answers(encode_ack(2, subscription))  # its PONG: everything settled is on disk
     [letter] = await broker.dead_letters.letters(ANONYMOUS, "t", 10)
@@ -298,7 +298,7 @@ async def test_published_messages_expire_where_the_listener_says_so(broker: Brok
     await talk.publish("t", b"old")
     clock.advance(60)
     await talk.publish("t", b"new")
-    assert (await talk.poll(subscription) or ())[3] == b"new"
+    assert await talk.message(subscription) == b"new"
 
 
 # -- what is on disk when ---------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ async def test_a_publish_of_qos_0_is_not_waited_for(talk: Conversation, disk: Fa
     subscription = await talk.subscribe("t")
     with disk.fsync_held():
         assert await talk.ask(encode_publish(4, 0, "t", b"a"), encode_ping(5)) == encode_frame(PONG, 5)
-    assert (await talk.poll(subscription) or ())[3] == b"a"
+    assert await talk.message(subscription) == b"a"
 
 
 async def test_a_full_disk_is_said_and_publishing_goes_on_when_there_is_space(
@@ -338,7 +338,7 @@ async def test_a_full_disk_is_said_and_publishing_goes_on_when_there_is_space(
     assert reason.startswith("durable publish failed: ")
     disk.disk_full_off()
     await talk.publish("t", b"b")
-    assert (await talk.poll(subscription) or ())[3] == b"b"
+    assert await talk.message(subscription) == b"b"
 
 
 # -- bounds and rights ------------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ async def test_every_request_is_checked(talk: Conversation, broker: Broker, engi
     subscription = await talk.subscribe("t")
     await talk.publish("t", b"a")
     assert await talk.poll(subscription) is not None
-    broker.access = broker.subscriptions.access = Refusing()  # type: ignore[assignment]
+    broker.access = broker.subscriptions.access = Refusing()
     for request in (
         encode_publish(5, 1, "t", b"m"),
         encode_publish(5, 1, "new", b"m"),

@@ -1,0 +1,85 @@
+"""API keys: made once, stored hashed, revoked for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.access import SYSTEM
+from penstock.broker.api_keys import KEYS_TOPIC, digest_of
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.errors import EntryNotFound, InvalidRequest, LimitExceeded
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import ManualClock
+
+
+async def test_a_key_stands_for_its_name_and_roles(broker: Broker) -> None:
+    key = await broker.api_keys.create(SYSTEM, "worker", ["consumer"])
+    principal = broker.api_keys.authenticate(key, "192.0.2.1:1")
+    assert principal is not None
+    assert (principal.name, principal.roles, principal.trusted) == ("key:worker", frozenset({"consumer"}), False)
+    assert principal.address == "192.0.2.1:1"
+    assert broker.api_keys.authenticate(key + "x") is None
+    assert broker.api_keys.authenticate("") is None
+
+
+async def test_there_may_be_several_and_they_survive_a_restart(tmp_path: Path, clock: ManualClock) -> None:
+    keys: dict[str, str] = {}
+    for run in range(2):
+        engine = EmbeddedEngine(tmp_path / "data", clock=clock)
+        await engine.start()
+        broker = Broker(engine, clock=clock, limits=BrokerLimits())
+        await broker.start()
+        for name, key in keys.items():
+            principal = broker.api_keys.authenticate(key)
+            assert principal is not None
+            assert principal.name == f"key:{name}"
+        for name in (f"a{run}", f"b{run}"):
+            keys[name] = await broker.api_keys.create(SYSTEM, name)
+        assert [info.name for info in broker.api_keys.names(SYSTEM)] == sorted(keys)
+        await broker.close()
+        await engine.close()
+
+
+async def test_the_log_holds_a_hash_and_not_the_key(broker: Broker, engine: EmbeddedEngine) -> None:
+    key = await broker.api_keys.create(SYSTEM, "worker")
+    [block] = await engine.partition(KEYS_TOPIC, 0).read(0)
+    [stored] = block.values()
+    assert stored is not None
+    assert key.encode() not in stored
+    assert digest_of(key) in stored
+
+
+async def test_a_revoked_key_is_worth_nothing_and_its_name_free(broker: Broker) -> None:
+    key = await broker.api_keys.create(SYSTEM, "worker")
+    assert broker.api_keys.is_valid(digest_of(key))
+    await broker.api_keys.revoke(SYSTEM, "worker")
+    assert not broker.api_keys.is_valid(digest_of(key))
+    assert broker.api_keys.authenticate(key) is None
+    other = await broker.api_keys.create(SYSTEM, "worker")
+    assert other != key
+    assert broker.api_keys.authenticate(key) is None
+    assert broker.api_keys.authenticate(other) is not None
+
+
+async def test_mistakes_are_refused(broker: Broker) -> None:
+    await broker.api_keys.create(SYSTEM, "worker")
+    with pytest.raises(InvalidRequest, match="already"):
+        await broker.api_keys.create(SYSTEM, "worker")
+    with pytest.raises(InvalidRequest, match="role"):
+        await broker.api_keys.create(SYSTEM, "idle", [])
+    with pytest.raises(InvalidRequest, match="key name"):
+        await broker.api_keys.create(SYSTEM, "")
+    with pytest.raises(EntryNotFound, match="penstock key list"):
+        await broker.api_keys.revoke(SYSTEM, "nobody")
+
+
+async def test_there_are_no_more_keys_than_allowed(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(api_keys_max=1))
+    await broker.start()
+    await broker.api_keys.create(SYSTEM, "one")
+    with pytest.raises(LimitExceeded):
+        await broker.api_keys.create(SYSTEM, "two")
+    await broker.close()

@@ -1,0 +1,79 @@
+"""One log, every protocol: what one writes the others read, byte for byte, with the same offset, key and order; and groups likewise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from penstock.testing import RunningBroker
+from tests.interop.protocols import GROUP_SPEAKERS, SPEAKERS, GroupSpeaker, Published, Seen, Speaker
+
+TOPIC = "orders"
+RECORDS = [
+    Published(b"k1", b"plain"),
+    Published(None, b""),
+    Published(b"\0", b"\0\xff\n\r\t bytes of any kind " + bytes(range(256))),
+    Published("Schlüssel".encode(), "größer ✓ 𝄞".encode()),
+    *(Published(b"k%d" % (number % 3), b"%d" % number) for number in range(200)),
+    Published(b"large", bytes(300_000)),
+]
+
+Connect = Callable[[Any], Any]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    with RunningBroker() as broker, ExitStack() as open_clients:
+        broker.connect().create_topic(TOPIC)
+        yield lambda speaker: open_clients.enter_context(closing(speaker(broker, TOPIC)))
+
+
+def named(speakers: Any) -> list[Any]:
+    return [pytest.param(speaker, id=speaker.name) for speaker in speakers]
+
+
+@pytest.mark.parametrize("reads", named(SPEAKERS))
+@pytest.mark.parametrize("writes", named(SPEAKERS))
+def test_what_one_protocol_writes_another_reads(connect: Connect, writes: Any, reads: Any) -> None:
+    reader: Speaker = connect(reads)
+    writer: Speaker = connect(writes)
+    writer.publish(RECORDS)
+    expected = [
+        Seen(
+            record.value,
+            record.key if writes.has_keys and reads.has_keys else None,
+            offset if reads.has_offsets else None,
+        )
+        for offset, record in enumerate(RECORDS)
+    ]
+    assert reader.read(len(RECORDS)) == expected
+
+
+@pytest.mark.parametrize("reads", named(SPEAKERS))
+def test_what_all_protocols_write_in_turn_is_read_in_that_order(connect: Connect, reads: Any) -> None:
+    reader: Speaker = connect(reads)
+    writers: list[Speaker] = [connect(writes) for writes in SPEAKERS]
+    values = []
+    for turn in range(5):
+        for writer in writers:
+            values.append(f"{turn} over {writer.name}".encode())
+            writer.publish([Published(None, values[-1])])
+    seen = reader.read(len(values))
+    assert [each.value for each in seen] == values
+    if reads.has_offsets:
+        assert [each.offset for each in seen] == list(range(len(values)))
+
+
+@pytest.mark.parametrize("looks", named(GROUP_SPEAKERS))
+@pytest.mark.parametrize("commits", named(GROUP_SPEAKERS))
+def test_what_one_protocol_commits_another_sees(connect: Connect, commits: Any, looks: Any) -> None:
+    writer: GroupSpeaker = connect(commits)
+    other: GroupSpeaker = connect(looks)
+    writer.publish(RECORDS)
+    assert other.committed("billing") is None
+    for offset in (0, 7, len(RECORDS), 3):
+        writer.commit("billing", offset)
+        assert other.committed("billing") == offset
