@@ -17,6 +17,8 @@ from penstock.broker.audit import AuditStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.broker.schedule import ScheduleStats
+from penstock.broker.schemas.validation import ValidationStats
+from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
@@ -44,6 +46,8 @@ def figures(**changes: object) -> Figures:
         delayed_pending=0,
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
+        validation=ValidationStats(),
+        transactions=TransactionStats(),
         logins=LoginStats(),
         audit=AuditStats(),
         listeners={},
@@ -128,6 +132,15 @@ def test_partitions_are_labelled_and_counted() -> None:
     assert samples["penstock_partitions_left_out", ()] == 5
 
 
+def test_transactions_are_counted_by_how_they_ended() -> None:
+    samples = scraped(figures(transactions=TransactionStats(1, 200, 10, 4, 3, 2)))
+    assert samples["penstock_transactions_open", ()] == 1
+    assert samples["penstock_transactions_open_bytes", ()] == 200
+    assert samples["penstock_transactions_begun_total", ()] == 10
+    ended = {labels[0][1]: n for (name, labels), n in samples.items() if name == "penstock_transactions_ended_total"}
+    assert ended == {"committed": 4, "rolled_back": 3, "timed_out": 2}
+
+
 def test_logins_and_the_audit_trail_are_counted_by_how_they_ended() -> None:
     samples = scraped(figures(logins=LoginStats(1, 2, 3), audit=AuditStats(4, 5, 6)))
     logins = {labels[0][1]: count for (name, labels), count in samples.items() if name == "penstock_logins_total"}
@@ -152,6 +165,13 @@ def test_lag_is_in_records_and_in_seconds_where_the_age_is_known() -> None:
     assert samples["penstock_group_lag_records", audit] == 4
     assert ("penstock_group_lag_seconds", audit) not in samples
     assert samples["penstock_group_lags_left_out", ()] == 9
+
+
+def test_checks_against_schemas_are_counted() -> None:
+    samples = scraped(figures(validation=ValidationStats(5, 2, 1)))
+    assert samples["penstock_schema_checked_records_total", ()] == 5
+    assert samples["penstock_schema_refused_writes_total", ()] == 2
+    assert samples["penstock_schema_worker_checks_total", ()] == 1
 
 
 def test_delayed_records_and_dead_letters_are_counted() -> None:

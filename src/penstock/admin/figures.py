@@ -18,6 +18,8 @@ from penstock.broker.broker import Broker
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import LagReport
 from penstock.broker.schedule import ScheduleStats
+from penstock.broker.schemas.validation import ValidationStats
+from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
@@ -70,6 +72,8 @@ class Figures:
     delayed_pending: int
     schedule: ScheduleStats
     dead_letters: DeadLetterStats
+    validation: ValidationStats
+    transactions: TransactionStats
     logins: LoginStats
     audit: AuditStats
     listeners: dict[str, ListenerStats]
@@ -119,6 +123,8 @@ async def gather(sources: Sources) -> Figures:
         delayed_pending=sources.broker.schedule.pending,
         schedule=copy.deepcopy(sources.broker.schedule.stats),
         dead_letters=copy.copy(sources.broker.dead_letters.stats),
+        validation=copy.copy(sources.broker.schemas.stats),
+        transactions=copy.copy(sources.broker.transactions.stats),
         logins=copy.copy(sources.broker.users.stats),
         audit=copy.copy(sources.broker.audit.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},

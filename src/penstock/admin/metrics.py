@@ -80,6 +80,8 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _partitions(figures)
     yield from _groups(figures)
     yield from _lifetimes(figures)
+    yield from _schemas(figures)
+    yield from _transactions(figures)
     yield from _access(figures)
     yield from _listeners(figures)
     yield from _requests(figures)
@@ -145,6 +147,24 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
     )
     yield _counter("dead_letters_sent", "Records put aside as dead letters.", letters.sent)
     yield _counter("dead_letters_replayed", "Dead letters written to their topics again.", letters.replayed)
+
+
+def _transactions(figures: Figures) -> Iterator[Metric]:
+    stats = figures.transactions
+    yield _gauge("transactions_open", "Transactions that are open.", stats.open)
+    yield _gauge("transactions_open_bytes", "Memory that their records take.", stats.open_bytes)
+    yield _counter("transactions_begun", "Transactions begun.", stats.begun)
+    ended = CounterMetricFamily(PREFIX + "transactions_ended", "Transactions, by how they ended.", labels=["result"])
+    for result in ("committed", "rolled_back", "timed_out"):
+        ended.add_metric([result], getattr(stats, result))
+    yield ended
+
+
+def _schemas(figures: Figures) -> Iterator[Metric]:
+    stats = figures.validation
+    yield _counter("schema_checked_records", "Records checked against a schema.", stats.checked_records)
+    yield _counter("schema_refused_writes", "Writes of which a record did not follow its schema.", stats.refused_runs)
+    yield _counter("schema_worker_checks", "Writes that a worker process checked.", stats.worker_runs)
 
 
 def _access(figures: Figures) -> Iterator[Metric]:
