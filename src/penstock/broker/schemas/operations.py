@@ -43,6 +43,7 @@ class Schemas:
         self._engine = engine
         self._topics_changing = topics_changing
         """Held while a topic is created, deleted or bound."""
+        self.stats = validation.stats
 
     def exists(self, reference: str) -> bool:
         """Whether a text names a schema that is there: for a session to decide what to ask for next, which is then checked."""
