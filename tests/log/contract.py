@@ -535,7 +535,8 @@ class EngineContract:
         engine = await storage.open()
         partition = await make_partition(engine, config=TopicConfig(segment_bytes=1024))
         for number in range(20):
-            await append(partition, [b"%d" % number + bytes(400)])
+            appended = await append(partition, [b"%d" % number + bytes(400)])
+            assert (appended.base_offset, partition.committed_end) == (number, number + 1)
         before = await read_all(partition)
         start = await partition.delete_before(10)
         assert 0 < start <= 10

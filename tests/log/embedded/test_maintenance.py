@@ -101,6 +101,25 @@ async def test_old_segments_are_dropped_by_time_and_only_those(
     assert (await append(partition, [b"next"])).base_offset == 20
 
 
+async def test_a_segment_goes_when_its_last_record_is_old_not_its_first(
+    open_engine: OpenEngine, clock: ManualClock
+) -> None:
+    engine = await open_engine(options=FROM_DISK)
+    await engine.create_topic("orders", TopicConfig(retention_ms=10 * HOUR_S * 1000, segment_bytes=600))
+    partition = engine.partition("orders", 0)
+    await append(partition, [b"old" + bytes(200)])
+    clock.advance(5 * HOUR_S)
+    await append(partition, [b"young" + bytes(200)])
+    await append(partition, [b"of the next segment" + bytes(300)])
+    assert len(partition_of(engine).segments) == 2
+    clock.advance(6 * HOUR_S)
+    await engine.maintain()
+    assert partition.start_offset == 0
+    clock.advance(5 * HOUR_S)
+    await engine.maintain()
+    assert partition.start_offset == 3
+
+
 async def test_old_segments_are_dropped_by_size_and_no_more_than_needed(
     open_engine: OpenEngine, data_dir: Path
 ) -> None:

@@ -471,6 +471,7 @@ async def test_a_marker_of_a_clean_stop_is_not_believed_against_a_longer_log(
     await engine.close()
     segment_files(marked)[0].write_bytes(newer)
     recovered = await open_engine(marked)
+    assert recovered.partition("orders", 0).committed_end == 12
     assert await everything(recovered) == {("orders", 0): records}
 
 
