@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice, takewhile
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -46,6 +46,7 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.producer import Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.transaction_records import TransactionRecords
 from penstock.clock import Clock
 from penstock.errors import (
     LimitExceeded,
@@ -65,8 +66,6 @@ ENDED_MAX: Final = 10_000
 FORGOTTEN_PER_APPEND_MAX: Final = 4096
 SWEEP_S: Final = 1.0
 
-
-_Cell = TypeVar("_Cell")
 OnAdded = Callable[[list[int] | PenstockError], None]
 
 
@@ -98,59 +97,17 @@ class TransactionStats:
     timed_out: int = 0
 
 
-class _Gathered:
-    """Records of a transaction for one partition, as columns."""
-
-    __slots__ = ("expiries", "headers", "keys", "topic_id", "values")
-
-    def __init__(self, topic_id: str) -> None:
-        self.topic_id = topic_id
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.headers: list[bytes | None] = []
-        self.expiries: list[int] = []
-
-    def add(self, batch: Batch, rows: list[int] | None) -> None:
-        """Some rows of a batch, or all."""
-        count = len(batch) if rows is None else len(rows)
-        self.values += _taken(batch.values, rows)
-        self.keys += [None] * count if batch.keys is None else _taken(batch.keys, rows)
-        self.headers += [None] * count if batch.headers is None else _taken(batch.headers, rows)
-        self.expiries += [0] * count if batch.expiries is None else _taken(batch.expiries, rows)
-
-    def batch(self) -> Batch:
-        return Batch(
-            self.values,
-            None if self.keys.count(None) == len(self.keys) else self.keys,
-            None if self.headers.count(None) == len(self.headers) else self.headers,
-            self.expiries if any(self.expiries) else None,
-        )
-
-
-def _rows_by_partition(partitions: list[int]) -> Iterable[tuple[int, list[int] | None]]:
-    """Which rows go to each partition; None stands for all of them."""
-    if partitions.count(partitions[0]) == len(partitions):
-        return ((partitions[0], None),)
-    rows: defaultdict[int, list[int]] = defaultdict(list)
-    for row, index in enumerate(partitions):
-        rows[index].append(row)
-    return rows.items()
-
-
-def _taken(column: Sequence[_Cell], rows: list[int] | None) -> Sequence[_Cell]:
-    return column if rows is None else [column[row] for row in rows]
-
-
 class _Transaction:
-    __slots__ = ("committing", "deadline_s", "gathered", "id", "offsets", "owner", "records", "size_bytes")
+    __slots__ = ("added", "committing", "deadline_s", "id", "offsets", "owner", "records", "size_bytes")
 
     def __init__(self, transaction_id: str, owner: str, deadline_s: float) -> None:
         self.id = transaction_id
         self.owner = owner
         self.deadline_s = deadline_s
-        self.gathered: dict[tuple[str, int], _Gathered] = {}
+        self.records = TransactionRecords()
         self.offsets: dict[OffsetKey, int] = {}
-        self.records = 0
+        self.added = 0
+        """Records and offsets."""
         self.size_bytes = 0
         self.committing: asyncio.Future[None] | None = None
 
@@ -220,7 +177,8 @@ class Transactions:
     def begin(self, principal: Principal) -> str:
         """Open a transaction; returns its id."""
         limits = self._limits
-        if len(self._open) >= limits.transactions_max:
+        of_principal = self._open_by_owner[principal.name]
+        if len(self._open) >= limits.transactions_max or of_principal >= limits.transactions_per_principal_max:
             self.sweep()
         if len(self._open) >= limits.transactions_max:
             raise LimitExceeded(
@@ -275,11 +233,7 @@ class Transactions:
         transaction = self._active(principal, transaction_id)
         topic_id, partitions = self._producer.place(topic, partition, batch)
         self._grow(transaction, len(batch), batch.size_bytes + len(batch) * RECORD_OVERHEAD_BYTES)
-        for index, rows in _rows_by_partition(partitions):
-            gathered = transaction.gathered.get((topic, index))
-            if gathered is None:
-                gathered = transaction.gathered[topic, index] = _Gathered(topic_id)
-            gathered.add(batch, rows)
+        transaction.records.add(topic, topic_id, partitions, batch)
         return partitions
 
     @on_topic(Operation.READ)
@@ -393,14 +347,14 @@ class Transactions:
     def _batches(self, principal: Principal, transaction: _Transaction) -> list[BatchFor]:
         """What was added, for the topics as they are now. Raises where one is gone, or no longer open to the principal."""
         batches = []
-        for (topic, index), gathered in transaction.gathered.items():
+        for (topic, topic_id, index), batch in transaction.records.batches():
             authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
             info = self._engine.topics().get(topic)
-            if info is None or info.id != gathered.topic_id:
+            if info is None or info.id != topic_id:
                 raise TopicNotFound(
                     f"topic not found: {topic} was deleted after transaction {transaction.id} wrote to it; roll the transaction back"
                 )
-            batches.append(BatchFor(self._engine.partition(topic, index), gathered.batch()))
+            batches.append(BatchFor(self._engine.partition(topic, index), batch))
         return batches
 
     def _offsets(self, principal: Principal, transaction: _Transaction) -> PreparedOffsets | None:
@@ -468,9 +422,9 @@ class Transactions:
     def _grow(self, transaction: _Transaction, records: int, size_bytes: int) -> None:
         """Count what is about to be added. Raises where it does not fit."""
         limits = self._limits
-        if transaction.records + records > limits.transaction_records_max:
+        if transaction.added + records > limits.transaction_records_max:
             raise LimitExceeded(
-                f"transaction {transaction.id} has {transaction.records} records: no more than {limits.transaction_records_max} "
+                f"transaction {transaction.id} has {transaction.added} records: no more than {limits.transaction_records_max} "
                 "fit; commit more often or raise limits.transaction_records_max"
             )
         if transaction.size_bytes + size_bytes > limits.transaction_bytes_max:
@@ -483,7 +437,7 @@ class Transactions:
                 f"open transactions hold {self.stats.open_bytes} bytes: no more than {limits.transactions_bytes_max} "
                 "fit; end some or raise limits.transactions_bytes_max"
             )
-        transaction.records += records
+        transaction.added += records
         transaction.size_bytes += size_bytes
         self.stats.open_bytes += size_bytes
 
