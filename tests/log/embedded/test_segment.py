@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CorruptBlock
+from penstock.log.block import MAGIC, Block, encode_block
+from penstock.log.embedded.crashpoints import CrashPoints
+from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.index import STEP_BYTES, SegmentIndex
+from penstock.log.embedded.segment import Segment, SegmentWriter, log_path, offset_range
+from tests.log.embedded.storage import CountingDisk
+
+WINDOW_BYTES = 4 * STEP_BYTES
+
+
+def segment_of(directory: Path, data: bytes) -> Segment:
+    path = log_path(directory, 0)
+    path.write_bytes(data)
+    return Segment(Disk(CrashPoints({})), path, 0, SegmentIndex(0), len(data))
+
+
+def blocks_of(sizes: list[int]) -> list[bytes]:
+    chance = random.Random(7)
+    return [encode_block(offset, 1, [chance.randbytes(size)]) for offset, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [1, 2, 3],
+        [100] * 5000,
+        [WINDOW_BYTES + 1, 5, WINDOW_BYTES - 68, WINDOW_BYTES - 67, 3 * WINDOW_BYTES, 3 * WINDOW_BYTES, 1, 1],
+        [1 << 20] * 3 + [10] * 300 + [1 << 20],
+    ],
+    ids=["few", "many small", "around the window", "large and small"],
+)
+def test_blocks_of_any_size_are_read_from_any_block_on(tmp_path: Path, sizes: list[int]) -> None:
+    blocks = blocks_of(sizes)
+    segment = segment_of(tmp_path, b"".join(blocks))
+    positions = [sum(map(len, blocks[:at])) for at in range(len(blocks))]
+    found = list(segment.blocks_from(0, segment.end))
+    assert [position for position, _ in found] == positions
+    assert [block.data for _, block in found] == blocks
+    for at in sorted({0, 1, len(blocks) // 2, len(blocks) - 1}):
+        read = [block.base_offset for _, block in segment.blocks_from(positions[at], segment.end)]
+        assert read == list(range(at, len(blocks)))
+    stop = positions[-1]
+    assert [block.base_offset for _, block in segment.blocks_from(0, stop)] == list(range(len(blocks) - 1))
+
+
+@pytest.mark.parametrize(
+    "damage_bytes", [1, 63, WINDOW_BYTES - 2, WINDOW_BYTES - 1, WINDOW_BYTES, WINDOW_BYTES + 1, 700_000]
+)
+def test_the_next_whole_block_is_found_behind_any_amount_of_damage(tmp_path: Path, damage_bytes: int) -> None:
+    first, last = blocks_of([10, 20])
+    garbage = random.Random(1).randbytes(damage_bytes)
+    segment = segment_of(tmp_path, first + garbage + last)
+    with pytest.raises(CorruptBlock, match=rf"{segment.path} at byte {len(first)}"):
+        list(segment.blocks_from(0, segment.end))
+    behind = segment.next_whole_block(len(first), segment.end, 1)
+    assert behind is not None
+    assert behind[0] == len(first) + damage_bytes
+    assert behind[1].data == last
+
+
+def test_what_only_begins_like_a_block_is_passed_over(tmp_path: Path) -> None:
+    first, second, last = blocks_of([10, 500, 20])
+    decoys = MAGIC * 50 + second[:-1] + second[:70] + MAGIC
+    segment = segment_of(tmp_path, first + decoys + last)
+    behind = segment.next_whole_block(len(first), segment.end, 1)
+    assert behind is not None
+    assert behind[1].data == last
+    assert segment.next_whole_block(behind[0], segment.end, 1) is None
+
+
+def test_a_block_that_would_reach_beyond_the_end_is_none(tmp_path: Path) -> None:
+    first, last = blocks_of([10, 20])
+    segment = segment_of(tmp_path, first + b"x" + last)
+    assert segment.next_whole_block(len(first), segment.end - 1, 1) is None
+    with pytest.raises(CorruptBlock, match="beyond the segment"):
+        list(segment.blocks_from(len(first) + 1, segment.end - 1))
+
+
+def test_an_index_rebuilt_over_damage_knows_the_blocks_around_it(tmp_path: Path) -> None:
+    blocks = blocks_of([30_000] * 20)
+    data = bytearray(b"".join(blocks))
+    data[len(blocks[0]) * 10 + 99] ^= 1
+    segment = segment_of(tmp_path, bytes(data))
+    segment.rebuild_index(segment.end)
+    assert segment.index.blocks == 19
+    assert segment.index.next_offset == 20
+    assert segment.index.covers == segment.end
+    for offset in [*range(10), *range(11, 20)]:
+        position = segment.index.position_of(offset)
+        assert position <= len(blocks[0]) * offset
+        assert position >= len(blocks[0]) * (offset - 4)
+
+
+def test_a_removed_segment_stays_readable_to_who_holds_it(tmp_path: Path) -> None:
+    blocks = blocks_of([10, 20])
+    segment = segment_of(tmp_path, b"".join(blocks))
+    segment.save_index(segment.index.encode(), sync=False)
+    segment.remove()
+    assert list(tmp_path.iterdir()) == []
+    assert [block.data for _, block in segment.blocks_from(0, segment.end)] == blocks
+
+
+def test_the_name_of_a_file_tells_its_offsets(tmp_path: Path) -> None:
+    assert offset_range(log_path(tmp_path, 17)) == (17, None)
+    assert offset_range(tmp_path / "00000000000000000017-00000000000000000099.log") == (17, 99)
+    names = [f"{n:020d}.log" for n in (0, 9, 10)] + [f"{n:020d}-{n + 5:020d}.log" for n in (5, 100)]
+    assert [offset_range(Path(name))[0] for name in sorted(names)] == [0, 5, 9, 10, 100]
+
+
+def test_rolling_syncs_seals_and_names_before_anything_is_written_to_the_next(tmp_path: Path) -> None:
+    steps: list[str] = []
+
+    class Steps(CountingDisk):
+        def fdatasync(self, fd: int) -> None:
+            super().fdatasync(fd)
+            steps.append(f"flush {Path(f'/proc/self/fd/{fd}').readlink().name}")
+
+        def rename(self, old: Path, new: Path) -> None:
+            super().rename(old, new)
+            steps.append(f"name {new.name}")
+
+        def open_append(self, path: Path, *, create: bool) -> int:
+            steps.append(f"open {path.name}")
+            return super().open_append(path, create=create)
+
+        def sync_directory(self, path: Path) -> None:
+            super().sync_directory(path)
+            steps.append("flush directory")
+
+    disk = Steps()
+    segment = Segment(disk, log_path(tmp_path, 0), 0, SegmentIndex(0), 0)
+    writer = SegmentWriter(disk, segment, create=True, created_ms=0, last_timestamp_ms=0)
+    data = encode_block(0, 50, [b"x"])
+    writer.file.reserve(len(data))
+    writer.write(data, [Block(data)])
+    steps.clear()
+    following = writer.roll(99)
+    first, second = "00000000000000000000", "00000000000000000001"
+    assert steps == [
+        f"flush {first}.log",
+        f"flush {first}.index.tmp",
+        f"name {first}.index",
+        "flush directory",
+        f"open {second}.log",
+        "flush directory",
+    ]
+    assert segment.index.sealed
+    assert segment.path.stat().st_size == len(data)
+    assert (following.next_offset, following.last_timestamp_ms, following.created_ms) == (1, 50, 99)
+    following.file.close()
