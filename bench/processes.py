@@ -30,15 +30,16 @@ _Result = TypeVar("_Result")
 class Broker:
     """`penstock serve` on a data directory; started anew by `start` after it was stopped or killed."""
 
-    def __init__(self, data_dir: Path, *flags: str) -> None:
+    def __init__(self, data_dir: Path, *flags: str, config: str = "") -> None:
+        """`config` is TOML that is added to the file: other listeners, say."""
         # With a file, only the listeners that it names are on.
-        config = data_dir.with_suffix(".toml")
-        config.write_text(f'[listeners.flymq]\nbind = "{HOST}:0"\n\n[admin]\nbind = "{HOST}:0"\n')
-        self._flags = ("--config", str(config), "--data-dir", str(data_dir), *flags)
+        file = data_dir.with_suffix(".toml")
+        file.write_text(f'[listeners.flymq]\nbind = "{HOST}:0"\n\n[admin]\nbind = "{HOST}:0"\n\n{config}')
+        self._flags = ("--config", str(file), "--data-dir", str(data_dir), *flags)
         self._log = data_dir.with_suffix(".log")
         self._process: subprocess.Popen[str] | None = None
-        self.port = 0
-        self._admin_port = 0
+        self.ports: dict[str, int] = {}
+        """By listener, once it runs."""
 
     def start(self) -> float:
         """Returns the seconds until it said `ready`."""
@@ -53,16 +54,19 @@ class Broker:
             address = re.search(r"(\w+)\W.*?:(\d+)\b", line)
             if line.strip() == "ready":
                 return time.perf_counter() - started
-            if address and address[1] == "flymq":
-                self.port = int(address[2])
-            elif address and address[1] == "admin":
-                self._admin_port = int(address[2])
+            if address:
+                self.ports[address[1]] = int(address[2])
         raise RuntimeError(f"the broker did not start:\n{self._log.read_text()[-2000:]}")
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def port(self) -> int:
+        """FlyMQ's."""
+        return self.ports["flymq"]
 
     @property
     def url(self) -> str:
@@ -73,7 +77,7 @@ class Broker:
 
     def metrics(self) -> dict[str, float]:
         """The figures without labels, by name."""
-        with urllib.request.urlopen(f"http://{HOST}:{self._admin_port}/metrics") as reply:
+        with urllib.request.urlopen(f"http://{HOST}:{self.ports['admin']}/metrics") as reply:
             lines = reply.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in {"#", ""} and "{" not in line)
         return {name: float(value) for name, value in pairs}
