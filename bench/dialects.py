@@ -16,9 +16,13 @@ import numpy.typing as npt
 
 from penstock.protocols.flymq.request_encoding import encode_produce
 from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, HEADER_BYTES, MAGIC, RECORD_METADATA, VERSION, Opcode
+from penstock.protocols.rustlog.binary_client import encode_produce as encode_batch
+from penstock.protocols.rustlog.wire import LENGTH_BYTES, PRODUCED
 
 STREAM_REQUESTS: Final = 1024
 """Requests in the buffer before it starts again."""
+STREAM_BATCHES: Final = 16
+"""The same where a request is a batch."""
 
 
 class RecordLost(Exception):
@@ -41,6 +45,8 @@ class Dialect(ABC):
         """The bytes of `count` requests, at most as many as may be in flight."""
         at = first % self._count * self.request_bytes
         return self._stream[at : at + count * self.request_bytes]
+
+    records_per_reply = 1
 
     units_per_reply: int
     """Of what `units` counts; a connection's complete replies are its units divided by this."""
@@ -113,6 +119,32 @@ def _ends(partitions: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], *, 
             raise RecordLost(f"the offsets acknowledged for partition {partition} have a gap or a repetition")
         ends[partition] = int(own[-1]) + 1
     return ends
+
+
+class RustLogBatches(Dialect):
+    """PRODUCE of many records a request to partition 0, in RustLog's binary dialect."""
+
+    def __init__(self, topic: str, payload_bytes: int, in_flight: int, batch_records: int) -> None:
+        payloads = _payloads(STREAM_BATCHES * batch_records, payload_bytes)
+        batches = [payloads[at : at + batch_records] for at in range(0, len(payloads), batch_records)]
+        super().__init__([encode_batch(topic, 0, batch) for batch in batches], in_flight)
+        self.records_per_reply = batch_records
+
+    units_per_reply = LENGTH_BYTES + PRODUCED.size
+
+    def units(self, received: bytes) -> int:
+        return len(received)
+
+    def check(self, received: Sequence[bytes], replies: int, *, whole: bool = True) -> dict[int, int]:
+        row = np.dtype([("length", ">u4"), ("opcode", "u1"), ("base", ">u8"), ("count", ">u4")])
+        found = np.concatenate([np.frombuffer(data, row, len(data) // self.units_per_reply) for data in received])
+        if len(found) != replies:
+            raise RecordLost(f"{replies} replies were counted, {len(found)} came")
+        if not ((found["opcode"] == 1) & (found["count"] == self.records_per_reply)).all():
+            raise RecordLost("a PRODUCE was answered with something else than its success")
+        batches = found["base"].astype(np.int64) // self.records_per_reply
+        ends = _ends(np.zeros(len(found), np.int64), batches, whole=whole)
+        return {partition: end * self.records_per_reply for partition, end in ends.items()}
 
 
 class RedisXadd(Dialect):

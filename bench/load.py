@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.dialects import Dialect, FlyMQProduce, RedisXadd
+from bench.dialects import Dialect, FlyMQProduce, RedisXadd, RustLogBatches
 
 RECEIVE_BYTES = 1 << 20
 SILENCE_S_MAX = 60.0
@@ -41,6 +41,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     records: int | None = None
     partitions: tuple[int, ...] = (-1,)
     run_length: int = 1
+    batch_records: int = 1
+    """Records of a request, where the protocol has batches."""
     value: bytes | None = None
     """The value of every record, where it must mean something; else they are random."""
     server_pid: int
@@ -195,6 +197,8 @@ def run(job: Job) -> LoadResult:
     dialect: Dialect
     if job.side == "redis":
         dialect = RedisXadd(job.name, job.payload_bytes, job.in_flight)
+    elif job.side == "rustlog":
+        dialect = RustLogBatches(job.name, job.payload_bytes, job.in_flight, job.batch_records)
     else:
         dialect = FlyMQProduce(job.name, job.payload_bytes, job.in_flight, job.partitions, job.run_length, job.value)
     load = Load(dialect, job)
@@ -205,7 +209,7 @@ def run(job: Job) -> LoadResult:
     drive = load.drive(job.seconds, job.records)
     server_after, own_after = cpu_seconds(job.server_pid), time.process_time()
     return LoadResult(
-        records=drive.replies,
+        records=drive.replies * dialect.records_per_reply,
         seconds=drive.seconds,
         load_cpu=(own_after - own_before) / drive.seconds,
         server_cpu=max(server_after - server_before, 0.0) / drive.seconds,

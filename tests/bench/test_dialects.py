@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.dialects import Dialect, FlyMQProduce, RecordLost, RedisXadd
+from bench.dialects import Dialect, FlyMQProduce, RecordLost, RedisXadd, RustLogBatches
 from penstock.protocols.flymq.codec import RequestDecoder
 from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced
 from penstock.protocols.flymq.reply_messages import Placed
 from penstock.protocols.flymq.request_messages import ProduceRun
+from penstock.protocols.rustlog import binary_dialect
 
 
 def acknowledged(base_offset: int, count: int, partition: int = 0) -> bytes:
@@ -61,3 +62,14 @@ def test_a_refused_xadd_fails_the_run() -> None:
     with pytest.raises(RecordLost, match="something else"):
         RedisXadd("s", 10, 1).check([b"-ERR no\r\n-ERR no\r\n"], 1)
     assert RedisXadd("s", 10, 1).check([b"$3\r\n1-0\r\n$3\r\n1-1\r\n"], 2) == {0: 2}
+
+
+def test_batches_are_counted_by_their_records_and_each_must_be_there_once() -> None:
+    dialect = RustLogBatches("t", 10, 2, batch_records=5)
+    produced = [binary_dialect.encode_produced(base, 5) for base in (5, 0, 10)]
+    assert replies_counted(dialect, produced) == 3
+    assert dialect.check([produced[0], produced[1] + produced[2]], 3) == {0: 15}
+    with pytest.raises(RecordLost, match="gap or a repetition"):
+        dialect.check([produced[0], produced[2]], 2)
+    with pytest.raises(RecordLost, match="something else"):
+        dialect.check([binary_dialect.encode_produced(0, 4)], 1)
