@@ -105,5 +105,34 @@ class BlipMQ(Speaker):
         return [Seen(message.value) for message in messages]
 
 
-SPEAKERS: tuple[type[Speaker], ...] = (FlyMQ, BlipMQ)
-GROUP_SPEAKERS: tuple[type[GroupSpeaker], ...] = (FlyMQ,)
+class RustLog(GroupSpeaker):
+    name = "rustlog"
+    has_keys = False
+    has_offsets = True
+
+    def url(self, broker: RunningBroker) -> str:
+        return broker.rustlog_url
+
+    def publish(self, records: Sequence[Published]) -> None:
+        self.client.send_many(self.topic, [record.value for record in records])
+
+    def read(self, count: int) -> list[Seen]:
+        return [Seen(record.value, record.key, record.offset) for record in self.client.records(self.topic)]
+
+    def commit(self, group: str, offset: int) -> None:
+        self.client.commit(self.topic, group, 0, offset)
+
+    def committed(self, group: str) -> int | None:
+        offset: int | None = self.client.committed(self.topic, group, 0)
+        return offset
+
+
+class RustLogJson(RustLog):
+    name = "rustlog+json"
+
+    def url(self, broker: RunningBroker) -> str:
+        return broker.rustlog_url.replace("rustlog:", "rustlog+json:")
+
+
+SPEAKERS: tuple[type[Speaker], ...] = (FlyMQ, BlipMQ, RustLog, RustLogJson)
+GROUP_SPEAKERS: tuple[type[GroupSpeaker], ...] = (FlyMQ, RustLog, RustLogJson)
