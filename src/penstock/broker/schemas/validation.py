@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.schemas.definition import Checker
-from penstock.broker.schemas.kinds import KINDS
 from penstock.broker.schemas.reference import Reference
 from penstock.broker.schemas.registry import Registry, Version, schema_id
 from penstock.broker.schemas.worker import CheckRecords, Refused, Verdict, Worker
@@ -172,6 +171,8 @@ class Validation:
         if kept is not None:
             self._checkers.move_to_end(key)
             return kept[0]
+        from penstock.broker.schemas.kinds import KINDS  # by now imported, see Registry
+
         version = want.version
         checker = KINDS[version.type_].load(version.text, version.form, version.cost).checker(want.message)
         self._checkers[key] = checker, version.size_bytes
