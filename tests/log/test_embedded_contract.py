@@ -7,7 +7,8 @@ import pytest
 
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
-from tests.log.contract import EngineContract, Storage
+from tests.log.contract import EngineContract
+from tests.log.storage import Storage
 
 
 class Directory(Storage):
