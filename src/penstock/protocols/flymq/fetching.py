@@ -15,16 +15,14 @@ from penstock.broker.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import Partition
-from penstock.log.block import Block
+from penstock.log.block import KEYS, Block
 from penstock.protocols.flymq.filters import RecordFilter, select
 from penstock.protocols.flymq.reply_encoding import encode_consumed, encode_fetched
 from penstock.protocols.flymq.reply_messages import Rows, UniformRows
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
+from penstock.protocols.values import uniform_values
 
 READ_BYTES_MIN = 64 << 10
-UNIFORM_ROWS_MIN = 64
-UNIFORM_SHARE_MIN = 4
-"""Whether all values of a block have one size is looked up for the whole block; that pays from a quarter of its rows on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +228,9 @@ def _picked_rows(block: Block, rows: Sequence[int]) -> Rows:
 
 
 def _uniform_rows(block: Block, start: int, stop: int) -> UniformRows | None:
-    """Rows whose values need not be cut apart, because they have one size; None where there are too few to look."""
-    if stop - start < UNIFORM_ROWS_MIN or (stop - start) * UNIFORM_SHARE_MIN < block.count:
-        return None
-    columns = block.columns()
-    values = columns.values
-    cuts = values.offsets[start : stop + 1]
-    first, last = int(cuts[0]), int(cuts[-1])
-    value_bytes = int(cuts[1]) - first
-    if columns.keys is not None or values.valid is not None or not value_bytes:
-        return None
-    if last - first != value_bytes * (stop - start) or (cuts[1:] - cuts[:-1] != value_bytes).any():
-        return None
-    return UniformRows(block.offsets(start, stop), value_bytes, values.data[first:last])
+    """Rows whose values need not be cut apart, because they have one size; None where there are keys between them."""
+    uniform = None if block.flags & KEYS else uniform_values(block, start, stop)
+    return None if uniform is None else UniformRows(block.offsets(start, stop), *uniform)
 
 
 def _read_bytes(partition: Partition, records: int, limits: FetchLimits) -> int:
