@@ -12,6 +12,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
+from tests.broker.transaction_house import House
 
 
 @pytest.fixture
@@ -33,3 +34,8 @@ async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Br
     await broker.start()
     yield broker
     await broker.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path, clock: ManualClock) -> House:
+    return House(tmp_path / "data", clock)

@@ -5,113 +5,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, OpenAccess, Operation, Principal, Resource
-from penstock.broker.applications import Once
-from penstock.broker.broker import Broker
+from penstock.broker.access import ANONYMOUS, Operation, Principal, Resource
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.transactions import RECORD_OVERHEAD_BYTES, Transactions
 from penstock.errors import (
     AccessDenied,
     GroupNotFound,
     InvalidRequest,
     LimitExceeded,
-    NoSpace,
     PartitionNotFound,
     PenstockError,
-    ProducerFenced,
     RecordTooLarge,
     ShuttingDown,
     TopicNotFound,
     TransactionNotActive,
     TransactionNotFound,
     ValidationFailed,
-    WriteFailed,
 )
 from penstock.log.api import TopicConfig
 from penstock.log.block import encode_headers
-from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
-from penstock.testing.faults import FaultyDisk
-from tests.broker.producing import produce, read_values
+from tests.broker.producing import produce
+from tests.broker.transaction_house import ALICE, BOB, House
 
-ALICE, BOB = Principal("alice"), Principal("bob")
 DAY_S = 24 * 3600
-
-
-class House:
-    """A broker that can be stopped and started again on its directory."""
-
-    def __init__(
-        self, directory: Path, clock: ManualClock, limits: BrokerLimits | None = None, access: Any = None
-    ) -> None:
-        self._directory = directory
-        self._limits = limits or BrokerLimits()
-        self._access = access or OpenAccess()
-        self.clock = clock
-        self.disk = FaultyDisk()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def open(self) -> None:
-        self.engine = EmbeddedEngine(self._directory, clock=self.clock, disk=self.disk)
-        await self.engine.start()
-        self.broker = Broker(self.engine, clock=self.clock, limits=self._limits, access=self._access)
-        await self.broker.start()
-
-    async def close(self) -> None:
-        await self.broker.close()
-        await self.engine.close()
-
-    async def restart(self) -> None:
-        await self.close()
-        await self.open()
-
-    @property
-    def transactions(self) -> Transactions:
-        return self.broker.transactions
-
-    async def topic(self, name: str, **settings: Any) -> None:
-        await self.broker.create_topic(ANONYMOUS, name, TopicConfig(**settings))
-
-    async def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
-        return await read_values(self.engine.partition(topic, partition))
-
-    def begin(self, who: Principal = ALICE) -> str:
-        return self.transactions.begin(who)
-
-    def add(
-        self,
-        transaction: str,
-        topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None = None,
-        partition: int = -1,
-        who: Principal = ALICE,
-    ) -> list[int]:
-        added: list[list[int] | PenstockError] = []
-        self.transactions.produce(who, topic, transaction, partition, values, keys, done=added.append)
-        (partitions,) = added
-        assert isinstance(partitions, list)
-        return partitions
-
-    async def commit(self, transaction: str, who: Principal = ALICE, once: Once | None = None) -> bool:
-        return await self.transactions.commit(who, transaction, once)
-
-
-@pytest.fixture
-def house(tmp_path: Path, clock: ManualClock) -> House:
-    return House(tmp_path / "data", clock)
 
 
 # -- all or nothing -------------------------------------------------------------------------------------------------------
@@ -366,118 +286,6 @@ async def test_a_right_that_was_withdrawn_in_between_is_missed_at_the_commit(
         assert await house.commit(transaction)
 
 
-# -- bounds ---------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_transaction_times_out_by_the_clock(house: House) -> None:
-    async with house:
-        await house.topic("orders")
-        first = house.begin()
-        house.add(first, "orders", [b"a"])
-        house.clock.advance(30)
-        second = house.begin()
-        house.add(second, "orders", [b"b"])
-        house.clock.advance(30)
-        with pytest.raises(TransactionNotActive, match="timed out"):
-            house.add(first, "orders", [b"c"])
-        house.clock.advance(29.9)
-        house.transactions.sweep()
-        assert await house.commit(second)
-        third = house.begin()
-        house.add(third, "orders", [b"d"])
-        house.clock.advance(60)
-        house.transactions.sweep()
-        with pytest.raises(TransactionNotActive, match="timed out"):
-            await house.commit(third)
-        assert house.transactions.rollback(ALICE, third)
-        assert await house.values("orders") == [b"b"]
-        stats = house.transactions.stats
-        assert (stats.open, stats.open_bytes, stats.begun, stats.committed, stats.timed_out) == (0, 0, 3, 1, 2)
-
-
-async def test_what_a_transaction_holds_is_bounded_and_a_refusal_adds_nothing(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    limits = BrokerLimits(transaction_records_max=3, transaction_bytes_max=4 * (RECORD_OVERHEAD_BYTES + 10))
-    async with House(tmp_path, clock, limits) as house:
-        await house.topic("orders")
-        transaction = house.begin()
-        house.add(transaction, "orders", [b"a"])
-        with pytest.raises(LimitExceeded, match=r"limits\.transaction_records_max"):
-            house.add(transaction, "orders", [b"b", b"c", b"d"])
-        with pytest.raises(LimitExceeded, match=r"limits\.transaction_bytes_max"):
-            house.add(transaction, "orders", [b"b" * 500])
-        house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 1)
-        house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 2)
-        house.add(transaction, "orders", [b"b"])
-        with pytest.raises(LimitExceeded, match="records_max"):
-            house.transactions.commit_offset(ALICE, "orders", transaction, "h", 0, 1)
-        assert await house.commit(transaction)
-        assert await house.values("orders") == [b"a", b"b"]
-
-
-async def test_what_all_transactions_hold_is_bounded_and_comes_back_when_they_end(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    limits = BrokerLimits(transactions_bytes_max=10 * RECORD_OVERHEAD_BYTES)
-    async with House(tmp_path, clock, limits) as house:
-        await house.topic("orders")
-        for end in ("commit", "roll back", "time out", "commit"):
-            transactions = [house.begin() for _ in range(9)]
-            for transaction in transactions:
-                house.add(transaction, "orders", [b"a"])
-            with pytest.raises(LimitExceeded, match=r"limits\.transactions_bytes_max"):
-                house.add(house.begin(), "orders", [b"a" * RECORD_OVERHEAD_BYTES])
-            if end == "commit":
-                await asyncio.gather(*map(house.commit, transactions))
-            elif end == "roll back":
-                for transaction in transactions:
-                    house.transactions.rollback(ALICE, transaction)
-            else:
-                house.clock.advance(60)
-                house.transactions.sweep()
-        assert await house.values("orders") == [b"a"] * 18
-
-
-async def test_how_many_are_open_is_bounded_for_each_principal_and_for_all(tmp_path: Path, clock: ManualClock) -> None:
-    limits = BrokerLimits(transactions_max=5, transactions_per_principal_max=3)
-    async with House(tmp_path, clock, limits) as house:
-        of_alice = [house.begin(ALICE) for _ in range(3)]
-        with pytest.raises(LimitExceeded, match=r"alice has 3 .* limits\.transactions_per_principal_max"):
-            house.begin(ALICE)
-        for _ in range(2):
-            house.begin(BOB)
-        with pytest.raises(LimitExceeded, match=r"limits\.transactions_max"):
-            house.begin(BOB)
-        house.transactions.rollback(ALICE, of_alice[0])
-        house.begin(BOB)
-        house.clock.advance(60)
-        house.begin(ALICE)
-
-
-async def test_committed_ids_are_forgotten_by_number_and_by_age(tmp_path: Path, clock: ManualClock) -> None:
-    limits = BrokerLimits(transactions_remembered_max=10, transactions_max=50)
-    async with House(tmp_path, clock, limits) as house:
-        transactions = [house.begin() for _ in range(30)]
-        for transaction in transactions:
-            await house.commit(transaction)
-        await house.restart()
-        house.transactions.sweep()
-        await asyncio.sleep(0)
-        await house.restart()
-        for transaction in transactions[:20]:
-            with pytest.raises(TransactionNotFound):
-                await house.commit(transaction)
-        for transaction in transactions[20:]:
-            assert not await house.commit(transaction)
-        house.clock.advance(DAY_S + 1)
-        house.transactions.sweep()
-        await house.restart()
-        for transaction in transactions:
-            with pytest.raises(TransactionNotFound):
-                await house.commit(transaction)
-
-
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -607,164 +415,6 @@ async def test_a_group_that_does_not_fit_keeps_everything_from_being_written(
         await house.broker.delete_group(ANONYMOUS, "g")
         assert await house.commit(transaction)
         assert house.broker.committed_offset(ALICE, "orders", "h", 0) == 1
-
-
-# -- a failing disk -------------------------------------------------------------------------------------------------------
-
-
-async def test_on_a_full_disk_nothing_is_written_and_the_commit_may_be_tried_again(house: House) -> None:
-    async with house:
-        await house.topic("orders", partitions=2)
-        transaction = house.begin()
-        for partition in range(2):
-            house.add(transaction, "orders", [bytes(20 << 20)], partition=partition)
-        house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 1)
-        house.disk.disk_full()
-        with pytest.raises(NoSpace):
-            await house.commit(transaction)
-        assert [await house.values("orders", index) for index in range(2)] == [[], []]
-        assert house.broker.list_groups(ANONYMOUS) == []
-        house.disk.disk_full_off()
-        assert await house.commit(transaction)
-        assert [len(await house.values("orders", index)) for index in range(2)] == [1, 1]
-        assert house.broker.committed_offset(ALICE, "orders", "g", 0) == 1
-
-
-async def test_after_a_failed_flush_the_outcome_is_unknown_until_a_restart_tells(house: House) -> None:
-    async with house:
-        await house.topic("orders", partitions=2)
-        transaction, other = house.begin(), house.begin()
-        for partition in range(2):
-            house.add(transaction, "orders", [b"a"], partition=partition)
-            house.add(other, "orders", [b"b"], partition=partition)
-        house.disk.fail_next_fsync()
-        with pytest.raises(WriteFailed, match=f"whether transaction {transaction} was committed is unknown"):
-            await house.commit(transaction)
-        with pytest.raises(WriteFailed, match="restart the broker, then commit it again"):
-            await house.commit(transaction)
-        with pytest.raises(TransactionNotActive, match="only a restart"):
-            house.transactions.rollback(ALICE, transaction)
-        with pytest.raises(WriteFailed, match="was not committed"):
-            await house.commit(other)
-        assert house.transactions.rollback(ALICE, other)
-        await house.restart()
-        held = [await house.values("orders", index) for index in range(2)]
-        if held == [[b"a"], [b"a"]]:
-            assert not await house.commit(transaction)
-        else:
-            assert held == [[], []]
-            with pytest.raises(TransactionNotFound):
-                await house.commit(transaction)
-
-
-# -- commits with a name --------------------------------------------------------------------------------------------------
-
-
-async def test_an_epoch_is_written_once_over_transactions_and_restarts(house: House) -> None:
-    async with house:
-        await house.topic("orders")
-
-        async def write(epoch: int, value: bytes) -> bool:
-            transaction = house.begin()
-            house.add(transaction, "orders", [value])
-            done = await house.commit(transaction, once=Once("query", 1, epoch))
-            assert not await house.commit(transaction), "asked again, it says that it was done"
-            return done
-
-        assert await write(0, b"a")
-        assert not await write(0, b"a")
-        assert await write(2, b"b")
-        assert not await write(1, b"earlier")
-        await house.restart()
-        assert not await write(2, b"b")
-        assert await write(3, b"c")
-        assert await house.values("orders") == [b"a", b"b", b"c"]
-        assert house.transactions.stats.open_bytes == 0
-
-
-async def test_of_many_commits_of_one_epoch_at_the_same_time_one_is_written(house: House) -> None:
-    async with house:
-        await house.topic("orders")
-        transactions = [house.begin() for _ in range(10)]
-        for number, transaction in enumerate(transactions):
-            house.add(transaction, "orders", [f"{number}".encode()])
-        done = await asyncio.gather(*(house.commit(each, once=Once("query", 1, 5)) for each in transactions))
-        assert done.count(True) == 1
-        assert await house.values("orders") == [f"{done.index(True)}".encode()]
-
-
-async def test_a_newer_run_fences_the_older_one(house: House) -> None:
-    async with house:
-        await house.topic("orders")
-        first = await house.transactions.begin_run(ALICE, "query")
-        old = house.begin()
-        house.add(old, "orders", [b"old"])
-        second = await house.transactions.begin_run(ALICE, "query")
-        assert second > first
-        await house.restart()
-        old = house.begin()
-        house.add(old, "orders", [b"old"])
-        with pytest.raises(ProducerFenced, match=f"run {first} of application query is fenced: run {second} has begun"):
-            await house.commit(old, once=Once("query", first, 1))
-        new = house.begin()
-        house.add(new, "orders", [b"new"])
-        assert await house.commit(new, once=Once("query", second, 1))
-        assert await house.values("orders") == [b"new"]
-        assert house.transactions.rollback(ALICE, old), "a fenced transaction is still there to be rolled back"
-
-
-async def test_a_new_run_knows_the_epochs_of_the_runs_before_it(house: House) -> None:
-    async with house:
-        await house.topic("orders")
-        run = await house.transactions.begin_run(ALICE, "query")
-        transaction = house.begin()
-        house.add(transaction, "orders", [b"a"])
-        assert await house.commit(transaction, once=Once("query", run, 7))
-        run = await house.transactions.begin_run(ALICE, "query")
-        transaction = house.begin()
-        house.add(transaction, "orders", [b"a"])
-        assert not await house.commit(transaction, once=Once("query", run, 7))
-        assert await house.values("orders") == [b"a"]
-
-
-async def test_runs_begun_at_the_same_time_get_different_numbers(house: House) -> None:
-    async with house:
-        runs = await asyncio.gather(*(house.transactions.begin_run(ALICE, "query") for _ in range(10)))
-        assert sorted(runs) == list(range(1, 11))
-
-
-async def test_an_application_belongs_to_the_principal_that_named_it_first(house: House) -> None:
-    async with house:
-        await house.topic("orders")
-        await house.transactions.begin_run(ALICE, "query")
-        with pytest.raises(AccessDenied, match="belongs to someone else"):
-            await house.transactions.begin_run(BOB, "query")
-        transaction = house.begin(BOB)
-        with pytest.raises(AccessDenied, match="belongs to someone else"):
-            await house.commit(transaction, BOB, Once("query", 9, 9))
-        assert await house.commit(house.begin(ALICE), once=Once("query", 1, 1)), "nobody holds it after a refusal"
-
-
-@pytest.mark.parametrize("once", [Once("", 0, 0), Once("a\n", 0, 0), Once("a", -1, 0), Once("a", 0, 1 << 63)])
-async def test_a_name_that_makes_no_sense_is_refused(house: House, once: Once) -> None:
-    async with house:
-        transaction = house.begin()
-        with pytest.raises(InvalidRequest):
-            await house.commit(transaction, once=once)
-        assert await house.commit(transaction)
-
-
-async def test_a_named_commit_on_a_full_disk_is_not_taken_for_done(house: House) -> None:
-    async with house:
-        await house.topic("orders")
-        transaction = house.begin()
-        house.add(transaction, "orders", [bytes(20 << 20)])
-        house.disk.disk_full()
-        with pytest.raises(NoSpace):
-            await house.commit(transaction, once=Once("query", 1, 1))
-        house.disk.disk_full_off()
-        assert await house.commit(transaction, once=Once("query", 1, 1))
-        assert len(await house.values("orders")) == 1
 
 
 # -- everything at once ---------------------------------------------------------------------------------------------------
