@@ -88,7 +88,9 @@ def test_memory_is_bounded_whatever_names_are_tried() -> None:
         throttle.failed(f"user-{number}", f"10.0.{number // 256}.{number % 256}:1")
         throttle.succeeded(f"user-{number}", f"10.0.{number // 256}.{number % 256}:1")
         throttle.failed(f"user-{number}", "10.0.0.1:1")
+        throttle.failed("x" * 60_000 + str(number), "10.0.0.2:1")
     assert len(throttle._users) <= 10
+    assert max(map(len, throttle._users)) < 1_000
     assert len(throttle._sources) <= 10
     assert len(throttle._known) <= 10
 

@@ -118,3 +118,9 @@ def test_a_wrong_setting_stops_it_before_it_starts(run: Run, args: list[str], er
     assert result.code == 1
     assert result.err.startswith(f"error: {error}")
     assert not Path("penstock-data").exists()
+
+
+def test_development_credentials_do_not_leave_the_machine(run: Run) -> None:
+    result = run("serve", "--dev", "--bind", "0.0.0.0:0", "--set", "listeners.flymq.insecure=true")
+    assert result.code == 1
+    assert result.err.startswith("error: dev accepts well-known passwords, and listeners.flymq.bind = ")

@@ -170,7 +170,7 @@ class Audit:
 
     def note_refusal(self, principal: Principal, kind: str, resource: str, action: str, result: str) -> None:
         """Something was refused; equal refusals within a few seconds become one event."""
-        key = (kind, principal.name, source_of(principal.address), resource, action)
+        key = (kind, _bounded(principal.name), source_of(principal.address), _bounded(resource), action)
         now_s = self._clock.monotonic()
         noted_s, folded = self._folded.get(key, (now_s - FOLD_S, 0))
         if now_s - noted_s < FOLD_S:

@@ -13,6 +13,7 @@ import ipaddress
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.clock import Clock
 
 TRACKED_MAX: Final = 10_000
@@ -43,7 +44,7 @@ class Throttle:
 
     def wait_s(self, user: str, address: str) -> float:
         """How long until a password of this user from this address is looked at; 0 for now."""
-        source = source_of(address)
+        user, source = _bounded(user), source_of(address)
         wait_s = self._left_s(self._sources.get(source))
         if (user, source) not in self._known:
             wait_s = max(wait_s, self._left_s(self._users.get(user)))
@@ -51,13 +52,14 @@ class Throttle:
 
     def failed(self, user: str, address: str) -> float:
         """Count a failure; returns how long the next attempt has to wait."""
-        source = source_of(address)
+        user, source = _bounded(user), source_of(address)
         self._count(self._users, user, FREE_FAILURES_OF_USER)
         self._count(self._sources, source, FREE_FAILURES_OF_ADDRESS)
         return self.wait_s(user, address)
 
     def succeeded(self, user: str, address: str) -> None:
         """The user's failures are forgiven; those of the address are not, or an account of one's own would buy more guesses."""
+        user = _bounded(user)
         self._users.pop(user, None)
         key = (user, source_of(address))
         self._known[key] = None
@@ -67,6 +69,7 @@ class Throttle:
 
     def forget(self, user: str) -> None:
         """The user is gone or has a new password: no address is known for it any more."""
+        user = _bounded(user)
         self._users.pop(user, None)
         for key in [key for key in self._known if key[0] == user]:
             del self._known[key]
@@ -84,6 +87,11 @@ class Throttle:
         tracked[name] = _Failures(count, now_s, now_s + delay_s)
         if len(tracked) > self._tracked_max:
             tracked.popitem(last=False)
+
+
+def _bounded(user: str) -> str:
+    """Names can be tried that are longer than any user's; what is kept of them must not be."""
+    return user[:NAME_BYTES_MAX]
 
 
 def source_of(address: str) -> str:
