@@ -107,9 +107,7 @@ def _encode_part(
             ]
         )
     fields = RECORD_METADATA.pack(part.partition, 0, part.timestamp_ms, -1, 0)
-    return _metadata_rows(
-        head, fields, keys, values, np.arange(part.base_offset, part.base_offset + count)
-    ).tobytes()
+    return _metadata_rows(head, fields, keys, values, np.arange(part.base_offset, part.base_offset + count)).tobytes()
 
 
 def encode_scattered(
@@ -235,7 +233,10 @@ def encode_cluster_metadata_reply(
     """One node that leads every partition; `topics` maps a name to whether each of its partitions takes writes."""
     leader, replicas = text16(node) + text16(address) + U64.pack(epoch), texts16([node])
     # A partition that takes no more writes has its one replica still, which can be read, and none in sync.
-    states = {True: leader + text16("online") + replicas * 2, False: leader + text16("offline") + replicas + texts16([])}
+    states = {
+        True: leader + text16("online") + replicas * 2,
+        False: leader + text16("offline") + replicas + texts16([]),
+    }
     parts = [text16(cluster), U32.pack(len(topics))]
     for topic, partitions in topics.items():
         parts += text16(topic), U32.pack(len(partitions))
