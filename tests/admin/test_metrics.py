@@ -18,6 +18,7 @@ from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
+from penstock.broker.subscriptions import SubscriptionStats
 from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
 from penstock.log.api import EngineStats
@@ -46,6 +47,9 @@ def figures(**changes: object) -> Figures:
         delayed_pending=0,
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
+        subscriptions=0,
+        in_flight=0,
+        deliveries=SubscriptionStats(),
         validation=ValidationStats(),
         transactions=TransactionStats(),
         logins=LoginStats(),
@@ -212,3 +216,11 @@ def test_requests_are_counted_by_operation_and_their_errors_by_listener() -> Non
     assert samples["penstock_requests_total", (("listener", "flymq"), ("operation", "fetch"))] == 3
     assert samples["penstock_request_errors_total", (("listener", "flymq"),)] == 2
     assert samples["penstock_internal_errors_total", (("listener", "flymq"),)] == 1
+
+
+def test_subscriptions_and_their_deliveries_are_counted() -> None:
+    samples = scraped(figures(subscriptions=4, in_flight=3, deliveries=SubscriptionStats(20, 17)))
+    assert samples["penstock_subscriptions", ()] == 4
+    assert samples["penstock_subscriptions_in_flight", ()] == 3
+    assert samples["penstock_subscriptions_delivered_total", ()] == 20
+    assert samples["penstock_subscriptions_acknowledged_total", ()] == 17

@@ -19,6 +19,7 @@ from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import LagReport
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
+from penstock.broker.subscriptions import SubscriptionStats
 from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
 from penstock.log.api import Engine, EngineStats
@@ -72,6 +73,10 @@ class Figures:
     delayed_pending: int
     schedule: ScheduleStats
     dead_letters: DeadLetterStats
+    subscriptions: int
+    in_flight: int
+    """Deliveries of all subscriptions that wait for their acknowledgement."""
+    deliveries: SubscriptionStats
     validation: ValidationStats
     transactions: TransactionStats
     logins: LoginStats
@@ -123,6 +128,9 @@ async def gather(sources: Sources) -> Figures:
         delayed_pending=sources.broker.schedule.pending,
         schedule=copy.deepcopy(sources.broker.schedule.stats),
         dead_letters=copy.copy(sources.broker.dead_letters.stats),
+        subscriptions=len(sources.broker.subscriptions),
+        in_flight=sources.broker.subscriptions.in_flight,
+        deliveries=copy.copy(sources.broker.subscriptions.stats),
         validation=copy.copy(sources.broker.schemas.stats),
         transactions=copy.copy(sources.broker.transactions.stats),
         logins=copy.copy(sources.broker.users.stats),

@@ -147,6 +147,10 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
     )
     yield _counter("dead_letters_sent", "Records put aside as dead letters.", letters.sent)
     yield _counter("dead_letters_replayed", "Dead letters written to their topics again.", letters.replayed)
+    yield _gauge("subscriptions", "Subscriptions that exist.", figures.subscriptions)
+    yield _gauge("subscriptions_in_flight", "Deliveries that wait for their acknowledgement.", figures.in_flight)
+    yield _counter("subscriptions_delivered", "Deliveries, repetitions included.", figures.deliveries.delivered)
+    yield _counter("subscriptions_acknowledged", "Deliveries acknowledged.", figures.deliveries.acknowledged)
 
 
 def _transactions(figures: Figures) -> Iterator[Metric]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -56,6 +57,15 @@ OnDurable = Callable[[PenstockError | None], None]
 log = structlog.get_logger("penstock.broker.subscriptions")
 
 
+@dataclass(slots=True)
+class SubscriptionStats:
+    """Plain numbers, exported on scrape."""
+
+    delivered: int = 0
+    """Repetitions included."""
+    acknowledged: int = 0
+
+
 class Subscriptions:
     def __init__(
         self,
@@ -69,6 +79,7 @@ class Subscriptions:
         ensure_topic: Callable[[str], Awaitable[None]],
     ) -> None:
         self.access = access
+        self.stats = SubscriptionStats()
         self._engine = engine
         self._dead_letters = dead_letters
         self._clock = clock
@@ -161,7 +172,10 @@ class Subscriptions:
         """The next record of a subscription. Where it is not in memory, await `load` and take again."""
         subscription.used_s = self._clock.monotonic()
         self._reading[subscription.id] = subscription
-        return subscription.take(self._clock.now_ms())
+        taken = subscription.take(self._clock.now_ms())
+        if isinstance(taken, Delivery):
+            self.stats.delivered += 1
+        return taken
 
     @on_topic(Operation.READ)
     async def load(self, principal: Principal, topic: str, subscription: Subscription) -> None:
@@ -174,6 +188,7 @@ class Subscriptions:
         subscription.used_s = self._clock.monotonic()
         acknowledged = subscription.acknowledge(tag, self._clock.now_ms())
         if acknowledged:
+            self.stats.acknowledged += 1
             self._touch(subscription)
         return acknowledged
 

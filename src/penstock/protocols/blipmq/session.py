@@ -60,7 +60,6 @@ class BlipMQStats:
 
     requests: list[int] = field(default_factory=lambda: [0] * (max(FrameType) + 1))
     """By frame type."""
-    deliveries: int = 0
     errors: int = 0
     """NACKs."""
     internal_errors: int = 0
@@ -462,7 +461,6 @@ class BlipMQSession:
             except InvalidRequest as error:  # another protocol wrote it, and allows more
                 self._subscriptions.give_up(principal, subscription.topic, subscription, delivery.tag, str(error))
                 continue
-            self._stats.deliveries += 1
             return frame
 
     # --- refusing ---
