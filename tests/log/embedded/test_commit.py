@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
@@ -493,6 +494,16 @@ async def test_a_topic_is_deleted_while_its_commit_is_under_way(open_engine: Ope
     assert isinstance(refused, PenstockError)
     assert refused.code == "topic_not_found"
     assert sound == Appended(0, engine._clock.now_ms())
+
+
+async def test_a_checkpoint_passes_over_topics_that_were_deleted_under_it(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=EngineOptions(journal_bytes=1))
+    await engine.create_topic("doomed", TopicConfig(partitions=2))
+    with capture_logs() as lines:
+        await append_to_each(engine, "doomed", 2)  # a checkpoint of both begins
+        await engine.delete_topic("doomed")
+        await settled(engine)
+    assert lines == []
 
 
 async def test_a_journal_that_cannot_be_removed_stops_nothing(open_engine: OpenEngine, data_dir: Path) -> None:

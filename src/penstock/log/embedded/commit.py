@@ -412,7 +412,8 @@ class Committer:
         self._checkpoint = None
         covered, self._covered = self._covered, []
         for partition, writer, index in covered:
-            if partition.failure is None and not writer.segment.index.sealed:
+            # Sealed meanwhile, it has its last index; closed, its topic was deleted.
+            if partition.failure is None and not writer.segment.index.sealed and not writer.file.closed:
                 self._save_index(writer, index)
 
     def _sync_segments(self, work: list[tuple[EmbeddedPartition, int]], retired: Path | None) -> None:
