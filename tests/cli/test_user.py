@@ -171,7 +171,9 @@ def test_the_commands_of_the_manual_run_as_written(
             assert result.code == printed.startswith("error:"), command
 
 
-def test_the_python_of_the_manual_runs_as_written(guarded: RunningBroker, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_python_of_the_manual_runs_as_written(
+    guarded: RunningBroker, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(code.replace(ADDRESS, guarded.address), {})
     assert capfdbinary.readouterr().out.endswith(b" acl.set\n")
