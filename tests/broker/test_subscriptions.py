@@ -13,7 +13,7 @@ from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.subscription import NOT_IN_MEMORY, QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
-from penstock.errors import InvalidRequest, LimitExceeded, NoSpace
+from penstock.errors import ConfigError, InvalidRequest, LimitExceeded, NoSpace
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.testing.clock import ManualClock
@@ -406,6 +406,34 @@ async def test_there_are_no_more_subscriptions_than_allowed(tmp_path: Path, cloc
         await subscribe(broker)
         with pytest.raises(LimitExceeded, match="subscriptions_max"):
             await subscribe(broker)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"deliveries_max": 0}, {"backoff_ms": 0}, {"in_flight_max": 0}, {"in_flight_max": 50_001}]
+)
+def test_a_policy_that_cannot_be_kept_is_refused(policy: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(policy))):
+        DeliveryPolicy(**policy)
+
+
+async def test_retention_takes_records_from_under_a_reader(tmp_path: Path, clock: ManualClock) -> None:
+    policy = DeliveryPolicy(in_flight_max=100)
+    async with a_broker(tmp_path / "d", clock, policy, tail_bytes=0) as broker:
+        config = TopicConfig(segment_bytes=1 << 16)
+        await broker.create_topic(ANONYMOUS, "orders", config)
+        subscription = await subscribe(broker)
+        for number in range(20):
+            await produce(broker, "orders", [b"%d" % number + bytes(20_000)])
+        first = await take(broker, subscription)
+        assert first is not None
+        partition = broker.partition(ANONYMOUS, "orders", 0)
+        start = await partition.delete_before(10)
+        assert start > 0
+        subscription.forget_blocks()
+        clock.advance(0.1)
+        values = await take_values(broker, subscription)
+        assert [(value or b"").rstrip(b"\0") for value in values] == [b"%d" % number for number in range(start, 20)]
+        assert subscription.in_flight == 0
 
 
 async def test_a_qos_that_does_not_exist_is_refused(broker: Broker) -> None:

@@ -146,9 +146,8 @@ def test_polling_and_acknowledging_does_not_wait_for_the_kernels_delayed_acknowl
 @pytest.mark.timeout(120)
 def test_nothing_is_dropped_when_much_is_published_before_the_first_poll() -> None:
     count = 100_000
-    settings = {"in_flight_max": 100_000, "backoff_ms": "10m"}
     with (
-        RunningBroker(clock=SystemClock(), subscriptions=settings) as broker,
+        RunningBroker(clock=SystemClock(), subscriptions={"backoff_ms": "10m"}) as broker,
         deployed(broker) as reader,
         deployed(broker) as publisher,
     ):
@@ -157,10 +156,14 @@ def test_nothing_is_dropped_when_much_is_published_before_the_first_poll() -> No
             publisher.send(b"".join(encode_publish(n, 1, "orders", b"%0256d" % n) for n in range(first, first + 1000)))
         publisher.wait_until_published()
         values: list[int] = []
+        acknowledgements: list[bytes] = []
         for _ in range(0, count, 1000):
-            reader.send(b"".join(encode_poll(n, subscription) for n in range(1000)) + encode_ping(7))
+            polls = [encode_poll(n, subscription) for n in range(1000)]
+            reader.send(b"".join((*acknowledgements, *polls, encode_ping(7))))
+            acknowledgements.clear()
             while (answer := reader.answer()) is not None and answer.type == FrameType.PUBLISH:
                 values.append(int(answer.payload[-256:]))
+                acknowledgements.append(encode_ack(answer.correlation_id, subscription))
         assert values == list(range(count))
 
 

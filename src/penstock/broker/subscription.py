@@ -41,6 +41,8 @@ READ_BYTES: Final = 256 << 10
 CHUNK_ROWS: Final = 64
 """Rows of a block that are cut at a time; their bytes are part of the block, which is in memory anyway."""
 _BACKOFF_DOUBLINGS_MAX: Final = 20
+IN_FLIGHT_CEILING: Final = 50_000
+"""At 12 bytes each, where none is beside another, they fit the 1 MiB of a table's entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class DeliveryPolicy:
     backoff_ms: int = 100
     """Until the second delivery; doubled for each one after it."""
     in_flight_max: int = 4096
-    """Deliveries that wait for their acknowledgement, in one subscription. A poll beyond it finds nothing."""
+    """Deliveries that wait for their acknowledgement, in one subscription. A poll beyond it finds nothing. What is not settled is stored
+    with every write, so it must fit an entry of the table."""
     idle_ms_max: int = 7 * 24 * 3600 * 1000
     """A subscription that nobody polls or acknowledges for so long is deleted: protocols without a way to unsubscribe leave them behind."""
 
@@ -60,6 +63,10 @@ class DeliveryPolicy:
         for name in ("deliveries_max", "backoff_ms", "in_flight_max", "idle_ms_max"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"subscriptions.{name} is {getattr(self, name)}: it must be at least 1")
+        if self.in_flight_max > IN_FLIGHT_CEILING:
+            raise ConfigError(
+                f"subscriptions.in_flight_max is {self.in_flight_max}: it must be at most {IN_FLIGHT_CEILING}"
+            )
 
     def delay_ms(self, deliveries: int) -> int:
         return self.backoff_ms << min(deliveries - 1, _BACKOFF_DOUBLINGS_MAX)

@@ -327,7 +327,7 @@ class Subscriptions(Section):
     """How often a record is delivered without an acknowledgement; then it becomes a dead letter."""
     backoff_ms: DurationMs = Field(100, ge=1)
     """How long a delivery may stay unacknowledged the first time; doubled each time after."""
-    in_flight_max: int = Field(4096, ge=1, le=100_000)
+    in_flight_max: int = Field(4096, ge=1, le=50_000)
     """Deliveries of one subscription that wait for their acknowledgement; above it nothing more is delivered."""
     idle_ms_max: DurationMs = Field(7 * 24 * 3600 * 1000, ge=1000)
     """A subscription that nobody reads from for so long is deleted."""
