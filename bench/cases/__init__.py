@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.cases import delayed, fetch, idle, logins, one_in_flight, partitions, produce, schemas, startup, transactions
+from bench.cases import (
+    blipmq,
+    delayed,
+    fetch,
+    idle,
+    logins,
+    one_in_flight,
+    partitions,
+    produce,
+    rustlog,
+    schemas,
+    startup,
+    transactions,
+)
 from bench.rounds import Plan, Row
 
 CASES: dict[str, Callable[[Plan], list[Row]]] = {
@@ -14,6 +27,8 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "fetch": fetch.measure,
     "schemas": schemas.measure,
     "transactions": transactions.measure,
+    "blipmq": blipmq.measure,
+    "rustlog": rustlog.measure,
     "startup": startup.measure,
     "idle": idle.measure,
     "delayed": delayed.measure,
