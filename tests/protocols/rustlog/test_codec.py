@@ -277,6 +277,11 @@ def test_unknown_fields_and_an_absent_group_are_no_fault() -> None:
     assert body('{"\\u0050ing":{}}') == Ping()
 
 
+def test_more_fields_than_anyone_needs_are_refused_before_they_are_looked_at() -> None:
+    fields = '"x":0,' * json_dialect.FIELDS_MAX
+    assert fault(f'{{"DescribeTopic":{{{fields}"topic":"t"}}}}'.encode()) == "more than 10000 fields in one frame"
+
+
 def test_more_records_than_a_reply_can_name_are_refused() -> None:
     records = ",".join(["[]"] * (json_dialect.RECORDS_PER_PRODUCE_MAX + 1))
     assert "records in one frame" in fault(

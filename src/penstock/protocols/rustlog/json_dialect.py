@@ -47,6 +47,8 @@ from penstock.protocols.rustlog.wire import JSON_NAMES, LENGTH_BYTES, U64_MAX, D
 
 RECORDS_PER_PRODUCE_MAX = 500_000
 """The reply names every offset, in up to 20 characters each, and must fit into a frame."""
+FIELDS_MAX = 10_000
+"""In one payload, unknown ones too. Requests have five at most; a million of them would take seconds to look at."""
 
 _U8 = Annotated[int, msgspec.Meta(ge=0, le=0xFF)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -161,7 +163,7 @@ def decode_request(payload: bytes) -> ProduceRun | Call:
     request_bytes = LENGTH_BYTES + len(payload)
     opcode = 0
     try:
-        _check_utf8(payload)
+        _check_cost(payload)
         name, body = _take_apart(payload)
         if name not in _READERS:
             raise ProtocolViolation(f"unknown request {name.decode(errors='replace')[:64]!r}")
@@ -174,14 +176,17 @@ def decode_request(payload: bytes) -> ProduceRun | Call:
         return Call(Dialect.JSON, opcode, BadRequest(_fault(payload, error)), request_bytes)
     if not isinstance(made, list):
         return Call(Dialect.JSON, opcode, made, request_bytes)
-    if len(made) > RECORDS_PER_PRODUCE_MAX:
-        fault = f"{len(made)} records in one frame: send at most {RECORDS_PER_PRODUCE_MAX}"
-        return Call(Dialect.JSON, opcode, BadRequest(fault), request_bytes)
     held_bytes = request_bytes + RECORD_BYTES_IN_MEMORY * len(made)
     return ProduceRun(Dialect.JSON, decoded.topic, decoded.partition, made, [len(made)], held_bytes)
 
 
-def _check_utf8(payload: bytes) -> None:
+def _check_cost(payload: bytes) -> None:
+    """Refuse what would be looked at in vain, or take long to, by counting bytes: before anything is made of it."""
+    if payload.count(b":") > FIELDS_MAX:
+        raise ProtocolViolation(f"more than {FIELDS_MAX} fields in one frame")
+    # One bracket opens the list of records, and one each of them.
+    if payload.count(b"[") > RECORDS_PER_PRODUCE_MAX + 1:
+        raise ProtocolViolation(f"more than {RECORDS_PER_PRODUCE_MAX} records in one frame: send them in several")
     if not payload.isascii():
         try:
             payload.decode()
