@@ -298,8 +298,8 @@ def test_a_protocol_of_a_later_version_is_refused_by_name(file: Path, protocol: 
     file.write_text(f'{LISTENER}[listeners.{protocol}]\nbind = "127.0.0.1:1"\n')
     assert problems(file) == [
         (
-            f"penstock.toml: listeners.{protocol}: this version of Penstock does not speak {protocol} yet; it speaks flymq, blipmq, rustlog. "
-            f"Remove the [listeners.{protocol}] section"
+            f"penstock.toml: listeners.{protocol}: this version of Penstock does not speak {protocol} yet; "
+            f"it speaks flymq, blipmq, rustlog. Remove the [listeners.{protocol}] section"
         )
     ]
 
