@@ -120,3 +120,38 @@ def read(
                     acknowledged.add(message.value)
     except PenstockError:
         return  # the broker is gone, or took a delivery back before it was acknowledged
+
+
+@pytest.mark.timeout(120)
+def test_a_record_becomes_a_dead_letter_once_whenever_the_broker_is_killed(tmp_path: Path) -> None:
+    """Nobody acknowledges anything. Each record ends up in the dead letters, and none of them twice."""
+    config = CONFIG.replace("deliveries_max = 1000000", "deliveries_max = 1")
+    chance = random.Random(5)
+    values = [b"%d" % number for number in range(300)]
+    with BrokerProcess(tmp_path / "data", config=config) as broker:
+        with client_of(broker) as client:
+            subscription = client.subscribe("orders")
+            client.send_many("orders", values)
+        for _ in range(3):
+            reader = threading.Thread(target=ignore_all, args=(broker, subscription))
+            reader.start()
+            reader.join(chance.uniform(0.1, 0.4))  # the moment of the kill is the thing that varies
+            broker.kill9()
+            reader.join()
+            broker.start()
+        with client_of(broker) as client, broker.connect() as reader_of_letters:
+            letters: list[bytes] = []
+            while len(set(letters)) < len(values):
+                client.poll(subscription, 100)
+                if "orders.dlq" in reader_of_letters.topics():
+                    letters = [record.value for record in reader_of_letters.records("orders.dlq")]
+            assert sorted(letters) == sorted(values)
+
+
+def ignore_all(broker: BrokerProcess, subscription: int) -> None:
+    try:
+        with client_of(broker) as client:
+            while True:
+                client.poll(subscription, 10)
+    except PenstockError:
+        return  # the broker is gone, which is what this is about
