@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,33 @@ def test_a_removed_segment_stays_readable_to_who_holds_it(tmp_path: Path) -> Non
     segment.remove()
     assert list(tmp_path.iterdir()) == []
     assert [block.data for _, block in segment.blocks_from(0, segment.end)] == blocks
+
+
+def test_a_reader_that_opens_a_segment_while_it_is_removed_still_reads_it(tmp_path: Path) -> None:
+    opening, removed = threading.Event(), threading.Event()
+
+    class SlowToOpen(CountingDisk):
+        def open_read(self, path: Path) -> int:
+            if not opening.is_set():
+                opening.set()
+                removed.wait(0.2)  # long enough for a removal that does not wait
+            return super().open_read(path)
+
+    blocks = blocks_of([10, 20])
+    path = log_path(tmp_path, 0)
+    path.write_bytes(b"".join(blocks))
+    segment = Segment(SlowToOpen(), path, 0, SegmentIndex(0), sum(map(len, blocks)))
+
+    def remove() -> None:
+        opening.wait(10)
+        segment.remove()
+        removed.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        removing = thread.submit(remove)
+        assert [block.data for _, block in segment.blocks_from(0, segment.end)] == blocks
+        removing.result(10)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_name_of_a_file_tells_its_offsets(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ deleted under a reader stays readable to it.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ RESERVE_STEP_BYTES: Final = 256 << 10
 _WINDOW_BYTES: Final = 4 * STEP_BYTES
 # What a disk that cannot read a place loses of it.
 _SECTOR_BYTES: Final = 4096
+_OPENING: Final = threading.Lock()
 
 
 def log_path(directory: Path, base_offset: int) -> Path:
@@ -66,9 +68,12 @@ class Segment:
     def open(self) -> int:
         """The file, opened once and closed when nobody holds this object any more."""
         if self._fd < 0:
-            fd = self._disk.open_read(self.path)
-            self._close = weakref.finalize(self, os.close, fd)
-            self._fd = fd
+            # One at a time: whoever removes or replaces the file opens it first, and a reader must not come between and find it gone.
+            with _OPENING:
+                if self._fd < 0:
+                    fd = self._disk.open_read(self.path)
+                    self._close = weakref.finalize(self, os.close, fd)
+                    self._fd = fd
         return self._fd
 
     def close(self) -> None:
