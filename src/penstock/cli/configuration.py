@@ -69,7 +69,9 @@ def _check_as_the_server_does(config: Config) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | list) or value is None else str(value)
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def written(key: str, value: Any) -> str:
@@ -87,4 +89,6 @@ def written(key: str, value: Any) -> str:
         return format_duration_ms(value)
     if isinstance(value, float) and name.endswith("_s"):
         return format_duration_ms(round(value * 1000))
-    return "none" if value == [] else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

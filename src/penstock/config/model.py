@@ -415,7 +415,9 @@ class Config(BaseSettings):
         """Where each value comes from, by dotted key: default, a file, an environment variable, a flag, or code."""
         if self._given is None:
             return {key: "code" if is_set else "default" for key, _, is_set in _leaves(self)}
-        return {key: self._given.get(key, "default") for key, _, _ in _leaves(self)}
+        given = self._given
+        # A list of plain values is one setting, whose origin was noted for each of them.
+        return {key: given.get(key) or given.get(f"{key}[0]", "default") for key, _, _ in _leaves(self)}
 
     @property
     def values(self) -> dict[str, Any]:
