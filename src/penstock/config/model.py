@@ -153,6 +153,7 @@ class RustLogListener(TcpListener):
     """`[listeners.rustlog]`: the protocol has no login, so only a TLS certificate says who a client is."""
 
     bind: Bind = "127.0.0.1:9292"
+    max_connections: int = Field(4_000, ge=1, le=1_000_000)
     auth: Literal["auto", "none", "required"] = "auto"
     """Whether clients without a certificate that `tls.client_ca` accepts are strangers; auto: where `listeners.flymq.auth` is required."""
 
