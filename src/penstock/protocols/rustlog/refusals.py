@@ -19,6 +19,7 @@ from penstock.protocols.rustlog.messages import (
     Metrics,
     OffsetCommit,
     OffsetFetch,
+    Ping,
     ProduceRun,
 )
 from penstock.protocols.rustlog.wire import PARTITIONS_MAX, Code, Dialect
@@ -34,6 +35,7 @@ _BINARY_OPENINGS: dict[type, tuple[Code, str]] = {
     DescribeTopic: (Code.DESCRIBE_TOPIC, "DescribeTopic failed"),
     DescribePartition: (Code.DESCRIBE_PARTITION, "DescribePartition failed"),
     Metrics: (Code.SERVER, "Metrics failed"),
+    Ping: (Code.SERVER, "Ping failed"),
 }
 
 
