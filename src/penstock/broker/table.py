@@ -129,6 +129,7 @@ class Table(Generic[_Key, _Value]):
     def begin(self, change: PreparedChange[_Key, _Value], shown: Callable[[PenstockError | None], None]) -> None:
         """The append was made. `shown` is called once the change is in memory, or with the error."""
         change.shown = shown
+        change.result = None  # it may have been refused before, and be tried again
         self._in_flight.append(change)
         self._in_flight_entries += len(change.changes)
 
