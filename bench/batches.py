@@ -21,9 +21,9 @@ import msgspec
 from bench.dialects import RecordLost
 from bench.load import cpu_seconds
 from penstock.protocols.flymq.request_encoding import encode_produce_many
-from penstock.protocols.flymq.transaction_replies import decode_transaction, encode_added, encode_transaction
-from penstock.protocols.flymq.transaction_requests import encode_begin, encode_commit
-from penstock.protocols.flymq.transaction_requests import encode_produce_many as encode_transactional
+from penstock.protocols.flymq.transactions.replies import decode_transaction, encode_added, encode_transaction
+from penstock.protocols.flymq.transactions.requests import encode_begin, encode_commit
+from penstock.protocols.flymq.transactions.requests import encode_produce_many as encode_transactional
 from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER_BYTES, MAGIC, VERSION, Opcode
 
 RECEIVE_BYTES = 1 << 20

@@ -11,8 +11,8 @@ from bench.dialects import RecordLost
 from bench.processes import HOST, Broker
 from bench.rounds import Plan, Row, alone
 from penstock.protocols.flymq.codec import ReplyDecoder
-from penstock.protocols.flymq.lifetime_replies import decode_delayed
-from penstock.protocols.flymq.lifetime_requests import encode_produce_delayed
+from penstock.protocols.flymq.lifetime.replies import decode_delayed
+from penstock.protocols.flymq.lifetime.requests import encode_produce_delayed
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.protocols.flymq.wire import Opcode
 

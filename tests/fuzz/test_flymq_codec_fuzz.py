@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.flymq import request_encoding
-from penstock.protocols.flymq.access_replies import (
+from penstock.protocols.flymq.access.replies import (
     decode_acl,
     decode_acls,
     decode_audit,
@@ -47,8 +47,8 @@ from penstock.protocols.flymq.reply_encoding import encode_fetched, encode_produ
 from penstock.protocols.flymq.reply_messages import Fetched, Placed, Rows
 from penstock.protocols.flymq.request_encoding import encode_produce
 from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
-from penstock.protocols.flymq.transaction_messages import TxnProduce
-from penstock.protocols.flymq.transaction_requests import encode_produce_many
+from penstock.protocols.flymq.transactions.messages import TxnProduce
+from penstock.protocols.flymq.transactions.requests import encode_produce_many
 from penstock.protocols.flymq.wire import Opcode, frame
 
 LIMITS = CodecLimits(payload_bytes_max=4096, inflated_bytes_max=4096)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidRequest, ProtocolViolation, RecordTooLarge
 from penstock.protocols.flymq import request_encoding
-from penstock.protocols.flymq.access_requests import encode_user_request
+from penstock.protocols.flymq.access.requests import encode_user_request
 from penstock.protocols.flymq.codec import CodecLimits, ProducedRun, Reply, ReplyDecoder, RequestDecoder, inflate
 from penstock.protocols.flymq.reply_decoding import decode_fetched
 from penstock.protocols.flymq.reply_encoding import encode_error, encode_fetched, encode_offset, encode_produced

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.protocols.flymq import reply_decoding, request_encoding
-from penstock.protocols.flymq.access_messages import AclDescription, UserDescription
-from penstock.protocols.flymq.access_replies import (
+from penstock.protocols.flymq.access.messages import AclDescription, UserDescription
+from penstock.protocols.flymq.access.replies import (
     encode_acl,
     encode_authenticated,
     encode_identity,

@@ -47,22 +47,24 @@ from penstock.errors import (
     PenstockError,
     Unreachable,
 )
-from penstock.protocols.flymq import lifetime_replies, lifetime_requests, schema_requests
 from penstock.protocols.flymq import reply_decoding as replies
 from penstock.protocols.flymq import request_encoding as requests
-from penstock.protocols.flymq.access_client import AsyncAccess
-from penstock.protocols.flymq.access_replies import decode_authenticated, decode_refusal
+from penstock.protocols.flymq.access.client import AsyncAccess
+from penstock.protocols.flymq.access.replies import decode_authenticated, decode_refusal
 from penstock.protocols.flymq.arguments import partition_field
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
 from penstock.protocols.flymq.fetched import EncodedFetch
-from penstock.protocols.flymq.key_client import AsyncKeys
-from penstock.protocols.flymq.lifetime_client import AsyncDeadLetters
-from penstock.protocols.flymq.lifetime_messages import DelayedRecord
+from penstock.protocols.flymq.keys.client import AsyncKeys
+from penstock.protocols.flymq.lifetime import replies as lifetime_replies
+from penstock.protocols.flymq.lifetime import requests as lifetime_requests
+from penstock.protocols.flymq.lifetime.client import AsyncDeadLetters
+from penstock.protocols.flymq.lifetime.messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.reply_messages import GroupState
-from penstock.protocols.flymq.schema_client import AsyncSchemas
-from penstock.protocols.flymq.transaction_client import AsyncTransaction
+from penstock.protocols.flymq.schemas import requests as schema_requests
+from penstock.protocols.flymq.schemas.client import AsyncSchemas
+from penstock.protocols.flymq.transactions.client import AsyncTransaction
 
 SCHEMES = ("flymq", "flymqs")
 PORT = 9092

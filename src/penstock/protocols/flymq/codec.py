@@ -36,8 +36,8 @@ from penstock.protocols.flymq.request_messages import (
     ProduceRun,
     Request,
 )
-from penstock.protocols.flymq.transaction_messages import TxnProduce
-from penstock.protocols.flymq.transaction_requests import take_alike
+from penstock.protocols.flymq.transactions.messages import TxnProduce
+from penstock.protocols.flymq.transactions.requests import take_alike
 from penstock.protocols.flymq.wire import (
     COMPRESSION_GZIP,
     COMPRESSION_MASK,

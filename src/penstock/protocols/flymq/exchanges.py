@@ -7,7 +7,7 @@ from penstock.clients.records import RecordMetadata
 from penstock.errors import PenstockError, ProtocolViolation
 from penstock.protocols.flymq.codec import ProducedRun, Reply
 from penstock.protocols.flymq.error_texts import error_for
-from penstock.protocols.flymq.lifetime_replies import decode_stored
+from penstock.protocols.flymq.lifetime.replies import decode_stored
 from penstock.protocols.flymq.reply_decoding import decode_error
 from penstock.protocols.flymq.wire import Opcode
 

@@ -26,18 +26,14 @@ from penstock.errors import (
     TopicExists,
     TopicNotFound,
 )
-from penstock.protocols.flymq import (
-    access_operations,
-    key_operations,
-    lifetime_operations,
-    schema_operations,
-    transaction_operations,
-)
-from penstock.protocols.flymq.access_operations import Caller
-from penstock.protocols.flymq.access_replies import encode_authenticated, encode_identity, encode_not_authenticated
+from penstock.protocols.flymq.access import operations as access_operations
+from penstock.protocols.flymq.access.operations import Caller
+from penstock.protocols.flymq.access.replies import encode_authenticated, encode_identity, encode_not_authenticated
 from penstock.protocols.flymq.error_texts import error_text
 from penstock.protocols.flymq.fetching import Fetcher
-from penstock.protocols.flymq.lifetime_operations import OnWritten
+from penstock.protocols.flymq.keys import operations as key_operations
+from penstock.protocols.flymq.lifetime import operations as lifetime_operations
+from penstock.protocols.flymq.lifetime.operations import OnWritten
 from penstock.protocols.flymq.reply_encoding import (
     encode_cluster_metadata_reply,
     encode_created,
@@ -72,6 +68,8 @@ from penstock.protocols.flymq.request_messages import (
     Subscribe,
     WhoAmI,
 )
+from penstock.protocols.flymq.schemas import operations as schema_operations
+from penstock.protocols.flymq.transactions import operations as transaction_operations
 
 LEADER_ID = 0
 SCHEMA_SETTING = "schema"

@@ -10,13 +10,9 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader, decode_text
-from penstock.protocols.flymq import (
-    access_requests,
-    key_layouts,
-    lifetime_requests,
-    schema_requests,
-    transaction_requests,
-)
+from penstock.protocols.flymq.access import requests as access_requests
+from penstock.protocols.flymq.keys import layouts as key_layouts
+from penstock.protocols.flymq.lifetime import requests as lifetime_requests
 from penstock.protocols.flymq.request_messages import (
     Authenticate,
     BadRequest,
@@ -39,6 +35,8 @@ from penstock.protocols.flymq.request_messages import (
     Subscribe,
     WhoAmI,
 )
+from penstock.protocols.flymq.schemas import requests as schema_requests
+from penstock.protocols.flymq.transactions import requests as transaction_requests
 from penstock.protocols.flymq.wire import Opcode
 
 

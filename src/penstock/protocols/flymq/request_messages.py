@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.protocols.flymq.access_messages import AccessBody
-from penstock.protocols.flymq.key_messages import KeyBody
-from penstock.protocols.flymq.lifetime_messages import LifetimeBody
-from penstock.protocols.flymq.schema_messages import SchemaBody
-from penstock.protocols.flymq.transaction_messages import TransactionBody
+from penstock.protocols.flymq.access.messages import AccessBody
+from penstock.protocols.flymq.keys.messages import KeyBody
+from penstock.protocols.flymq.lifetime.messages import LifetimeBody
+from penstock.protocols.flymq.schemas.messages import SchemaBody
+from penstock.protocols.flymq.transactions.messages import TransactionBody
 
 
 @dataclass(slots=True)

@@ -32,8 +32,8 @@ from penstock.protocols.flymq.operations import Answer, Dialect, Node, Operation
 from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced, encode_scattered
 from penstock.protocols.flymq.reply_messages import Failed, Placed
 from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
-from penstock.protocols.flymq.transaction_messages import TxnProduce
-from penstock.protocols.flymq.transaction_operations import RunRefused
+from penstock.protocols.flymq.transactions.messages import TxnProduce
+from penstock.protocols.flymq.transactions.operations import RunRefused
 from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 

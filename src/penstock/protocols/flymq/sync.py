@@ -20,14 +20,14 @@ from penstock.clients.records import (
     TopicDescription,
 )
 from penstock.clients.url import Address
-from penstock.protocols.flymq.access_client import Access
+from penstock.protocols.flymq.access.client import Access
 from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
-from penstock.protocols.flymq.key_client import Keys
-from penstock.protocols.flymq.lifetime_client import DeadLetters
-from penstock.protocols.flymq.lifetime_messages import DelayedRecord
+from penstock.protocols.flymq.keys.client import Keys
+from penstock.protocols.flymq.lifetime.client import DeadLetters
+from penstock.protocols.flymq.lifetime.messages import DelayedRecord
 from penstock.protocols.flymq.reading import Start
-from penstock.protocols.flymq.schema_client import Schemas
-from penstock.protocols.flymq.transaction_client import Transaction
+from penstock.protocols.flymq.schemas.client import Schemas
+from penstock.protocols.flymq.transactions.client import Transaction
 
 
 class FlyMQClient:

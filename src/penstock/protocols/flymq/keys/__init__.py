@@ -1,0 +1,1 @@
+"""API keys of other protocols, managed over FlyMQ: messages, layouts, operations, client calls."""

@@ -1,0 +1,1 @@
+"""Delay, time to live and dead letters: messages, layouts, operations, client calls."""

@@ -1,0 +1,1 @@
+"""Schemas: messages, layouts, operations, client calls."""

@@ -1,0 +1,1 @@
+"""Transactions: messages, layouts, operations, client calls."""
