@@ -144,20 +144,21 @@ def encode_block(
         if last_delta != count - 1:
             flags |= OFFSETS
             vectors.append((np.array(offsets, "<i8") - base_offset).astype("<u4").tobytes())
-    body = b"".join((*vectors, key_data, value_data, header_data))
-    stored, codec = body, CODEC_NONE
-    if compress and len(body) >= COMPRESS_BYTES_MIN:
-        compressed = zstandard.compress(body, _ZSTD_LEVEL)
-        if len(compressed) < len(body):
-            stored, codec = compressed, CODEC_ZSTD
+    pieces = [piece for piece in (*vectors, key_data, value_data, header_data) if piece]
+    raw_bytes = stored_bytes = sum(map(len, pieces))
+    codec = CODEC_NONE
+    if compress and raw_bytes >= COMPRESS_BYTES_MIN:
+        compressed = zstandard.compress(b"".join(pieces), _ZSTD_LEVEL)
+        if len(compressed) < raw_bytes:
+            pieces, stored_bytes, codec = [compressed], len(compressed), CODEC_ZSTD
     head = HEADER.pack(
         MAGIC,
         0,
         VERSION,
         codec,
         flags,
-        len(stored),
-        len(body),
+        stored_bytes,
+        raw_bytes,
         count,
         base_offset,
         last_delta,
@@ -167,8 +168,10 @@ def encode_block(
         len(header_data),
         len(value_data),
     )[8:]
-    checksum = google_crc32c.extend(google_crc32c.value(head), stored)
-    return b"".join((MAGIC, checksum.to_bytes(4, "little"), head, stored))
+    checksum = google_crc32c.value(head)
+    for piece in pieces:
+        checksum = google_crc32c.extend(checksum, piece)
+    return b"".join((MAGIC, checksum.to_bytes(4, "little"), head, *pieces))
 
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:

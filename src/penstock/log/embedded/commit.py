@@ -271,6 +271,7 @@ class Committer:
 
     def _write_direct(self, part: PartitionCommit) -> None:
         writer = part.partition.writer
+        writer.file.ease_flush(len(part.data))
         self._disk.crash_half_written(Site.APPEND_HALF_WRITTEN, writer.file.fd, part.data, writer.file.end)
         if not self._write_segment(part):
             return

@@ -10,9 +10,13 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 from penstock.errors import NoSpace, PenstockError, WriteFailed
 from penstock.log.embedded.crashpoints import CrashPoints, Site
+
+EASED_WRITE_BYTES_MAX: Final = 32 << 10
+_ZEROED_STEP_BYTES: Final = 256 << 10
 
 
 class Disk:
@@ -32,6 +36,10 @@ class Disk:
 
     def allocate(self, fd: int, position: int, size_bytes: int) -> None:
         os.posix_fallocate(fd, position, size_bytes)
+
+    def write_zeros(self, fd: int, position: int, size_bytes: int) -> None:
+        """Over reserved space, which reads as zeros already; only how the file system keeps it changes."""
+        os.pwrite(fd, bytes(size_bytes), position)
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
         return os.pread(fd, size_bytes, position)
@@ -122,14 +130,14 @@ class AppendFile:
     and is never read.
     """
 
-    __slots__ = ("_disk", "_reserve_step_bytes", "_reserved_to", "end", "fd", "path")
+    __slots__ = ("_disk", "_reserve_step_bytes", "_reserved_to", "_zeroed_to", "end", "fd", "path")
 
     def __init__(self, disk: Disk, path: Path, *, create: bool, end: int = 0, reserve_step_bytes: int) -> None:
         self._disk = disk
         self.path = path
         self.fd = disk.open_append(path, create=create)
         self.end = end
-        self._reserved_to = end
+        self._reserved_to = self._zeroed_to = end
         self._reserve_step_bytes = reserve_step_bytes
 
     def reserve(self, size_bytes: int) -> None:
@@ -148,6 +156,22 @@ class AppendFile:
             self._disk.allocate(self.fd, self._reserved_to, ahead - self._reserved_to)
         self._reserved_to = ahead
 
+    def ease_flush(self, size_bytes: int) -> None:
+        """Before a write that is to be flushed: write zeros to some of the reserved space, where the write is small.
+
+        A flush of space that was only reserved has to record that it is in use now, which is a second write, elsewhere on the disk;
+        of space that holds data already it has not. For a few KiB that is a third of the flush's time. A large write gains less than
+        the zeros cost.
+        """
+        if size_bytes > EASED_WRITE_BYTES_MAX or self.end + size_bytes <= self._zeroed_to:
+            return
+        start = max(self.end, self._zeroed_to)
+        self._zeroed_to = max(min(self._reserved_to, start + _ZEROED_STEP_BYTES), start)
+        try:
+            self._disk.write_zeros(self.fd, start, self._zeroed_to - start)
+        except OSError:
+            pass  # nothing depends on it; what is wrong with the disk, the write itself will tell
+
     def write(self, data: bytes) -> int:
         """Write at the end and move it; returns where the data begins."""
         position = self.end
@@ -159,7 +183,7 @@ class AppendFile:
     def cut(self, end: int) -> None:
         """Drop everything from `end` on, reserved space included."""
         self._disk.truncate(self.fd, end)
-        self.end = self._reserved_to = end
+        self.end = self._reserved_to = self._zeroed_to = end
 
     def sync(self) -> None:
         try:

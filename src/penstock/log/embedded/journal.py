@@ -106,6 +106,7 @@ class Journal:
 
     def write(self, record: bytes) -> None:
         file = self._open()
+        file.ease_flush(len(record))
         self._disk.crash_half_written(Site.JOURNAL_HALF_WRITTEN, file.fd, record, file.end)
         file.write(record)
         self._disk.crash_point(Site.JOURNAL_WRITTEN)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from penstock.log.embedded.disk import EASED_WRITE_BYTES_MAX, AppendFile, Disk
+
+
+class ZeroCounter(Disk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.zeroed: list[tuple[int, int]] = []
+        self.fails = False
+
+    def write_zeros(self, fd: int, position: int, size_bytes: int) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "broken")
+        self.zeroed.append((position, size_bytes))
+        super().write_zeros(fd, position, size_bytes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.log"
+
+
+def opened(disk: Disk, path: Path) -> AppendFile:
+    return AppendFile(disk, path, create=True, reserve_step_bytes=1 << 20)
+
+
+def append(file: AppendFile, data: bytes) -> None:
+    file.reserve(len(data))
+    file.ease_flush(len(data))
+    file.write(data)
+
+
+def test_zeros_go_ahead_of_small_writes_and_never_over_them(path: Path) -> None:
+    disk = ZeroCounter()
+    file = opened(disk, path)
+    written = b""
+    for number in range(1000):
+        data = bytes([number % 255 + 1]) * 1000
+        append(file, data)
+        written += data
+    file.close()
+    assert path.read_bytes()[: len(written)] == written
+    assert not any(path.read_bytes()[len(written) :])
+    ends = [position + size for position, size in disk.zeroed]
+    assert [position for position, _ in disk.zeroed] == [0, *ends[:-1]], "each place once"
+    assert len(disk.zeroed) < 10
+    assert ends[-1] >= len(written)
+
+
+def test_a_large_write_is_not_eased_and_a_small_one_behind_it_is(path: Path) -> None:
+    disk = ZeroCounter()
+    file = opened(disk, path)
+    append(file, b"x" * (EASED_WRITE_BYTES_MAX + 1))
+    assert disk.zeroed == []
+    append(file, b"y")
+    assert disk.zeroed[0][0] == EASED_WRITE_BYTES_MAX + 1
+    file.close()
+    assert path.read_bytes().rstrip(b"\0") == b"x" * (EASED_WRITE_BYTES_MAX + 1) + b"y"
+
+
+def test_zeros_stay_within_the_space_that_is_reserved(path: Path) -> None:
+    disk = ZeroCounter()
+    file = AppendFile(disk, path, create=True, reserve_step_bytes=4096)
+    append(file, b"x" * 100)
+    assert disk.zeroed == [(0, 4096)]
+    file.cut(50)
+    append(file, b"y" * 100)
+    assert disk.zeroed == [(0, 4096), (50, 4046)]
+    file.close()
+    assert path.stat().st_size == 4096
+
+
+def test_a_disk_that_takes_no_zeros_still_takes_the_write(path: Path) -> None:
+    disk = ZeroCounter()
+    disk.fails = True
+    file = opened(disk, path)
+    append(file, b"x")
+    file.close()
+    assert path.read_bytes()[:1] == b"x"
