@@ -83,7 +83,9 @@ def test_a_port_that_is_taken_is_said_in_one_line(run: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = run("serve", "--bind", bind, "--data-dir", "data", "--admin-bind", "127.0.0.1:0")
+        result = run(
+            *("serve", "--bind", bind, "--data-dir", "data", "--admin-bind", "127.0.0.1:0", "--log-level", "warning")
+        )
     assert result.code == 1
     assert result.out == b""
     (line,) = result.err.splitlines()

@@ -99,4 +99,5 @@ def check_password(password: str) -> None:
 def _step_back() -> None:
     # On Linux the priority of one thread; elsewhere it would be that of the whole process.
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), STEP_BACK)
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + STEP_BACK)
