@@ -254,6 +254,22 @@ async def test_a_write_error_after_the_journal_has_it_is_mended_by_a_restart(
         assert await read_values(engine.partition(topic, 0)) == [b"before", b"x"]
 
 
+async def test_an_atomic_append_written_in_part_is_seen_by_nobody_until_a_restart(
+    open_engine: OpenEngine, faults: SuffixFaults
+) -> None:
+    engine = await open_engine(disk=faults)
+    await two_topics(engine)
+    topics = [engine.partition(topic, 0) for topic in ("orders", "other")]
+    faults.fail("write", ".log", errno.EIO)  # one of the two segments, after the journal has them both
+    with pytest.raises(WriteFailed, match="recorded in the journal"):
+        await start_atomic_append(engine, [BatchFor(topic, Batch([b"both"])) for topic in topics])
+    assert [await read_values(topic) for topic in topics] == [[b"before"]] * 2
+    await engine.close()
+    engine = await open_engine()
+    assert await read_values(engine.partition("orders", 0)) == [b"before", b"both"]
+    assert await read_values(engine.partition("other", 0)) == [b"before", b"both"]
+
+
 async def test_short_writes_are_completed(
     open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
 ) -> None:

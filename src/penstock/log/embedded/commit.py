@@ -359,6 +359,10 @@ class Committer:
                 self._mark_failed([part])
             self._unsynced[part.partition] = None
             self._disk.crash_point(Site.JOURNAL_APPLIED_ONE)
+        if atomic and (failed := next((part for part in parts if part.error), None)):
+            # All or nothing holds for readers too: what was written stays out of sight until a restart puts the rest beside it.
+            _fail(parts, failed.error)
+            self._mark_failed(parts)
         self._disk.crash_point(Site.JOURNAL_APPLIED)
 
     def _write_journal(self, record: bytes, *, may_use_reserve: bool) -> PenstockError | None:
