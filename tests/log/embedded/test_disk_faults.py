@@ -18,7 +18,7 @@ from penstock.log.embedded.journal import journal_paths
 from penstock.testing.faults import FaultyDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import CountingDisk, crash_image, everything, path_of, settled
-from tests.log.records import append, read_all, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_values, start_append, start_atomic_append
 
 
 class SuffixFaults(CountingDisk):
@@ -247,9 +247,6 @@ async def test_a_write_error_after_the_journal_has_it_is_mended_by_a_restart(
     assert await read_values(engine.partition(failed, 0)) == [b"before"]
     await engine.close()
     engine = await open_engine()
-    assert await everything(engine) == {
-        (topic, 0): await read_all(engine.partition(topic, 0)) for topic in ("orders", "other")
-    }
     for topic in ("orders", "other"):
         assert await read_values(engine.partition(topic, 0)) == [b"before", b"x"]
 
@@ -266,8 +263,8 @@ async def test_an_atomic_append_written_in_part_is_seen_by_nobody_until_a_restar
     assert [await read_values(topic) for topic in topics] == [[b"before"]] * 2
     await engine.close()
     engine = await open_engine()
-    assert await read_values(engine.partition("orders", 0)) == [b"before", b"both"]
-    assert await read_values(engine.partition("other", 0)) == [b"before", b"both"]
+    for name in ("orders", "other"):
+        assert await read_values(engine.partition(name, 0)) == [b"before", b"both"]
 
 
 async def test_short_writes_are_completed(
