@@ -240,8 +240,7 @@ async def test_a_producer_that_resets_its_connection_leaves_no_bytes_counted(tmp
             host, _, port = server.addresses["flymq"].rpartition(":")
             client = socket.create_connection((host, int(port)))
             client.sendall(HEADER.pack(0xAF, 1, Opcode.PRODUCE, 0, len(body)) + body)
-            await until(flushing.is_set)
-            assert budget.held_bytes > 0
+            await until(lambda: flushing.is_set() and budget.held_bytes > 0)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
             await until(lambda: server.listeners["flymq"].stats.connections_open == 0)
