@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from types import TracebackType
-from typing import Self
 
-from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
-from penstock.clients.url import Address
+from penstock.clients.sync_twin import SyncTwin
 from penstock.protocols.blipmq.client import AsyncBlipMQClient, Message
 
 
-class BlipMQClient:
+class BlipMQClient(SyncTwin[AsyncBlipMQClient]):
     """The same calls as `AsyncBlipMQClient`, each waiting for its answer. Any number of threads may share one client.
 
     ```python
@@ -28,31 +25,7 @@ class BlipMQClient:
     def __init__(
         self, url: str, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
     ) -> None:
-        self._client = AsyncBlipMQClient(url, tls=tls, options=options)
-        self._thread = LoopThread(f"penstock client of {self._client.address}")
-        try:
-            self._thread.run(self._client.open())
-        except BaseException:
-            self._thread.close()
-            raise
-
-    @property
-    def address(self) -> Address:
-        return self._client.address
-
-    def close(self) -> None:
-        """Wait for answers still on their way, then hang up. Closing again does nothing."""
-        if not self._thread.closed:
-            self._thread.run(self._client.close())
-            self._thread.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().__init__(AsyncBlipMQClient(url, tls=tls, options=options))
 
     def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
         """Publish one message. With QoS 1 it is committed when this returns. For many, `send_many` is much faster."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, Iterator
 from datetime import datetime
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from penstock.clients.arguments import Values
-from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
 from penstock.clients.records import (
     FetchResult,
@@ -19,7 +17,7 @@ from penstock.clients.records import (
     RecordMetadata,
     TopicDescription,
 )
-from penstock.clients.url import Address
+from penstock.clients.sync_twin import SyncTwin
 from penstock.protocols.flymq.access.client import Access
 from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
 from penstock.protocols.flymq.keys.client import Keys
@@ -30,7 +28,7 @@ from penstock.protocols.flymq.schemas.client import Schemas
 from penstock.protocols.flymq.transactions.client import Transaction
 
 
-class FlyMQClient:
+class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     """The same calls as `AsyncFlyMQClient`, each waiting for its answer. Any number of threads may share one client.
 
     ```python
@@ -44,37 +42,14 @@ class FlyMQClient:
     def __init__(
         self, url: str, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
     ) -> None:
-        self._client = AsyncFlyMQClient(url, tls=tls, options=options)
-        self._thread = LoopThread(f"penstock client of {self._client.address}")
+        super().__init__(AsyncFlyMQClient(url, tls=tls, options=options))
         self.dead_letters = DeadLetters(self._thread, self._client.dead_letters)
         self.schemas = Schemas(self._thread, self._client.schemas)
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = Access(self._thread, self._client.access)
-        self.keys = Keys(self._thread, self._client.keys)
         """Users, roles, ACLs, the audit trail and the cluster."""
-        try:
-            self._thread.run(self._client.open())
-        except BaseException:
-            self._thread.close()
-            raise
-
-    @property
-    def address(self) -> Address:
-        return self._client.address
-
-    def close(self) -> None:
-        """Wait for answers still on their way, then hang up. Closing again does nothing."""
-        if not self._thread.closed:
-            self._thread.run(self._client.close())
-            self._thread.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.keys = Keys(self._thread, self._client.keys)
+        """API keys of protocols that have no users."""
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
