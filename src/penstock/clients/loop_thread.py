@@ -48,20 +48,27 @@ class LoopThread:
             task.add_done_callback(end)
 
         def cancel() -> None:
-            begun[0].cancel()
+            if begun:
+                begun[0].cancel()
+            else:  # interrupted before it could be handed over
+                work.close()
+                ended.set()
 
         def end(task: asyncio.Task[T]) -> None:
             if not task.cancelled():
                 task.exception()  # seen, even where the caller was interrupted and asks no more
             ended.set()
 
+        # One block, because an interrupt may come between any two steps, and work that runs on unseen holds what it uses.
         try:
-            self._loop.call_soon_threadsafe(begin)
-        except RuntimeError:
-            work.close()
-            raise InvalidRequest("this client is closed; connect again to go on") from None
-        try:
+            try:
+                self._loop.call_soon_threadsafe(begin)
+            except RuntimeError:
+                work.close()
+                raise InvalidRequest("this client is closed; connect again to go on") from None
             ended.wait()
+        except InvalidRequest:
+            raise
         except BaseException:
             self._loop.call_soon_threadsafe(cancel)
             ended.wait(CANCEL_S_MAX)
