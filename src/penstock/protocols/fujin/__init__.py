@@ -1,0 +1,1 @@
+"""Fujin over QUIC: byte commands on client-opened streams, one stream a writer or a reader."""
