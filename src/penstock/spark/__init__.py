@@ -1,1 +1,34 @@
-"""Every topic a Spark table: the data source, the sink, a tuned session, and ready-made pipelines."""
+"""Every topic a Spark table: the data source, the sink, a tuned session, and ready-made pipelines.
+
+```python
+import penstock.spark
+
+spark = penstock.spark.session()
+spark.read.format("penstock").option("penstock.bootstrap", "127.0.0.1:9092").option("subscribe", "orders").load().show()
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+
+# Spark imports this package in every one of its Python processes: what a session needs is imported when one is made.
+def session(
+    app_name: str = "penstock", master: str | None = None, config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A Spark session, made or found, with settings that suit the penstock source and sink.
+
+    Without a master (here, or as `spark.master` in `config`) it is a local session on all processors. With a cluster's, as in
+    `spark://host:7077`, settings that only make sense on one machine are left out. `config` wins over every setting made here.
+    Raises ConfigError where Spark or a Java that it runs on is missing; the message names what to install.
+    """
+    from penstock.spark.sessions import build_session
+
+    return build_session(app_name, master, config)

@@ -1,0 +1,95 @@
+"""A Spark session with the settings that make the source, the sink and the pipelines fast and safe.
+
+What goes into it, in rising precedence: settings that help everywhere, settings that only make sense where driver, executors and checkpoints are on
+this machine (left out as soon as a cluster's master is named), and what the caller gives. A running session is used as it is, as Spark's own
+`getOrCreate` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+from penstock.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHUFFLE_PARTITIONS_MAX = 16
+
+EVERYWHERE = {
+    # Half the cost of a Python task: no loopback TCP between the executor and its Python.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # State outgrows the heap, and some operators (transformWithState) work on nothing else.
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+ON_THIS_MACHINE = {
+    # Hadoop's checksummed local file system starts a `chmod` for every file it makes; that is most of a small micro-batch.
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    # Nothing of a local session needs to be reached from elsewhere. Spark's web page listens on every address: whoever wants it turns it on.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+
+
+def is_local(master: str) -> bool:
+    """Whether a master runs everything in this machine's one process."""
+    return master == "local" or master.startswith("local[")
+
+
+def settings(
+    app_name: str, master: str | None = None, config: Mapping[str, str] | None = None, *, processors: int = 1
+) -> dict[str, str]:
+    """Every setting of the session that `session` would make."""
+    given = {name: str(value) for name, value in (config or {}).items()}
+    master = master or given.get("spark.master") or "local[*]"
+    chosen = {"spark.app.name": app_name, **EVERYWHERE}
+    if is_local(master):
+        chosen |= ON_THIS_MACHINE
+        chosen["spark.sql.shuffle.partitions"] = str(min(max(2, processors), SHUFFLE_PARTITIONS_MAX))
+    return {**chosen, **given, "spark.master": master}
+
+
+def build_session(
+    app_name: str = "penstock",
+    master: str | None = None,
+    config: Mapping[str, str] | None = None,
+    *,
+    environment: MutableMapping[str, str] = os.environ,
+) -> SparkSession:
+    """See `penstock.spark.session`."""
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        raise ConfigError('Spark is not installed: run pip install "penstock[spark]"')
+    chosen = settings(app_name, master, config, processors=os.cpu_count() or 1)
+    if "PYSPARK_GATEWAY_PORT" not in environment:
+        # Otherwise spark-submit has started the virtual machine already, on the Java it chose.
+        environment["JAVA_HOME"] = str(find_java(environment))
+    if is_local(chosen["spark.master"]):
+        # Workers must find what this interpreter finds; on a cluster it is a path of another machine.
+        environment.setdefault("PYSPARK_PYTHON", sys.executable)
+
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.config(map=chosen)
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise ConfigError(
+            "Spark's Java process ended as it started; what it printed above says why "
+            "(a setting under spark.driver.extraJavaOptions that this Java does not know is a common reason)"
+        ) from error

@@ -1,0 +1,69 @@
+"""One Spark session and one broker for the whole suite: a second of either would cost more than all the tests.
+
+`spark` is the session, `broker` a broker process, `client` a client of it, `fresh_topic` makes names that no other test has. A test that ends
+processes, or that stops the session, starts its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock.spark
+from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.testing import BrokerProcess
+from tests.spark.jvm import FAST_MASTER, FAST_SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The first query that runs Python starts a dozen processes; on a busy machine that alone can take most of a minute.
+SPARK_TEST_S_MAX = 240
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TEST_S_MAX))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session every test shares. What a test changes in its settings, it changes back."""
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    config = {
+        **FAST_SETTINGS,
+        "spark.sql.warehouse.dir": str(warehouse),
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+    }
+    session = penstock.spark.session("tests", FAST_MASTER, config)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def client(broker: BrokerProcess) -> Iterator[FlyMQClient]:
+    with broker.connect() as client:
+        yield client
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def fresh_topic() -> Callable[..., str]:
+    """Makes names of topics: `fresh_topic()`, or `fresh_topic("orders")` for one that says what it is for."""
+
+    def name(purpose: str = "topic") -> str:
+        return f"{purpose}-{next(_numbers)}"
+
+    return name
