@@ -221,7 +221,7 @@ def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path
     file.write_text(example)
     documented, defaults = load_config(file, {}), Config()
     assert documented.values == defaults.values | {"data_dir": tmp_path / "penstock-data"}
-    optional = {"listeners.flymq.tls", "listeners.blipmq.tls", "listeners.rustlog.tls", "topics"}
+    optional = {*(f"listeners.{name}.tls" for name in Listeners.model_fields), "topics"}
     assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
 
 
@@ -231,12 +231,8 @@ def test_every_setting_has_its_row_in_the_tables() -> None:
     for key in settings_under(Config):
         if key not in {
             "listeners",
-            "listeners.flymq",
-            "listeners.flymq.tls",
-            "listeners.blipmq",
-            "listeners.blipmq.tls",
-            "listeners.rustlog",
-            "listeners.rustlog.tls",
+            *(f"listeners.{name}" for name in Listeners.model_fields),
+            *(f"listeners.{name}.tls" for name in Listeners.model_fields),
             "subscriptions",
             "access",
             "admin",
@@ -294,21 +290,33 @@ def test_an_unknown_variable_is_an_error_too() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["fujin", "felix"])
-def test_a_protocol_of_a_later_version_is_refused_by_name(file: Path, protocol: str) -> None:
-    file.write_text(f'{LISTENER}[listeners.{protocol}]\nbind = "127.0.0.1:1"\n')
+def test_quic_beyond_loopback_needs_a_certificate_and_to_know_its_clients(
+    tmp_path: Path, file: Path, protocol: str
+) -> None:
+    file.write_text(f'[listeners.{protocol}]\nbind = "0.0.0.0:0"\ninsecure = true\n')
     assert problems(file) == [
         (
-            f"penstock.toml: listeners.{protocol}: this version of Penstock does not speak {protocol} yet; "
-            f"it speaks flymq, blipmq, rustlog. Remove the [listeners.{protocol}] section"
+            f'penstock.toml: listeners.{protocol}: bind = "0.0.0.0:0" can be reached from other machines, and QUIC needs a'
+            " certificate that they trust: set tls.cert and tls.key, or bind to 127.0.0.1"
         )
     ]
+    (tmp_path / "a.pem").touch()
+    tls = 'tls.cert = "a.pem"\ntls.key = "a.pem"\n'
+    file.write_text(f'[listeners.{protocol}]\nbind = "0.0.0.0:0"\n{tls}')
+    (problem,) = problems(file)
+    assert "without TLS and authentication" in problem
+    file.write_text(f'[listeners.{protocol}]\nbind = "0.0.0.0:0"\n{tls}tls.client_ca = "a.pem"\n')
+    assert [name for name, _ in load_config(file, {}).listeners.enabled()] == [protocol]
+    file.write_text(f"[listeners.{protocol}]\n")
+    assert [name for name, _ in load_config(file, {}).listeners.enabled()] == [protocol]
 
 
 def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None:
     file.write_text("[listeners.flymk]\n[listeners.amqp]\n")
+    speaks = "it speaks flymq, blipmq, rustlog, fujin, felix"
     assert problems(file) == [
-        "penstock.toml: listeners.flymk: Penstock does not speak flymk; it speaks flymq, blipmq, rustlog. Did you mean listeners.flymq?",
-        "penstock.toml: listeners.amqp: Penstock does not speak amqp; it speaks flymq, blipmq, rustlog",
+        f"penstock.toml: listeners.flymk: Penstock does not speak flymk; {speaks}. Did you mean listeners.flymq?",
+        f"penstock.toml: listeners.amqp: Penstock does not speak amqp; {speaks}",
     ]
 
 

@@ -32,7 +32,7 @@ from penstock.broker.policy import AccessSettings
 from penstock.broker.subscription import DeliveryPolicy
 from penstock.clock import Clock, SystemClock
 from penstock.config import BlipMQListener, Config, FlyMQListener, RustLogListener
-from penstock.config import TcpListener as ListenerSettings
+from penstock.config import Listener as ListenerSettings
 from penstock.errors import ConfigError, TopicExists
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -215,6 +215,8 @@ class Server:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
         parts.push_async_callback(self._stop_listeners)
         for name, settings in self.config.listeners.enabled():
+            if name not in PROTOCOLS:
+                continue
             source = PROTOCOLS[name](
                 Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name))
             )

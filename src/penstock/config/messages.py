@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 
 Path = tuple[str | int, ...]
 
-LATER_PROTOCOLS = ("fujin", "felix")
 SUGGESTIONS_MAX = 3
 
 
@@ -50,8 +49,6 @@ def unknown_setting(root: type[BaseModel], path: Path) -> str:
             parent = section
     if path[:-1] == ("listeners",):
         speaks = ", ".join(parent.model_fields)
-        if name in LATER_PROTOCOLS:
-            return f"{key}: this version of Penstock does not speak {name} yet; it speaks {speaks}. Remove the [{key}] section"
         return f"{key}: Penstock does not speak {name}; it speaks {speaks}" + _did_you_mean(
             name, list(parent.model_fields), "listeners."
         )

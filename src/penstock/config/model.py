@@ -90,8 +90,8 @@ class Tls(Section):
         return self
 
 
-class TcpListener(Section):
-    """What the TCP protocols have in common."""
+class Listener(Section):
+    """What all protocols have in common."""
 
     bind: Bind
     """The address to listen on; port 0 picks a free one."""
@@ -113,6 +113,34 @@ class TcpListener(Section):
             raise ValueError(
                 f'bind = "{self.bind}" can be reached from other machines without TLS and authentication: bind to 127.0.0.1, '
                 f"or set {settings}, or accept the risk with insecure = true"
+            )
+
+
+class TcpListener(Listener):
+    """What the TCP protocols have in common."""
+
+
+class QuicListener(Listener):
+    """What the QUIC protocols have in common. QUIC is never without TLS: on loopback a certificate is made where none is given."""
+
+    max_connections: int = Field(4_000, ge=1, le=1_000_000)
+    idle_s_max: Seconds = Field(30.0, ge=1)
+    """A connection over which nothing moves for so long is closed; the shorter one of both sides' times holds."""
+    streams_max: int = Field(1_024, ge=1, le=65_536)
+    """Streams that a client may have open at once on one connection, two-way and one-way each."""
+    handshakes_max: int = Field(1_000, ge=1, le=1_000_000)
+    """Handshakes that are under way at once; one more is not begun."""
+    retry_above: int = Field(100, ge=0)
+    """With more handshakes than this under way, a client must first show that its address is its own, which costs it a round trip."""
+    datagram_bytes: Annotated[int, Field(ge=1_200, le=65_000)] | Literal["auto"] = "auto"
+    """The largest datagram to send; auto: 1452, and 8900 on loopback."""
+
+    def check_certificate(self) -> None:
+        """Raises ValueError where a certificate cannot be made up because other machines would have to trust it."""
+        if self.tls is None and not is_loopback(parse_address(self.bind).host):
+            raise ValueError(
+                f'bind = "{self.bind}" can be reached from other machines, and QUIC needs a certificate that they trust: '
+                "set tls.cert and tls.key, or bind to 127.0.0.1"
             )
 
 
@@ -164,14 +192,42 @@ class RustLogListener(TcpListener):
         return self
 
 
+class FujinListener(QuicListener):
+    """`[listeners.fujin]`: the protocol has no login, so only a TLS certificate says who a client is."""
+
+    bind: Bind = "127.0.0.1:4848"
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> FujinListener:
+        self.check_certificate()
+        authenticated = self.tls is not None and self.tls.client_ca is not None
+        self.check_safe(authenticated=authenticated, settings="tls.client_ca")
+        return self
+
+
+class FelixListener(QuicListener):
+    """`[listeners.felix]`"""
+
+    bind: Bind = "127.0.0.1:5000"
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> FelixListener:
+        self.check_certificate()
+        authenticated = self.tls is not None and self.tls.client_ca is not None
+        self.check_safe(authenticated=authenticated, settings="tls.client_ca")
+        return self
+
+
 class Listeners(Section):
     """`[listeners]`: a protocol that is not named is off."""
 
     flymq: FlyMQListener | None = None
     blipmq: BlipMQListener | None = None
     rustlog: RustLogListener | None = None
+    fujin: FujinListener | None = None
+    felix: FelixListener | None = None
 
-    def enabled(self) -> Iterator[tuple[str, TcpListener]]:
+    def enabled(self) -> Iterator[tuple[str, Listener]]:
         """Each listener that is on, by protocol name."""
         for name in type(self).model_fields:
             settings = getattr(self, name)
@@ -353,7 +409,13 @@ class Config(BaseSettings):
     """Where the log is. One broker at a time uses a data directory."""
     durability: DurabilityText = "fsync"
     """What an acknowledgement means where a topic does not say otherwise: fsync, interval:<ms> or none."""
-    listeners: Listeners = Listeners(flymq=FlyMQListener(), blipmq=BlipMQListener(), rustlog=RustLogListener())
+    listeners: Listeners = Listeners(
+        flymq=FlyMQListener(),
+        blipmq=BlipMQListener(),
+        rustlog=RustLogListener(),
+        fujin=FujinListener(),
+        felix=FelixListener(),
+    )
     admin: Admin | None = Admin()
     dev: bool = False
     """Accept the user admin with the password admin, and the API key dev-key. Refused where other machines can reach an address."""
