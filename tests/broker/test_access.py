@@ -86,6 +86,7 @@ NOT_OPERATIONS = {
     "users.authenticate",
     "users.open_setup",
     "users.standing",
+    "subscriptions.give_back",
     "subscriptions.start",
     "subscriptions.close",
     "subscriptions.find",
@@ -263,6 +264,16 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         Operation.READ,
         TOPIC,
         lambda b, who, t: b.subscriptions.acknowledge(who, t, a_subscription(t), 1),
+    ),
+    "subscriptions.take_many": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: b.subscriptions.take_many(who, t, a_subscription(t), 1, 1),
+    ),
+    "subscriptions.acknowledge_many": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: b.subscriptions.acknowledge_many(who, t, a_subscription(t), [1]),
     ),
     "subscriptions.refuse": (
         Operation.READ,

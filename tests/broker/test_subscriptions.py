@@ -437,5 +437,127 @@ async def test_retention_takes_records_from_under_a_reader(tmp_path: Path, clock
 
 
 async def test_a_qos_that_does_not_exist_is_refused(broker: Broker) -> None:
-    with pytest.raises(InvalidRequest, match="QoS 2"):
-        await subscribe(broker, qos=2)
+    with pytest.raises(InvalidRequest, match="QoS 3"):
+        await subscribe(broker, qos=3)
+
+
+async def test_a_reader_that_watches_is_told_of_new_records_until_it_stops(broker: Broker) -> None:
+    subscription = await subscribe(broker)
+    told: list[str] = []
+    stop_first, stop_second = subscription.watch(lambda: told.append("a")), subscription.watch(lambda: told.append("b"))
+    await produce(broker, "orders", [b"1"])
+    assert told == ["a", "b"]
+    stop_first()
+    stop_first()
+    await produce(broker, "orders", [b"2"])
+    assert told == ["a", "b", "b"]
+    stop_second()
+    await produce(broker, "orders", [b"3"])
+    assert told == ["a", "b", "b"]
+    assert not subscription.watched
+
+
+async def test_a_reader_that_watches_is_told_of_deliveries_taken_back_and_of_the_end(
+    broker: Broker, clock: ManualClock
+) -> None:
+    subscription = await subscribe(broker)
+    await produce(broker, "orders", [b"1"])
+    delivery = await take(broker, subscription)
+    assert delivery is not None
+    told: list[bool] = []
+    subscription.watch(lambda: told.append(subscription.deleted))
+    broker.subscriptions.refuse(ANONYMOUS, "orders", subscription, delivery.tag)
+    assert told == []
+    clock.advance(0.1)
+    broker.subscriptions.sweep()
+    assert told == [False]
+    await broker.delete_topic(ANONYMOUS, "orders")
+    assert told == [False, True]
+
+
+async def test_room_that_an_acknowledgement_makes_is_told_to_those_who_watch(broker: Broker) -> None:
+    subscription = await subscribe(broker)
+    await produce(broker, "orders", [b"%d" % number for number in range(6)])
+    first = await take(broker, subscription)
+    assert first is not None
+    while await take(broker, subscription) is not None:
+        pass
+    told: list[int] = []
+    subscription.watch(lambda: told.append(subscription.in_flight))
+    assert ack(broker, subscription, first.tag)
+    assert told == [3]
+
+
+async def test_what_a_reader_gives_back_is_delivered_next_and_was_no_delivery(broker: Broker) -> None:
+    subscription = await subscribe(broker)
+    await produce(broker, "orders", [b"1", b"2"])
+    for _ in range(POLICY.deliveries_max + 1):
+        delivery = await take(broker, subscription)
+        assert delivery is not None
+        assert delivery.value == b"1"
+        broker.subscriptions.give_back(subscription, [delivery.tag])
+        assert not ack(broker, subscription, delivery.tag)
+    assert await take_values(broker, subscription) == [b"1", b"2"]
+
+
+async def test_a_subscription_may_give_its_readers_more_time(broker: Broker, clock: ManualClock) -> None:
+    subscription = await subscribe(broker, name="billing", ack_ms=5_000)
+    assert await subscribe(broker, name="billing") is subscription
+    await produce(broker, "orders", [b"1"])
+    delivery = await take(broker, subscription)
+    assert delivery is not None
+    clock.advance(4.9)
+    assert await take(broker, subscription) is None
+    clock.advance(0.2)
+    again = await take(broker, subscription)
+    assert again is not None
+    assert again.tag == delivery.tag
+
+
+async def test_many_records_are_taken_and_settled_at_once_within_their_bounds(broker: Broker) -> None:
+    subscription = await subscribe(broker)
+    await produce(broker, "orders", [b"%d" % number * 10 for number in range(4)])
+    subscriptions = broker.subscriptions
+    first = subscriptions.take_many(ANONYMOUS, "orders", subscription, 10, 11)
+    rest = subscriptions.take_many(ANONYMOUS, "orders", subscription, 10, 1000)
+    assert isinstance(first, list)
+    assert isinstance(rest, list)
+    assert [len(first), len(rest)] == [2, 2]
+    assert subscriptions.take_many(ANONYMOUS, "orders", subscription, 10, 1000) == []
+    tags = [delivery.tag for delivery in (*first, *rest)]
+    assert subscriptions.acknowledge_many(ANONYMOUS, "orders", subscription, [*tags, 99]) == [True] * 4 + [False]
+    assert subscription.in_flight == 0
+
+
+async def test_many_records_that_are_not_in_memory_are_loaded_first(tmp_path: Path, clock: ManualClock) -> None:
+    async with a_broker(tmp_path / "d", clock, tail_bytes=0) as broker:
+        subscription = await subscribe(broker)
+        for value in (b"1", b"2"):
+            await produce(broker, "orders", [value])
+        taken = broker.subscriptions.take_many(ANONYMOUS, "orders", subscription, 10, 1000)
+        assert taken is NOT_IN_MEMORY
+        await broker.subscriptions.load(ANONYMOUS, "orders", subscription)
+        taken = broker.subscriptions.take_many(ANONYMOUS, "orders", subscription, 10, 1000)
+        assert isinstance(taken, list)
+        assert [delivery.value for delivery in taken] == [b"1", b"2"]
+
+
+async def test_a_subscription_may_take_every_record_at_least_once(broker: Broker) -> None:
+    subscription = await subscribe(broker, qos=2)
+    await publish_qos0(broker, "orders", [b"1"])
+    delivery = await take(broker, subscription)
+    assert delivery is not None
+    assert delivery.qos == 1
+    assert ack(broker, subscription, delivery.tag)
+
+
+async def test_a_watched_subscription_is_never_idle(broker: Broker, clock: ManualClock) -> None:
+    subscription = await subscribe(broker)
+    stop = subscription.watch(lambda: None)
+    clock.advance(POLICY.idle_ms_max / 1000 + 1)
+    await broker.subscriptions.end_idle()
+    assert not subscription.deleted
+    stop()
+    clock.advance(POLICY.idle_ms_max / 1000 + 1)
+    await broker.subscriptions.end_idle()
+    assert subscription.deleted

@@ -10,15 +10,18 @@ A record is settled when it was acknowledged, when it became a dead letter, or w
 Delivery tags follow from partition and offset, so a record keeps its tag across redeliveries and restarts, and a tag that a client
 kept from before a crash can never acknowledge another record. With one partition they count from 1.
 
-Redelivery: delivery number n is taken back after `backoff_ms * 2**(n-1)` without an acknowledgement and is then the next to be
-delivered, ahead of records that never were. After `deliveries_max` deliveries the record is exhausted instead, and becomes a dead letter.
+Redelivery: delivery number n is taken back after `backoff_ms * 2**(n-1)` (or `ack_ms`, where readers are given a time of their own)
+without an acknowledgement and is then the next to be delivered, ahead of records that never were. After `deliveries_max` deliveries
+the record is exhausted instead, and becomes a dead letter.
+
+Readers that are pushed to do not ask again and again: they `watch`, and are told when there may be something to take.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -33,6 +36,8 @@ from penstock.log.block import Block, decode_headers, encode_headers
 
 AT_MOST_ONCE: Final = 0
 AT_LEAST_ONCE: Final = 1
+ALWAYS_AT_LEAST_ONCE: Final = 2
+"""Of a subscription: also for records that were published with QoS 0."""
 QOS_HEADER: Final = "penstock-qos"
 QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
 """The header cell of a record that was published with QoS 0. Records without the header, whoever wrote them, count as QoS 1."""
@@ -58,6 +63,8 @@ class DeliveryPolicy:
     with every write, so it must fit an entry of the table."""
     idle_ms_max: int = 7 * 24 * 3600 * 1000
     """A subscription that nobody polls or acknowledges for so long is deleted: protocols without a way to unsubscribe leave them behind."""
+    ack_ms: int = 0
+    """How long a delivery waits for its acknowledgement; 0: as long as the backoff of its number. Refused ones always wait for that."""
 
     def __post_init__(self) -> None:
         for name in ("deliveries_max", "backoff_ms", "in_flight_max", "idle_ms_max"):
@@ -70,6 +77,9 @@ class DeliveryPolicy:
 
     def delay_ms(self, deliveries: int) -> int:
         return self.backoff_ms << min(deliveries - 1, _BACKOFF_DOUBLINGS_MAX)
+
+    def wait_ms(self, deliveries: int) -> int:
+        return self.ack_ms or self.delay_ms(deliveries)
 
 
 class Unsettled(msgspec.Struct, frozen=True, array_like=True):
@@ -245,13 +255,15 @@ class Subscription:
         "_heap",
         "_in_flight",
         "_loading",
-        "_policy",
         "_turn",
         "_waiting",
+        "_watched",
+        "_watchers",
         "created_ms",
         "deleted",
         "id",
         "name",
+        "policy",
         "qos",
         "topic",
         "topic_id",
@@ -277,7 +289,7 @@ class Subscription:
         self.created_ms = stored.created_ms
         self.used_s = 0.0
         self.deleted = False
-        self._policy = policy
+        self.policy = policy
         self._cursors = [
             _Cursor(handle, cursor.start, cursor.read_to, 0 if restored_ms is None else handle.committed_end)
             for handle, cursor in zip(handles, stored.cursors, strict=True)
@@ -290,13 +302,16 @@ class Subscription:
         self._exhausted: dict[int, Exhausted] = {}
         self._turn = 0
         self._loading: asyncio.Lock | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._watched: list[Callable[[], None]] = []
+        """What stops the partitions from telling of new records."""
         if restored_ms is not None:
             self._restore(stored, restored_ms)
 
     def _restore(self, stored: StoredSubscription, now_ms: int) -> None:
         for index, cursor in enumerate(stored.cursors):
             for run in cursor.unsettled:
-                deliveries = min(run.deliveries, self._policy.deliveries_max - 1)
+                deliveries = min(run.deliveries, self.policy.deliveries_max - 1)
                 for offset in range(run.first, run.first + run.count):
                     tag = self._tag(index, offset)
                     self._in_flight[tag] = _InFlight(deliveries, None, now_ms)
@@ -311,7 +326,7 @@ class Subscription:
             found = self._take_again(now_ms)
             if found is not None:
                 return found
-        if len(self._in_flight) >= self._policy.in_flight_max:
+        if len(self._in_flight) >= self.policy.in_flight_max:
             return None
         cursors = self._cursors
         not_in_memory = False
@@ -345,7 +360,10 @@ class Subscription:
         if entry.due_ms <= now_ms:
             self.release_due(now_ms)
             return False
+        full = len(self._in_flight) >= self.policy.in_flight_max
         del self._in_flight[tag]
+        if full:
+            self.wake()
         return True
 
     def refuse(self, tag: int, now_ms: int) -> bool:
@@ -353,18 +371,46 @@ class Subscription:
         entry = self._in_flight.get(tag)
         if entry is None or entry.due_ms is None:
             return False
-        if entry.deliveries >= self._policy.deliveries_max:
+        if entry.deliveries >= self.policy.deliveries_max:
             self._give_up(tag, entry, "refused by its reader")
         else:
-            entry.due_ms = now_ms + self._policy.delay_ms(entry.deliveries)
+            entry.due_ms = now_ms + self.policy.delay_ms(entry.deliveries)
             heappush(self._heap, (entry.due_ms, tag))
         return True
+
+    def give_back(self, tag: int) -> None:
+        """Its reader has gone, perhaps without having looked at it: it is the next to be delivered, and this time does not count."""
+        entry = self._in_flight.get(tag)
+        if entry is not None and entry.due_ms is not None:
+            entry.deliveries -= 1
+            entry.due_ms = None
+            self._waiting.append(tag)
 
     def give_up(self, tag: int, reason: str) -> None:
         """A delivery that can never arrive: its record becomes a dead letter now."""
         entry = self._in_flight.get(tag)
         if entry is not None:
             self._give_up(tag, entry, reason)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` whenever there may be something to take that was not there before. Returns what stops it."""
+        if not self._watchers:
+            self._watched = [cursor.handle.watch(self.wake) for cursor in self._cursors]
+        self._watchers.append(callback)
+
+        def stop() -> None:
+            if callback in self._watchers:
+                self._watchers.remove(callback)
+            if not self._watchers:
+                for stop_partition in self._watched:
+                    stop_partition()
+                self._watched = []
+
+        return stop
+
+    def wake(self) -> None:
+        for callback in list(self._watchers):
+            callback()
 
     # -- what the keeper does ---------------------------------------------------------------------------------------------
 
@@ -374,6 +420,10 @@ class Subscription:
         return len(self._in_flight)
 
     @property
+    def watched(self) -> bool:
+        return bool(self._watchers)
+
+    @property
     def exhausted(self) -> Sequence[Exhausted]:
         """What is to become dead letters; ends with `buried`."""
         return list(self._exhausted.values())
@@ -381,16 +431,19 @@ class Subscription:
     def release_due(self, now_ms: int) -> None:
         """Take back the deliveries whose time is over."""
         heap = self._heap
+        waiting = len(self._waiting)
         while heap and heap[0][0] <= now_ms:
             due_ms, tag = heappop(heap)
             entry = self._in_flight.get(tag)
             if entry is None or entry.due_ms != due_ms:
                 continue
-            if entry.deliveries >= self._policy.deliveries_max:
+            if entry.deliveries >= self.policy.deliveries_max:
                 self._give_up(tag, entry, f"not acknowledged after {entry.deliveries} deliveries")
             else:
                 entry.due_ms = None
                 self._waiting.append(tag)
+        if len(self._waiting) > waiting:
+            self.wake()
 
     def buried(self, tags: Sequence[int]) -> None:
         """These have become dead letters, or there was nothing left of them."""
@@ -461,7 +514,7 @@ class Subscription:
             if not is_visible(block, row, now_ms):
                 continue
             tag = self._tag(index, offset)
-            if self.qos and _qos_of(headers):
+            if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and _qos_of(headers)):
                 self._deliver(tag, 1, now_ms, now_ms)
                 return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
             if offset >= cursor.qos0_from:
@@ -487,7 +540,7 @@ class Subscription:
         return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
 
     def _deliver(self, tag: int, deliveries: int, now_ms: int, first_ms: int) -> None:
-        due_ms = now_ms + self._policy.delay_ms(deliveries)
+        due_ms = now_ms + self.policy.wait_ms(deliveries)
         self._in_flight[tag] = _InFlight(deliveries, due_ms, first_ms)
         if len(self._heap) > 2 * len(self._in_flight) + CHUNK_ROWS:
             self._heap = [(entry.due_ms, each) for each, entry in self._in_flight.items() if entry.due_ms is not None]

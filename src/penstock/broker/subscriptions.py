@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -26,8 +26,10 @@ from penstock.broker.deadletter_entries import FailedRecord
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.subscription import (
+    ALWAYS_AT_LEAST_ONCE,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
+    NOT_IN_MEMORY,
     Delivery,
     DeliveryPolicy,
     NotInMemory,
@@ -158,17 +160,23 @@ class Subscriptions:
         *,
         name: str = "",
         start: Literal["earliest", "latest"] = "latest",
+        ack_ms: int | None = None,
     ) -> Subscription:
         """A new subscription, stored before this returns; or, where a name is given, the one of this name on this topic.
 
-        Creates a topic that is missing. "latest" begins with the first record after this call.
+        Creates a topic that is missing. "latest" begins with the first record after this call. `ack_ms`: how long a delivery waits
+        for its acknowledgement, from now on; as the policy says where it is not given.
         """
-        if qos not in (AT_MOST_ONCE, AT_LEAST_ONCE):
+        if qos not in (AT_MOST_ONCE, AT_LEAST_ONCE, ALWAYS_AT_LEAST_ONCE):
             raise InvalidRequest(f"QoS {qos} does not exist: use 0 or 1")
         if not name:
-            return await self._create(topic, qos, name, start)
-        async with self._naming.setdefault((topic, name), asyncio.Lock()):
-            return self._by_name.get((topic, name)) or await self._create(topic, qos, name, start)
+            subscription = await self._create(topic, qos, name, start)
+        else:
+            async with self._naming.setdefault((topic, name), asyncio.Lock()):
+                subscription = self._by_name.get((topic, name)) or await self._create(topic, qos, name, start)
+        if ack_ms is not None:
+            subscription.policy = replace(self._policy, ack_ms=ack_ms)
+        return subscription
 
     @on_topic(Operation.READ)
     def take(self, principal: Principal, topic: str, subscription: Subscription) -> Delivery | NotInMemory | None:
@@ -179,6 +187,27 @@ class Subscriptions:
         if isinstance(taken, Delivery):
             self.stats.delivered += 1
         return taken
+
+    @on_topic(Operation.READ)
+    def take_many(
+        self, principal: Principal, topic: str, subscription: Subscription, records_max: int, bytes_max: int
+    ) -> list[Delivery] | NotInMemory:
+        """The next records of a subscription: as many as there are, until either bound is reached."""
+        subscription.used_s = self._clock.monotonic()
+        self._reading[subscription.id] = subscription
+        now_ms = self._clock.now_ms()
+        deliveries: list[Delivery] = []
+        size_bytes = 0
+        while len(deliveries) < records_max and size_bytes < bytes_max:
+            taken = subscription.take(now_ms)
+            if not isinstance(taken, Delivery):
+                if taken is NOT_IN_MEMORY and not deliveries:
+                    return NOT_IN_MEMORY
+                break
+            deliveries.append(taken)
+            size_bytes += len(taken.value or b"")
+        self.stats.delivered += len(deliveries)
+        return deliveries
 
     @on_topic(Operation.READ)
     async def load(self, principal: Principal, topic: str, subscription: Subscription) -> None:
@@ -192,6 +221,20 @@ class Subscriptions:
         acknowledged = subscription.acknowledge(tag, self._clock.now_ms())
         if acknowledged:
             self.stats.acknowledged += 1
+            self._touch(subscription)
+        return acknowledged
+
+    @on_topic(Operation.READ)
+    def acknowledge_many(
+        self, principal: Principal, topic: str, subscription: Subscription, tags: Sequence[int]
+    ) -> list[bool]:
+        """Settle deliveries; False for each that is not in flight."""
+        subscription.used_s = self._clock.monotonic()
+        now_ms = self._clock.now_ms()
+        acknowledged = [subscription.acknowledge(tag, now_ms) for tag in tags]
+        count = acknowledged.count(True)
+        if count:
+            self.stats.acknowledged += count
             self._touch(subscription)
         return acknowledged
 
@@ -214,6 +257,13 @@ class Subscriptions:
     def find(self, subscription_id: int) -> Subscription | None:
         """To know the topic, for which an operation is then asked."""
         return self._by_id.get(subscription_id)
+
+    def give_back(self, subscription: Subscription, tags: Sequence[int]) -> None:
+        """A reader has gone: what it had is for others, or for itself when it comes again. Never fails; they were the reader's own."""
+        for tag in tags:
+            subscription.give_back(tag)
+        if tags:
+            subscription.wake()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -294,6 +344,7 @@ class Subscriptions:
     async def _end(self, subscriptions: Sequence[Subscription]) -> None:
         for subscription in subscriptions:
             subscription.deleted = True
+            subscription.wake()
             del self._by_id[subscription.id]
             if subscription.name:
                 del self._by_name[subscription.topic, subscription.name]
@@ -312,7 +363,7 @@ class Subscriptions:
         if now_s - self._idle_checked_s < min(idle_s_max, 60.0):
             return
         self._idle_checked_s = now_s
-        idle = [each for each in self._by_id.values() if now_s - each.used_s >= idle_s_max]
+        idle = [each for each in self._by_id.values() if now_s - each.used_s >= idle_s_max and not each.watched]
         if idle:
             log.info("subscriptions_ended", count=len(idle), reason="nobody used them", idle_s_max=idle_s_max)
             await self._end(idle)
