@@ -1,7 +1,7 @@
 """One Spark session and one broker for the whole suite: a second of either would cost more than all the tests.
 
-`spark` is the session, `broker` a broker process, `client` a client of it, `fresh_topic` makes names that no other test has. A test that ends
-processes, or that stops the session, starts its own.
+`spark` is the session, `broker` a broker process, `client` a client of it, `fresh_topic` makes names that no other test has. A test
+that ends processes, or that stops the session, starts its own.
 """
 
 from __future__ import annotations

@@ -24,4 +24,4 @@ def test_executors_run_the_python_of_the_driver(spark: SparkSession) -> None:
 
 
 def test_the_state_of_streams_is_kept_in_rocksdb(spark: SparkSession) -> None:
-    assert spark.conf.get("spark.sql.streaming.stateStore.providerClass", "").endswith("RocksDBStateStoreProvider")
+    assert str(spark.conf.get("spark.sql.streaming.stateStore.providerClass")).endswith("RocksDBStateStoreProvider")

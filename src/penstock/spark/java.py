@@ -1,8 +1,8 @@
 """Finds the Java that Spark runs on, or says which package to install.
 
-The order is that of Spark's own launcher, and then some: `JAVA_HOME`, the `java` on the PATH, then where Debian keeps them. A `JAVA_HOME` that does
-not fit is an error and not passed over: who set it meant it. Versions are read from the `release` file that every Java has at its root, because
-starting a virtual machine to ask takes longer than all the rest of this module.
+The order is that of Spark's own launcher, and then some: `JAVA_HOME`, the `java` on the PATH, then where Debian keeps them. A
+`JAVA_HOME` that does not fit is an error and not passed over: who set it meant it. Versions are read from the `release` file that
+every Java has at its root, because starting a virtual machine to ask takes longer than all the rest of this module.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def java_version(home: Path) -> int | None:
 
 
 def _candidates(environment: Mapping[str, str], directories: Iterable[Path]) -> Iterable[Path]:
-    for directory in environment.get("PATH", "").split(":"):
-        program = Path(directory) / "java"
-        if directory and program.is_file():
+    for named in environment.get("PATH", "").split(":"):
+        program = Path(named) / "java"
+        if named and program.is_file():
             yield program.resolve().parent.parent
-    for directory in map(Path, directories):
+    for directory in directories:
         if directory.is_dir():
             homes = [home for home in directory.iterdir() if (home / "bin" / "java").is_file()]
             # The oldest that will do comes first: it is the one Spark has been run on the longest.

@@ -1,8 +1,8 @@
 """A Spark session with the settings that make the source, the sink and the pipelines fast and safe.
 
-What goes into it, in rising precedence: settings that help everywhere, settings that only make sense where driver, executors and checkpoints are on
-this machine (left out as soon as a cluster's master is named), and what the caller gives. A running session is used as it is, as Spark's own
-`getOrCreate` does.
+What goes into it, in rising precedence: settings that help everywhere, settings that only make sense where driver, executors and
+checkpoints are on this machine (left out as soon as a cluster's master is named), and what the caller gives. A running session is
+used as it is, as Spark's own `getOrCreate` does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ ON_THIS_MACHINE = {
     # Hadoop's checksummed local file system starts a `chmod` for every file it makes; that is most of a small micro-batch.
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # Nothing of a local session needs to be reached from elsewhere. Spark's web page listens on every address: whoever wants it turns it on.
+    # Nothing of a local session needs to be reached from elsewhere. Spark's web page listens on every address, so it is off
+    # until somebody turns it on.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -83,7 +84,7 @@ def build_session(
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.config(map=chosen)
+    builder = SparkSession.builder.config(map=dict[str, bool | float | int | str | None](chosen))
     try:
         return builder.getOrCreate()
     except PySparkRuntimeError as error:
