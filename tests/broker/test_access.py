@@ -149,7 +149,13 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         TOPIC,
         lambda b, who, t: b.produce(who, t, 0, [b"v"], [b"k"], done=lambda placed: None),
     ),
+    "produce_together": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: b.produce_together(who, t, [b"v"], done=lambda placed: None),
+    ),
     "partition": (Operation.READ, TOPIC, lambda b, who, t: b.partition(who, t, 0)),
+    "readable_topic": (Operation.READ, TOPIC, lambda b, who, t: b.readable_topic(who, t)),
     "commit_offset": (Operation.READ, TOPIC, lambda b, who, t: b.commit_offset(who, t, "g", 0, 1)),
     "committed_offset": (Operation.READ, TOPIC, lambda b, who, t: b.committed_offset(who, t, "g", 0)),
     "start_position": (Operation.READ, TOPIC, lambda b, who, t: b.start_position(who, t, "g", 0, "earliest")),

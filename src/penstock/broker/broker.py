@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from penstock.broker.access import (
     SYSTEM,
@@ -46,7 +47,14 @@ from penstock.broker.topics import TopicDescription, check_topic_config, describ
 from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PenstockError, TopicExists, TopicNotFound
-from penstock.log.api import Engine, Partition, TopicConfig, TopicInfo
+from penstock.log.api import Engine, LogFiles, Partition, TopicConfig, TopicInfo
+
+
+class ReadableTopic(NamedTuple):
+    info: TopicInfo
+    partitions: Sequence[Partition]
+    files: LogFiles | None
+    """Where the log lies, for readers on the same machine."""
 
 
 class Broker:
@@ -224,6 +232,13 @@ class Broker:
     def partition(self, principal: Principal, topic: str, index: int) -> Partition:
         """The partition, for reading. Raises TopicNotFound or PartitionNotFound."""
         return self._engine.partition(topic, index)
+
+    @on_topic(Operation.READ)
+    def readable_topic(self, principal: Principal, name: str) -> ReadableTopic:
+        """A topic for readers that share its partitions out among them. Raises TopicNotFound."""
+        info = self._topic(name)
+        partitions = [self._engine.partition(name, index) for index in range(info.config.partitions)]
+        return ReadableTopic(info, partitions, self._engine.files)
 
     # -- a group's own place ----------------------------------------------------------------------------------------------
 

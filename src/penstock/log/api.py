@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.log.block import Block
+from penstock.log.block import PLACED_FLAGS, Block
 from penstock.stats import BATCH_BOUNDS, DURATION_BOUNDS_S, Histogram
 
 INTERVAL_MS_MAX = 60_000
@@ -119,6 +119,26 @@ class Batch:
         )
 
 
+class BlockBatch:
+    """Records for one partition that somebody has laid out already: they are stored as these blocks, at offsets and a time of the commit's.
+
+    Nothing is done for each record, so this is the cheap way to append many. The columns of a block are taken as they are: whoever got
+    them from elsewhere checks them first.
+    """
+
+    __slots__ = ("_count", "blocks", "size_bytes")
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        if any(block.flags & PLACED_FLAGS or block.next_offset - block.base_offset != block.count for block in blocks):
+            raise InvalidRequest("a block that is to be appended has offsets or times of its own")
+        self.blocks = blocks
+        self.size_bytes = sum(block.key_bytes + block.value_bytes + block.header_bytes for block in blocks)
+        self._count = sum(block.count for block in blocks)
+
+    def __len__(self) -> int:
+        return self._count
+
+
 class Appended(NamedTuple):
     """Where a batch landed: its records have `base_offset` and the offsets after it, and one timestamp."""
 
@@ -130,7 +150,37 @@ class BatchFor(NamedTuple):
     """One part of an atomic append."""
 
     partition: Partition
-    batch: Batch
+    batch: Batch | BlockBatch
+
+
+class Mark(NamedTuple):
+    """A block begins here: the offset of its first record, and its position in the file."""
+
+    offset: int
+    position: int
+
+
+class Extent(NamedTuple):
+    """A stretch of a partition in one file, for readers that share their work out by bytes."""
+
+    path: str
+    """Of the file, from `LogFiles.directory`; empty where no other process can read it."""
+    marks: Sequence[Mark]
+    """One at least, rising; the first is where reading begins."""
+    end: int
+    """The position after the last block of the stretch."""
+    next_offset: int
+    """The offset that reading goes on with behind it."""
+
+
+class LogFiles(NamedTuple):
+    """Where processes on the same machine find the files, and how they know that they are those of this engine."""
+
+    directory: str
+    proof: str
+    """The name of a file in the directory that holds `token`."""
+    token: str
+    """Drawn anew with each start, so that a copy of the directory in which another engine has written since has another one."""
 
 
 OnAppended = Callable[[Appended | PenstockError], None]
@@ -164,7 +214,7 @@ class Partition(ABC):
         """Why the partition refuses writes, or None."""
 
     @abstractmethod
-    def append(self, batch: Batch, done: OnAppended) -> None:
+    def append(self, batch: Batch | BlockBatch, done: OnAppended) -> None:
         """Append a batch that is not empty. Calls `done` once, later, on the loop; errors of any kind arrive there too."""
 
     @abstractmethod
@@ -177,6 +227,14 @@ class Partition(ABC):
 
         At least one block where there is one, then more while they fit into `max_bytes`. Empty at the end of the log.
         Raises OffsetOutOfRange below `start_offset` or above `committed_end`, CorruptBlock where the first block is damaged.
+        """
+
+    @abstractmethod
+    async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
+        """Where the blocks from the one that holds `offset` up to `end_offset` lie, in order; empty where there are none.
+
+        Marks stand at least `step_bytes` apart. Stops at a mark once `bytes_max` bytes are covered, but covers some. Blocks found there
+        must be checked: files go away and are replaced by others, and `read` is what answers then.
         """
 
     @abstractmethod
@@ -223,6 +281,11 @@ class Engine(ABC):
     async def close(self) -> None:
         """Commit what was appended, then release everything. Later appends fail with ShuttingDown."""
 
+    @property
+    def files(self) -> LogFiles | None:
+        """Where the log lies, for readers on the same machine; None where it is not in files."""
+        return None
+
     @abstractmethod
     def topics(self) -> Mapping[str, TopicInfo]:
         """The topics that exist now, internal ones included, by name."""
@@ -241,4 +304,7 @@ class Engine(ABC):
 
     @abstractmethod
     def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
-        """Append to several partitions (each named once): after a crash all parts are there or none is."""
+        """Append to several partitions (each named once): after a crash all parts are there or none is.
+
+        What these partitions held before is durable with it, whatever the durability of their topics.
+        """

@@ -1,6 +1,6 @@
 """The embedded engine: a log in a directory, for one process.
 
-    <data dir>/LOCK                 held while a broker runs
+    <data dir>/LOCK                 held while a broker runs; tells one run from another, for readers of the files
     <data dir>/clean-shutdown       there only between a clean stop and the next start
     <data dir>/reserve              space given up when the disk is full
     <data dir>/journal/             see journal.py
@@ -30,7 +30,16 @@ from penstock.errors import (
     TopicExists,
     TopicNotFound,
 )
-from penstock.log.api import BatchFor, Engine, EngineStats, OnAllAppended, Partition, TopicConfig, TopicInfo
+from penstock.log.api import (
+    BatchFor,
+    Engine,
+    EngineStats,
+    LogFiles,
+    OnAllAppended,
+    Partition,
+    TopicConfig,
+    TopicInfo,
+)
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, storage_error
@@ -73,6 +82,7 @@ class EmbeddedEngine(Engine):
         self._topics: dict[str, TopicInfo] = {}
         self._partitions: dict[str, list[EmbeddedPartition]] = {}
         self._lock_fd = -1
+        self._run_token = ""
 
     # -- start and stop --------------------------------------------------------------------------------------------------
 
@@ -204,11 +214,21 @@ class EmbeddedEngine(Engine):
                 f"{self._data_dir} is in use by another broker; stop that one or choose another --data-dir"
             ) from None
         self._lock_fd = fd
+        token = uuid.uuid4().hex
+        try:
+            os.pwrite(fd, token.encode(), 0)
+            self._run_token = token
+        except OSError:
+            self._run_token = ""  # a full disk must not keep the log from opening; readers go through the broker then
 
     def _release_lock(self) -> None:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    @property
+    def files(self) -> LogFiles | None:
+        return LogFiles(str(self._data_dir.resolve()), _LOCK, self._run_token) if self._run_token else None
 
     # -- topics ----------------------------------------------------------------------------------------------------------
 

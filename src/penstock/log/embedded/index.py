@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 import google_crc32c
@@ -87,6 +88,11 @@ class SegmentIndex:
         """The position of a block at or before the first one that ends at or after a time."""
         entry = bisect_left(self._timestamps, timestamp_ms, 0, len(self._positions)) - 1
         return self._positions[entry] if entry >= 0 else 0
+
+    def entries(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Offsets and positions, as they are now."""
+        count = len(self._positions)
+        return self._offsets[:count], self._positions[:count]
 
     def encode(self) -> bytes:
         count = len(self._positions)

@@ -21,7 +21,9 @@ from penstock.log.api import (
     READ_BYTES_DEFAULT,
     Appended,
     Batch,
+    BlockBatch,
     EngineStats,
+    Extent,
     OnAllAppended,
     OnAppended,
     Partition,
@@ -44,7 +46,7 @@ _log = structlog.get_logger(__name__)
 class Waiting(NamedTuple):
     """An append on its way to the next commit."""
 
-    batch: Batch
+    batch: Batch | BlockBatch
     done: OnAppended
     whole: AtomicAppend | None
     """What it is a part of, if it must not be written alone."""
@@ -143,7 +145,7 @@ class EmbeddedPartition(Partition):
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    def append(self, batch: Batch, done: OnAppended, whole: AtomicAppend | None = None) -> None:
+    def append(self, batch: Batch | BlockBatch, done: OnAppended, whole: AtomicAppend | None = None) -> None:
         refusal = self.refusal()
         if refusal is not None:
             self._loop.call_soon(done, refusal)
@@ -171,9 +173,9 @@ class EmbeddedPartition(Partition):
                 self._loop.call_soon(waiting.done, refusal)
             self._waiting.clear()
 
-    def take_waiting(self) -> list[tuple[Batch, OnAppended]]:
+    def take_waiting(self) -> list[tuple[Batch | BlockBatch, OnAppended]]:
         """What the next commit writes."""
-        taken: list[tuple[Batch, OnAppended]] = []
+        taken: list[tuple[Batch | BlockBatch, OnAppended]] = []
         waiting, self._waiting = self._waiting, []
         for batch, done, whole in waiting:
             if whole is not None and whole.refusal is not None:
@@ -268,6 +270,14 @@ class EmbeddedPartition(Partition):
             self.recent.add(blocks)
         return blocks
 
+    async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
+        self._check(offset)
+        end_offset = min(end_offset, self._committed_end)
+        if end_offset <= offset:
+            return []
+        extents = self._extents()
+        return await self._in_reader(lambda: self._stretches(extents, offset, end_offset, step_bytes, bytes_max))
+
     async def offset_at(self, timestamp_ms: int) -> int:
         if self._closed is not None:
             raise self._gone()
@@ -334,6 +344,28 @@ class EmbeddedPartition(Partition):
                 _log.error("corrupt block", topic=self.topic, partition=self.index, error=str(error))
                 raise
         return blocks
+
+    def _stretches(
+        self, extents: list[_Extent], offset: int, end_offset: int, step_bytes: int, bytes_max: int
+    ) -> list[Extent]:
+        root = self.directory.parents[2]
+        found: list[Extent] = []
+        left_bytes = bytes_max
+        first = max(bisect_right(extents, offset, key=lambda extent: extent.segment.base_offset) - 1, 0)
+        behind = [extent.segment.base_offset for extent in extents[first + 1 :]] + [end_offset]
+        for (segment, committed), next_offset in zip(extents[first:], behind, strict=True):
+            if segment.base_offset >= end_offset or left_bytes <= 0:
+                break
+            marks, end = segment.stretch(offset, end_offset, committed, step_bytes)
+            if not marks:
+                continue
+            stop = bisect_left(marks, marks[0].position + left_bytes, 1, key=lambda mark: mark.position)
+            if stop < len(marks):
+                end, next_offset = marks[stop].position, marks[stop].offset
+            left_bytes -= end - marks[0].position
+            path = str(segment.path.relative_to(root))
+            found.append(Extent(path, marks[:stop], end, min(next_offset, end_offset)))
+        return found
 
     def _find_time(self, extents: list[_Extent], timestamp_ms: int) -> int | None:
         at = bisect_left(extents, timestamp_ms, key=lambda extent: extent.segment.index.last_timestamp_ms)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import CorruptBlock
+from penstock.log.api import Mark
 from penstock.log.block import BODY_BYTES_MAX, HEADER_BYTES, MAGIC, Block, BlockHeader
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
@@ -171,6 +173,19 @@ class Segment:
     def position_at(self, timestamp_ms: int) -> int:
         self._ensure_entries()
         return self.index.position_at(timestamp_ms)
+
+    def stretch(self, offset: int, end_offset: int, end: int, step_bytes: int) -> tuple[list[Mark], int]:
+        """Marks for the blocks that hold `offset` up to `end_offset`, and the position where they end, which is `end` at most."""
+        self._ensure_entries()
+        offsets, positions = self.index.entries()
+        first = max(bisect_right(offsets, offset) - 1, 0)
+        behind = bisect_left(positions, end)  # what is written and not committed yet is none of the reader's business
+        stop = min(bisect_left(offsets, end_offset, first), behind)
+        marks: list[Mark] = []
+        for at in range(first, stop):
+            if not marks or positions[at] - marks[-1].position >= step_bytes:
+                marks.append(Mark(offsets[at], positions[at]))
+        return marks, positions[stop] if stop < behind else end
 
     def _ensure_entries(self) -> None:
         if not self.index.loaded:

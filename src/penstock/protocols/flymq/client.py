@@ -52,6 +52,7 @@ from penstock.protocols.flymq import request_encoding as requests
 from penstock.protocols.flymq.access.client import AsyncAccess
 from penstock.protocols.flymq.access.replies import decode_authenticated, decode_refusal
 from penstock.protocols.flymq.arguments import partition_field
+from penstock.protocols.flymq.blocks.client import AsyncBlocks
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.exchanges import Call, Produces, Replies, replies_in
 from penstock.protocols.flymq.fetched import EncodedFetch
@@ -122,6 +123,8 @@ class AsyncFlyMQClient:
         """Users, roles, ACLs, the audit trail and the cluster."""
         self.keys = AsyncKeys(self._read, self._write)
         """API keys of other protocols: create, list, revoke."""
+        self.blocks = AsyncBlocks(self._read)
+        """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
 
     async def open(self) -> None:
         """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""

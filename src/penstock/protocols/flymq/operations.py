@@ -29,6 +29,7 @@ from penstock.errors import (
 from penstock.protocols.flymq.access import operations as access_operations
 from penstock.protocols.flymq.access.operations import Caller
 from penstock.protocols.flymq.access.replies import encode_authenticated, encode_identity, encode_not_authenticated
+from penstock.protocols.flymq.blocks import operations as block_operations
 from penstock.protocols.flymq.error_texts import error_text
 from penstock.protocols.flymq.fetching import Fetcher
 from penstock.protocols.flymq.keys import operations as key_operations
@@ -314,6 +315,7 @@ _METHODS: Mapping[type, Callable[[Operations, int, Any], Answer]] = {
 
 _FEATURE_METHODS: Mapping[type, Callable[[Caller, int, Any], Answer]] = {
     **access_operations.METHODS,
+    **block_operations.METHODS,
     **key_operations.METHODS,
     **lifetime_operations.METHODS,
     **schema_operations.METHODS,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader, decode_text
 from penstock.protocols.flymq.access import requests as access_requests
+from penstock.protocols.flymq.blocks import layouts as block_layouts
 from penstock.protocols.flymq.keys import layouts as key_layouts
 from penstock.protocols.flymq.lifetime import requests as lifetime_requests
 from penstock.protocols.flymq.request_messages import (
@@ -219,6 +220,7 @@ _READERS: Mapping[int, Callable[[ByteReader], Body]] = {
     Opcode.AUTH: _authenticate,
     Opcode.WHOAMI: _who_am_i,
     **access_requests.READERS,
+    **block_layouts.READERS,
     **key_layouts.READERS,
     **lifetime_requests.READERS,
     **schema_requests.READERS,

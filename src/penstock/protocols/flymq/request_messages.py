@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.protocols.flymq.access.messages import AccessBody
+from penstock.protocols.flymq.blocks.messages import BlocksBody
 from penstock.protocols.flymq.keys.messages import KeyBody
 from penstock.protocols.flymq.lifetime.messages import LifetimeBody
 from penstock.protocols.flymq.schemas.messages import SchemaBody
@@ -195,6 +196,7 @@ Body = (
     | Authenticate
     | WhoAmI
     | AccessBody
+    | BlocksBody
     | KeyBody
     | LifetimeBody
     | SchemaBody

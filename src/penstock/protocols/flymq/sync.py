@@ -19,6 +19,7 @@ from penstock.clients.records import (
 )
 from penstock.clients.sync_twin import SyncTwin
 from penstock.protocols.flymq.access.client import Access
+from penstock.protocols.flymq.blocks.client import Blocks
 from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
 from penstock.protocols.flymq.keys.client import Keys
 from penstock.protocols.flymq.lifetime.client import DeadLetters
@@ -50,6 +51,8 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         """Users, roles, ACLs, the audit trail and the cluster."""
         self.keys = Keys(self._thread, self._client.keys)
         """API keys of protocols that have no users."""
+        self.blocks = Blocks(self._thread, self._client.blocks)
+        """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
 
     # -- producing -------------------------------------------------------------------------------------------------------
 

@@ -63,6 +63,13 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     15 DELETE_SCHEMA         str name, u32 version (0: all)                       bool, str message
     16 BIND_SCHEMA           str topic, str schema (empty: none); not in the      bool, str message
                              contract
+    17 FETCH_BLOCKS          str topic, str id (empty: any), i32 partition,       u64 start, u64 end, u32 missing, then blocks as they
+                             u64 offset, u32 max_bytes, u32 skip; not in the      are stored, from byte `skip` of the first on; where
+                             contract                                             bytes of the first are missing, ask again for them
+    18 READ_PLAN             {str topic, {i32 partition, u64 offset, u64 end,     str directory, str proof, str token, {str topic, str id
+                             u64 max_bytes}*}*, u32 step_bytes (0: no extents),   (empty: none), bool retained, {i32 partition,
+                             u32 wait_ms; not in the contract                     u64 start, u64 end, {str path, u64 end_position,
+                                                                                  u64 next, {u64 offset, u64 position}*}*}*}*
     53 CLUSTER_METADATA      [str topic] (empty: all)                             str cluster, {str topic, {i32 partition, str leader,
                                                                                   str address, u64 epoch, str state,
                                                                                   str* replicas, str* in_sync}*}*
@@ -169,6 +176,8 @@ class Opcode(IntEnum):
     PRODUCE_WITH_SCHEMA = 0x14
     DELETE_SCHEMA = 0x15
     BIND_SCHEMA = 0x16
+    FETCH_BLOCKS = 0x17
+    READ_PLAN = 0x18
     FETCH_DLQ = 0x20
     REPLAY_DLQ = 0x21
     PURGE_DLQ = 0x22

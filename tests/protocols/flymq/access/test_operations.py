@@ -25,6 +25,8 @@ from penstock.protocols.flymq.access.messages import (
     Identity,
     UserDescription,
 )
+from penstock.protocols.flymq.blocks import layouts as blocks
+from penstock.protocols.flymq.blocks.messages import TopicSpans
 from penstock.protocols.flymq.keys.layouts import encode_key_create, encode_key_revoke
 from penstock.protocols.flymq.lifetime import requests as lifetimes
 from penstock.protocols.flymq.operations import Dialect, Node
@@ -387,6 +389,8 @@ ATTEMPTS: dict[Opcode, Attempt] = {
     Opcode.PRODUCE_WITH_SCHEMA: Attempt(schemas.encode_produce_with_schema("orders", "s", b"{}"), WRITERS),
     Opcode.DELETE_SCHEMA: Attempt(schemas.encode_delete_schema("s", 0), ROOT),
     Opcode.BIND_SCHEMA: Attempt(schemas.encode_bind_schema("orders", ""), ROOT),
+    Opcode.FETCH_BLOCKS: Attempt(blocks.encode_fetch_blocks("orders", "", 0, 0, 1), READERS),
+    Opcode.READ_PLAN: Attempt(blocks.encode_read_plan([TopicSpans("orders", [])]), READERS),
     Opcode.FETCH_DLQ: Attempt(lifetimes.encode_fetch_dlq("orders", 1), READERS),
     Opcode.REPLAY_DLQ: Attempt(lifetimes.encode_replay_dlq("orders", "gone"), WRITERS),
     Opcode.PURGE_DLQ: Attempt(lifetimes.encode_purge_dlq("orders"), ROOT),

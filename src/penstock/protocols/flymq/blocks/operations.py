@@ -1,0 +1,127 @@
+"""What FlyMQ requests for whole blocks do. The rest is in `operations`, which this extends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from penstock.broker.broker import ReadableTopic
+from penstock.errors import OffsetOutOfRange, TopicNotFound
+from penstock.log.api import Partition
+from penstock.protocols.flymq.access.operations import Caller
+from penstock.protocols.flymq.blocks.layouts import BlocksPiece, encode_blocks, encode_plan
+from penstock.protocols.flymq.blocks.messages import (
+    FetchBlocks,
+    PartitionSpan,
+    Plan,
+    PlannedExtent,
+    PlannedPartition,
+    PlannedTopic,
+    ReadPlan,
+)
+
+BLOCKS_BYTES_MAX: Final = 4 << 20
+"""Of one reply. A connection holds one reply beyond its send buffer, so this bounds what a reader that does not read can cost."""
+WAIT_MS_MAX: Final = 10_000
+MARKS_MAX: Final = 65_536
+"""Of one reply; where more would fit between the offsets, they stand further apart."""
+EXTENTS_MAX: Final = 16_384
+"""Of one reply; a reader asks again for what lies behind them."""
+_MARKS_PER_PARTITION_MIN: Final = 16
+
+
+async def _fetch_blocks(caller: Caller, opcode: int, body: FetchBlocks) -> bytes:
+    topic = caller.broker.readable_topic(caller.principal, body.topic)
+    if body.topic_id not in ("", topic.info.id):
+        raise TopicNotFound(
+            f"topic not found: {body.topic} with id {body.topic_id} (it was deleted, and another has its name)"
+        )
+    partition = caller.broker.partition(caller.principal, body.topic, body.partition)
+    bytes_max = min(max(body.max_bytes, 1), BLOCKS_BYTES_MAX)
+    blocks = await partition.read(body.offset, bytes_max)
+    data = b"".join(block.data for block in blocks)
+    piece = data[body.skip : body.skip + bytes_max]
+    missing = max(blocks[0].size_bytes - body.skip - len(piece), 0) if blocks else 0
+    if missing:
+        piece = piece[: blocks[0].size_bytes - body.skip]
+    return encode_blocks(BlocksPiece(partition.start_offset, partition.committed_end, missing, piece))
+
+
+async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
+    topics = [(each.topic, _readable(caller, each.topic), each.spans) for each in body.topics]
+    if body.wait_ms:
+        known = [
+            (partition, span.end_offset)
+            for _, topic, spans in topics
+            if topic is not None
+            for partition, span in _paired(topic.partitions, spans)
+        ]
+        await _until_moved(known, min(body.wait_ms, WAIT_MS_MAX) / 1000)
+    marks_max = max(MARKS_MAX // max(sum(len(spans) for *_, spans in topics), 1), _MARKS_PER_PARTITION_MIN)
+    files = next((topic.files for _, topic, _ in topics if topic is not None), None)
+    planned: list[PlannedTopic] = []
+    extents_left = EXTENTS_MAX
+    for name, topic, spans in topics:
+        if topic is None:
+            planned.append(PlannedTopic(name, "", False, []))
+            continue
+        wanted = {span.partition: span for span in spans} if body.step_bytes else {}
+        partitions: list[PlannedPartition] = []
+        for partition in topic.partitions:
+            extents: list[PlannedExtent] = []
+            if partition.index in wanted and extents_left > 0:
+                step_bytes = max(body.step_bytes, partition.size_bytes // marks_max)
+                extents = await _extents(partition, wanted[partition.index], step_bytes, extents_left)
+                extents_left -= len(extents)
+            partitions.append(
+                PlannedPartition(partition.index, partition.start_offset, partition.committed_end, extents)
+            )
+        config = topic.info.config
+        retained = config.retention_ms is not None or config.retention_bytes is not None
+        planned.append(PlannedTopic(name, topic.info.id, retained, partitions))
+    return encode_plan(Plan(*(files or ("", "", "")), planned))
+
+
+def _readable(caller: Caller, topic: str) -> ReadableTopic | None:
+    try:
+        return caller.broker.readable_topic(caller.principal, topic)
+    except TopicNotFound:
+        return None
+
+
+def _paired(partitions: Sequence[Partition], spans: Sequence[PartitionSpan]) -> list[tuple[Partition, PartitionSpan]]:
+    return [(partitions[span.partition], span) for span in spans if 0 <= span.partition < len(partitions)]
+
+
+async def _extents(partition: Partition, span: PartitionSpan, step_bytes: int, extents_max: int) -> list[PlannedExtent]:
+    offset = max(span.offset, partition.start_offset)
+    try:
+        found = await partition.extents(
+            offset, span.end_offset, step_bytes, span.bytes_max or max(partition.size_bytes, 1)
+        )
+    except (OffsetOutOfRange, TopicNotFound):
+        return []  # beyond the end, or deleted meanwhile; the reader finds out from the offsets
+    return [PlannedExtent(*extent) for extent in found[:extents_max]]
+
+
+async def _until_moved(known: Sequence[tuple[Partition, int]], wait_s: float) -> None:
+    """Wait until a partition has more than the reader knows of."""
+    if any(partition.committed_end > end_offset for partition, end_offset in known):
+        return
+    moved = asyncio.Event()
+    with ExitStack() as watches:
+        for partition, _ in known:
+            watches.callback(partition.watch(moved.set))
+        try:
+            async with asyncio.timeout(wait_s):
+                await moved.wait()
+        except TimeoutError:
+            pass
+
+
+METHODS: Mapping[type, Callable[[Caller, int, Any], bytes | Coroutine[Any, Any, bytes]]] = {
+    FetchBlocks: _fetch_blocks,
+    ReadPlan: _read_plan,
+}
