@@ -44,8 +44,9 @@ format: $(SETUP_DONE) ## put every Python file into the house format
 	@$(BIN)/ruff format $(PYTHON_FILES)
 
 .PHONY: bench
-bench: $(SETUP_DONE) ## measure, side by side with Redis Streams on this machine
+bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka on this machine
 	@scripts/install-debian-packages redis-server
+	@scripts/install-kafka
 	@$(BIN)/python -m bench
 
 .PHONY: clean

@@ -13,6 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from bench import kafka
+from penstock.spark.java import JavaMissing, find_java, java_version
+
 FLUSH_SAMPLES: Final = 200
 
 
@@ -27,6 +30,8 @@ def describe(directory: Path) -> dict[str, str]:
         "Python": f"{platform.python_version()}, uvloop {version('uvloop')}",
         "Penstock": version("penstock"),
         "Redis": _redis_version(),
+        "Spark": f"{version('pyspark')}, {_java()}",
+        "Kafka": kafka.versions(),
     }
 
 
@@ -57,6 +62,13 @@ def _flush_times(directory: Path) -> str:
         path.unlink()
     percentiles = statistics.quantiles(times, n=100)
     return f"{percentiles[49] * 1e6:.0f} us median, {percentiles[98] * 1e6:.0f} us at 99 %"
+
+
+def _java() -> str:
+    try:
+        return f"Java {java_version(find_java(os.environ))}"
+    except JavaMissing:
+        return "no Java"
 
 
 def _redis_version() -> str:

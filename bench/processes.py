@@ -117,7 +117,7 @@ class Redis:
         if program is None:
             raise RuntimeError("redis-server is not installed: run scripts/install-debian-packages redis-server")
         directory.mkdir(parents=True)
-        self.port = _free_port()
+        self.port = free_port()
         settings = {
             "port": str(self.port),
             "bind": HOST,
@@ -211,7 +211,7 @@ def check_held(broker: Broker, topic: str, acknowledged: dict[int, int]) -> None
         raise RecordLost(f"topic {topic}: acknowledged {short}, held {held}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

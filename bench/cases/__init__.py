@@ -15,6 +15,7 @@ from bench.cases import (
     produce,
     rustlog,
     schemas,
+    spark,
     startup,
     transactions,
 )
@@ -33,4 +34,5 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "idle": idle.measure,
     "delayed": delayed.measure,
     "logins": logins.measure,
+    "spark": spark.measure,
 }

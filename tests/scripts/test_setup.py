@@ -20,9 +20,13 @@ class Machine:
     def __init__(self, directory: Path) -> None:
         self._bin = directory
         for name in REAL_PROGRAMS:
-            real = shutil.which(name)
-            assert real is not None
-            (directory / name).symlink_to(real)
+            self.real(name)
+
+    def real(self, name: str) -> None:
+        """Add a program of this machine as it is."""
+        program = shutil.which(name)
+        assert program is not None
+        (self._bin / name).symlink_to(program)
 
     def program(self, name: str, script: str) -> None:
         path = self._bin / name

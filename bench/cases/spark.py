@@ -1,0 +1,94 @@
+"""Spark's batch reads and writes and its smallest micro-batch, against Spark's own Kafka connector on a Kafka of this machine."""
+
+from __future__ import annotations
+
+import statistics
+
+from bench.kafka import Kafka, connector_jars
+from bench.processes import HOST, Broker, run_program
+from bench.rounds import Plan, Row, compared
+from bench.spark import MADE, SparkJob, SparkResult
+from bench.spark_sides import PARTITIONS
+
+ROWS = 2_000_000
+ROWS_QUICK = 100_000
+PAYLOAD_BYTES = 100
+BATCHES = 40
+BATCHES_QUICK = 10
+RATIO_MIN = 1.0
+
+OURS = "exactly once, on disk at commit (fsync)"
+THEIRS = "Spark's Kafka connector, acks=all, at least once, in the page cache"
+
+
+def measure(plan: Plan) -> list[Row]:
+    jars = [str(jar) for jar in connector_jars()]
+    directory = plan.directory / "spark"
+    rows = plan.volume(ROWS, ROWS_QUICK)
+    plan.say("spark: starting a broker, a Kafka and a Spark session")
+    with Broker(plan.directory / "spark-broker") as broker, Kafka(plan.directory / "kafka", PARTITIONS) as kafka:
+        directory.mkdir()
+        plan.say(f"spark: {plan.rounds} rounds of {rows:,} rows written and read, and of the smallest micro-batch")
+        job = SparkJob(
+            penstock=f"{HOST}:{broker.port}",
+            kafka=kafka.bootstrap,
+            jars=jars,
+            directory=str(directory),
+            rows=rows,
+            payload_bytes=PAYLOAD_BYTES,
+            batches=plan.volume(BATCHES, BATCHES_QUICK),
+            rounds=plan.rounds,
+        )
+        result = run_program("bench.spark", job, SparkResult)
+    return [*_batch_rows(result, rows), *_floor_rows(result)]
+
+
+def _batch_rows(result: SparkResult, rows: int) -> list[Row]:
+    def rates(seconds: list[float]) -> list[float]:
+        return [rows / each for each in seconds]
+
+    read = {side: rates(seconds) for side, seconds in result.read_s.items()}
+    write = {side: rates(seconds) for side, seconds in result.write_s.items()}
+    made = statistics.median(write[MADE])
+    size = f"{rows:,} rows of {PAYLOAD_BYTES} B, {PARTITIONS} partitions"
+    reading = [
+        compared(
+            "spark read",
+            f"{size}, all columns, {how}",
+            "rows/s",
+            read[side],
+            "Spark's Kafka connector",
+            read["Kafka"],
+            ratio_min=RATIO_MIN,
+        )
+        for side, how in (("Penstock", "from the files of the same machine"), ("Penstock over the wire", "over TCP"))
+    ]
+    writing = compared(
+        "spark write",
+        f"{size}, {OURS}",
+        "rows/s",
+        write["Penstock"],
+        THEIRS,
+        write["Kafka"],
+        ratio_min=RATIO_MIN,
+        note=f"making the rows alone: {made:,.0f} rows/s",
+    )
+    return [*reading, writing]
+
+
+def _floor_rows(result: SparkResult) -> list[Row]:
+    return [
+        compared(
+            "spark micro-batch",
+            f"one record a batch, {how}, median trigger",
+            "ms",
+            times["Penstock"],
+            against,
+            times["Kafka"],
+            note="less is better",
+        )
+        for how, against, times in (
+            ("topic to noop", "Spark's Kafka connector", result.to_noop_ms),
+            (f"topic to topic, {OURS}", THEIRS, result.to_topic_ms),
+        )
+    ]

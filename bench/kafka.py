@@ -1,0 +1,151 @@
+"""An Apache Kafka of our own on this machine: one node, broker and controller in one process, from what scripts/install-kafka fetched.
+
+The settings are those Kafka comes with, but for what one node needs; so is the way it is started (heap of 1 GB, G1). That a write is
+acknowledged means, as everywhere with Kafka, that it is in the page cache of every replica in sync, of which there is one here.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bench.processes import HOST, START_S_MAX, end, free_port
+from penstock.spark.java import find_java
+
+CACHE: Final = Path(__file__).parent.parent / ".cache" / "kafka"
+HEAP: Final = "1g"
+JVM_FLAGS: Final = (
+    "-server",
+    f"-Xms{HEAP}",
+    f"-Xmx{HEAP}",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-Djava.awt.headless=true",
+)
+API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+"""A request that every broker answers, once it answers anything: its size, ApiVersions, version 0, id 1, no client id."""
+
+
+class KafkaMissing(RuntimeError):
+    """Kafka was not fetched; the message says how."""
+
+
+def connector_jars() -> list[Path]:
+    """Spark's Kafka connector and what it needs beside Spark itself."""
+    return _jars("connector")
+
+
+def versions() -> str:
+    """Of the broker and the connector, as they were fetched."""
+    try:
+        lines = (CACHE / "versions.txt").read_text().splitlines()[1:]
+    except OSError:
+        return "not installed"
+    return ", ".join(line.removeprefix("org.apache.spark:") for line in lines)
+
+
+class Kafka:
+    """A broker that runs from here on, on a free port, with its data in a directory of ours. Topics are made by being named."""
+
+    def __init__(self, directory: Path, partitions: int) -> None:
+        """`partitions` is how many a topic gets."""
+        class_path = str(_jars("broker")[0].parent / "*")
+        self._java = str(find_java(os.environ) / "bin" / "java")
+        self._class_path = class_path
+        directory.mkdir(parents=True)
+        self._log = directory / "kafka.log"
+        self.port = free_port()
+        settings = directory / "server.properties"
+        settings.write_text(_properties(directory / "data", self.port, free_port(), partitions))
+        # An id of a cluster is a UUID in URL-safe base64; one that began with a dash would be taken for a flag.
+        cluster = "a" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:].rstrip("=")
+        self._run("kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(settings))
+        with self._log.open("ab") as log:
+            command = [self._java, *JVM_FLAGS, "-cp", class_path, "kafka.Kafka", str(settings)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        end(self._process, signal.SIGTERM)
+
+    def _run(self, *words: str) -> None:
+        done = subprocess.run(
+            [self._java, "-cp", self._class_path, *words], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{words[0]} failed:\n{(done.stderr + done.stdout)[-2000:]}")
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(
+                    f"Kafka ended with status {self._process.returncode}:\n{self._log.read_text()[-2000:]}"
+                )
+            try:
+                with socket.create_connection((HOST, self.port), timeout=1) as connection:
+                    connection.sendall(API_VERSIONS)
+                    if connection.recv(4):
+                        return
+            except OSError:
+                pass
+            time.sleep(0.1)
+        raise RuntimeError(f"Kafka was not ready within {START_S_MAX:g} s:\n{self._log.read_text()[-2000:]}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _jars(part: str) -> list[Path]:
+    jars = sorted((CACHE / part).glob("*.jar"))
+    if not jars:
+        raise KafkaMissing("Kafka is not installed here: run scripts/install-kafka")
+    return jars
+
+
+def _properties(data: Path, port: int, controller_port: int, partitions: int) -> str:
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(data),
+        "num.partitions": str(partitions),
+        "auto.create.topics.enable": "true",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())

@@ -1,0 +1,99 @@
+"""Brokers as Spark reaches them: the same reads, writes and streams of each, with its own format and options."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.dialects import RecordLost
+from penstock.protocols.flymq.sync import FlyMQClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITIONS = 2
+STREAM_S_MAX = 600
+
+
+class Side(ABC):
+    name: str
+
+    def __init__(self, spark: SparkSession, address: str) -> None:
+        """`address` is host:port."""
+        self._spark = spark
+        self._address = address
+
+    @abstractmethod
+    def make_topic(self, topic: str) -> None: ...
+
+    @property
+    @abstractmethod
+    def _format(self) -> tuple[str, dict[str, str]]:
+        """The name Spark knows it by, and the options that say where it is."""
+
+    @property
+    def _reading(self) -> dict[str, str]:
+        """More options of reads."""
+        return {}
+
+    def rows(self, topic: str) -> DataFrame:
+        """All that a topic holds now, all columns of it."""
+        name, options = self._format
+        return self._spark.read.format(name).options(**options, **self._reading, subscribe=topic).load()
+
+    def write(self, rows: DataFrame, topic: str) -> None:
+        name, options = self._format
+        rows.write.format(name).options(**options, topic=topic).mode("append").save()
+
+    def triggers_ms(self, source: str, sink: str | None, checkpoint: Path) -> list[float]:
+        """How long each trigger took that took one record, from a topic to Spark's `noop` sink or to another topic."""
+        name, options = self._format
+        stream = self._spark.readStream.format(name).options(**options, **self._reading, subscribe=source)
+        rows = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger="1").load().select("value")
+        writing = rows.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        writing = writing.format("noop") if sink is None else writing.format(name).options(**options, topic=sink)
+        query = writing.start()
+        try:
+            if not query.awaitTermination(STREAM_S_MAX):
+                raise RecordLost(f"{self.name}: the stream from {source} did not come to its end in {STREAM_S_MAX} s")
+            return [
+                each["durationMs"]["triggerExecution"] for each in query.recentProgress if each["numInputRows"] == 1
+            ]
+        finally:
+            query.stop()
+
+
+class Penstock(Side):
+    """A task reads from the broker's files where it can."""
+
+    name = "Penstock"
+
+    def make_topic(self, topic: str) -> None:
+        with FlyMQClient(f"flymq://{self._address}") as client:
+            client.create_topic(topic, PARTITIONS)
+
+    @property
+    def _format(self) -> tuple[str, dict[str, str]]:
+        return "penstock", {"penstock.bootstrap": self._address}
+
+
+class PenstockOverTheWire(Penstock):
+    """As if the broker were on another machine."""
+
+    name = "Penstock over the wire"
+
+    @property
+    def _reading(self) -> dict[str, str]:
+        return {"penstock.readFiles": "false"}
+
+
+class Kafka(Side):
+    name = "Kafka"
+
+    def make_topic(self, topic: str) -> None:
+        """The first write does."""
+
+    @property
+    def _format(self) -> tuple[str, dict[str, str]]:
+        return "kafka", {"kafka.bootstrap.servers": self._address}
