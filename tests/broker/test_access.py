@@ -23,6 +23,7 @@ from penstock.broker.acls import Acls
 from penstock.broker.api_keys import ApiKeys
 from penstock.broker.audit import AUDIT_TOPIC, Audit, AuditQuery
 from penstock.broker.broker import Broker
+from penstock.broker.cache import Cache
 from penstock.broker.cluster import Cluster
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.limits import BrokerLimits
@@ -58,6 +59,7 @@ PARTS: dict[str, type] = {
     "transactions": Transactions,
     "subscriptions": Subscriptions,
     "api_keys": ApiKeys,
+    "cache": Cache,
 }
 # What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
 # taking back what it was granted, and saying who one is, which comes before every check.
@@ -298,6 +300,8 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         WHOLE,
         lambda b, who, t: let_in(EntryNotFound, lambda: b.api_keys.revoke(who, "worker")),
     ),
+    "cache.put": (Operation.WRITE, TOPIC, lambda b, who, t: b.cache.put(who, t, "key", b"value")),
+    "cache.get": (Operation.READ, TOPIC, lambda b, who, t: b.cache.get(who, t, "key")),
 }
 ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource is TOPIC]
 

@@ -15,7 +15,7 @@ from penstock.errors import InvalidRequest, PartitionNotFound, RecordTooLarge, T
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
-from tests.broker.producing import appended, produce, read_values
+from tests.broker.producing import appended, by_partition, produce, read_values
 
 
 def values_of(count: int) -> list[bytes]:
@@ -106,6 +106,27 @@ async def test_a_run_may_ask_for_a_partition_with_each_record(broker: Broker) ->
     assert {placement.partition: placement.rows for placement in placements} == {1: [1], 2: [0, 2, 3, 4]}
     assert await read_values(broker.partition(ANONYMOUS, "t", 2)) == [b"0", b"2", b"3", b"4"]
     assert await read_values(broker.partition(ANONYMOUS, "t", 1)) == [b"1"]
+
+
+async def produce_together(broker: Broker, values: list[bytes], key: bytes | None = None) -> Placement:
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+    broker.produce_together(ANONYMOUS, "t", values, key, done=placed.set_result)
+    (placement,) = by_partition(await placed)
+    return placement
+
+
+async def test_records_that_stay_together_take_turns_as_one(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    assert [(await produce_together(broker, values_of(5))).partition for _ in range(4)] == [0, 1, 2, 0]
+    assert await read_values(broker.partition(ANONYMOUS, "t", 0)) == values_of(5) * 2
+
+
+async def test_records_that_stay_together_follow_their_key(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=5))
+    for key in (b"", b"a", b"user-123"):
+        assert (await produce_together(broker, values_of(3), key)).partition == fnv1a(key) % 5
+    [block] = await broker.partition(ANONYMOUS, "t", fnv1a(b"") % 5).read(0)
+    assert block.keys() == [b""] * 3  # an empty key is a key
 
 
 async def test_runs_that_are_spread_gather_and_keep_their_order_in_every_partition(broker: Broker) -> None:

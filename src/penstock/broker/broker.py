@@ -28,6 +28,7 @@ from penstock.broker.access import (
 )
 from penstock.broker.accounts import Accounts
 from penstock.broker.api_keys import ApiKeys
+from penstock.broker.cache import Cache
 from penstock.broker.cluster import Cluster
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.groups import GroupInfo, Groups
@@ -117,6 +118,7 @@ class Broker:
             ensure_topic=partial(self.ensure_topic, SYSTEM),
         )
         self.api_keys = ApiKeys(engine, self.audit, clock=clock, limits=limits, access=access)
+        self.cache = Cache(clock=clock, limits=limits, access=access)
 
     async def start(self) -> None:
         """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
@@ -217,6 +219,34 @@ class Broker:
         the commit of the last part. It gets a Placement for each part, of which any may have failed; or, where records went to
         many partitions and all arrived, columns with the place of each.
         """
+        self._produce(topic, partition, values, keys, headers, expiries, schema, done)
+
+    @on_topic(Operation.WRITE)
+    def produce_together(
+        self,
+        principal: Principal,
+        topic: str,
+        values: Sequence[bytes | None],
+        key: bytes | None = None,
+        *,
+        done: OnPlaced,
+    ) -> None:
+        """Append records that share a key, or have none, as `produce` does, but all to one partition: that of the key, else the next in
+        turn."""
+        keys = None if key is None else [key] * len(values)
+        self._produce(topic, self._producer.one_partition(topic, key), values, keys, None, None, None, done)
+
+    def _produce(
+        self,
+        topic: str,
+        partition: int | Sequence[int],
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[bytes | None] | None,
+        expiries: Sequence[int] | None,
+        schema: str | None,
+        done: OnPlaced,
+    ) -> None:
         if schema is None and not self._validation.concerns(topic):
             self._producer.produce(topic, partition, values, keys, headers, expiries, done)
             return

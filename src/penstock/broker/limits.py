@@ -103,6 +103,12 @@ class BrokerLimits:
     api_keys_max: int = 10_000
     """As many as users."""
 
+    cache_bytes_max: int = 64 << 20
+    """What cached values take in memory, all together; when it is reached, those unused for longest make way."""
+
+    cache_entries_max: int = 100_000
+    """Cached values; so many short ones take some 40 MB."""
+
     def __post_init__(self) -> None:
         ceilings = {
             "partitions_per_topic_max": PARTITIONS_MAX,

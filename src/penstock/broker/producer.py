@@ -75,6 +75,18 @@ class Producer:
             raise _no_partition(info, partition)
         return Placed(info.id, [partition] * len(batch))
 
+    def one_partition(self, topic: str, key: bytes | None) -> int:
+        """Where records that must stay together go: to the partition of their key, or to the next one in turn. Raises TopicNotFound."""
+        info = self._engine.topics().get(topic)
+        if info is None:
+            raise TopicNotFound(f"topic not found: {topic}")
+        count = info.config.partitions
+        if count == 1:
+            return 0
+        chosen, turn = _choose(None if key is None else [key], 1, self._turns.get(topic, 0), count)
+        self._turns[topic] = turn % count
+        return int(chosen[0])
+
     def forget_topic(self, topic: str) -> None:
         self._turns.pop(topic, None)
 
