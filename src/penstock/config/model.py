@@ -66,6 +66,7 @@ SegmentMs = Annotated[DurationMs, Field(ge=1000)]
 ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
 Compression = Literal["none", "zstd"]
 ApiKey = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
+FelixName = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^/]+$")]
 
 
 class Section(BaseModel):
@@ -209,12 +210,34 @@ class FelixListener(QuicListener):
     """`[listeners.felix]`"""
 
     bind: Bind = "127.0.0.1:5000"
+    dialect: Literal["auto", "spec", "native"] = "auto"
+    """Whose messages answer where the contract and the deployed clients differ; auto decides for each request by what it looks like."""
+    auth: Literal["auto", "none", "required"] = "auto"
+    """Whether a client must present a token; auto: where there are `tokens`, or where `listeners.flymq.auth` is required."""
+    tokens: dict[str, ApiKey] = {}
+    """By tenant: what its clients present. API keys (`penstock key create`) are accepted too, for every tenant."""
+    default_tenant: FelixName = "default"
+    """The tenant whose name is left out of topic names: its streams are the broker's topics."""
+    default_namespace: FelixName = "default"
+    """The namespace that is left out of topic names."""
+    auto_create: bool = False
+    """Create a stream that is published or subscribed to and does not exist, instead of refusing."""
+    slow_subscriber: Literal["drop", "pause", "close"] = "drop"
+    """What happens to a subscriber that falls too far behind: it skips to the newest records, reads the log from where it is, or is ended."""
+    subscriber_lag_records_max: int = Field(100_000, ge=1)
+    """How far behind is too far."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> FelixListener:
         self.check_certificate()
-        authenticated = self.tls is not None and self.tls.client_ca is not None
-        self.check_safe(authenticated=authenticated, settings="tls.client_ca")
+        if self.tokens and self.auth == "none":
+            raise ValueError('tokens are of no use with auth = "none": remove them, or set auth = "required"')
+        for tenant in self.tokens:
+            if not tenant or "/" in tenant:
+                raise ValueError(f'tokens names a tenant {tenant!r}: a name is not empty and has no "/"')
+        certified = self.tls is not None and self.tls.client_ca is not None
+        authenticated = certified or self.auth == "required" or bool(self.tokens)
+        self.check_safe(authenticated=authenticated, settings='auth = "required" or tls.client_ca')
         return self
 
 
@@ -369,6 +392,10 @@ class Limits(Section):
     """Committed transactions whose ids are kept, so that a second commit is known for what it is."""
     transactions_remembered_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
     """How long such an id is kept at most."""
+    cache_bytes_max: Size = Field(64 << 20, ge=1 << 10)
+    """What cached values take in memory, all together; above it those unused for longest make way."""
+    cache_entries_max: int = Field(100_000, ge=1)
+    """Cached values."""
     in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
     """Requests of one connection that wait for their answer; above it that connection is not read."""
     in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)

@@ -1,0 +1,162 @@
+"""The binary payloads of Felix: publish batches, their acknowledgements, and event batches; see `wire` for the layouts.
+
+A batch is taken apart without a step per payload where all payloads have one size, as they commonly do. Counts and lengths are held
+against the bytes that are there before anything is made of them; bytes behind the last payload are ignored, as deployed brokers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import InvalidRequest, ProtocolViolation
+from penstock.protocols.bytes import U16, U32, U64, ByteReader, text16
+from penstock.protocols.felix.messages import BinaryPublish
+from penstock.protocols.felix.wire import (
+    ACK_OFFSET,
+    ACK_TEXT_BYTES_MAX,
+    ACKED,
+    BASE_OFFSET,
+    EVENT_BATCH,
+    KEYED,
+    MODE_PER_BATCH,
+    MODE_PER_MESSAGE,
+    STATUS_ERROR,
+    STATUS_OK,
+)
+
+UNIFORM_PAYLOADS_MIN = 16
+"""From so many payloads on it pays to look whether all have one size."""
+LENGTH_BYTES = 4
+
+
+class PublishAck(NamedTuple):
+    """What became of one acked publish; `error` is None where it is committed."""
+
+    request_id: int
+    error: str | None
+    offset: int | None = None
+
+
+class Events(NamedTuple):
+    """An event batch that came as bytes."""
+
+    payloads: list[bytes]
+    base_offset: int | None
+    subscription_id: int | None
+
+
+# -- publishing -----------------------------------------------------------------------------------------------------------
+
+
+def decode_request_id(payload: bytes) -> int:
+    """The id of an acked publish, found even where the rest makes no sense."""
+    return ByteReader(payload).u64("request id")
+
+
+def decode_publish(flags: int, payload: bytes) -> BinaryPublish:
+    """Raises ProtocolViolation where the payload is not what its flags say."""
+    reader = ByteReader(payload)
+    request_id: int | None = None
+    if flags & ACKED:
+        request_id = reader.u64("request id")
+        mode = reader.u8("ack mode")
+        if mode not in (MODE_PER_MESSAGE, MODE_PER_BATCH):
+            raise ProtocolViolation(f"ack mode {mode} is not known: 1 is per message, 2 per batch")
+    key = reader.take(reader.u16("length of the key"), "key") if flags & KEYED else None
+    tenant_id, namespace, stream = (reader.text16(name) for name in ("tenant_id", "namespace", "stream"))
+    count = reader.count32("payloads", LENGTH_BYTES)
+    payloads = split_payloads(payload, reader.position, count)
+    return BinaryPublish(tenant_id, namespace, stream, payloads, key, request_id)
+
+
+def split_payloads(data: bytes, at: int, count: int) -> list[bytes]:
+    """`count` payloads, each behind its length."""
+    if count >= UNIFORM_PAYLOADS_MIN:
+        (size,) = U32.unpack_from(data, at)
+        stride = LENGTH_BYTES + size
+        if count * stride <= len(data) - at:
+            rows = np.frombuffer(data, np.uint8, count * stride, at).reshape(count, stride)
+            if (rows[:, :LENGTH_BYTES] == rows[0, :LENGTH_BYTES]).all():
+                first = at + LENGTH_BYTES
+                return [data[start : start + size] for start in range(first, first + count * stride, stride)]
+    payloads: list[bytes] = []
+    unpack, end = U32.unpack_from, len(data)
+    for _ in range(count):
+        start = at + LENGTH_BYTES
+        at = start + unpack(data, at)[0] if start <= end else end + 1
+        if at > end:
+            raise ProtocolViolation(
+                f"payload {len(payloads)} of {count} runs past the end of its frame: check the lengths"
+            )
+        payloads.append(data[start:at])
+    return payloads
+
+
+def encode_publish_prefix(request_id: int | None, key: bytes | None, per_message: bool = False) -> bytes:
+    """What stands in front of the names, as the flags ACKED and KEYED announce it."""
+    prefix = b""
+    if request_id is not None:
+        prefix = U64.pack(request_id) + bytes((MODE_PER_MESSAGE if per_message else MODE_PER_BATCH,))
+    if key is not None:
+        if len(key) > 0xFFFF:
+            raise InvalidRequest(f"a key of {len(key)} bytes does not fit: at most {0xFFFF}")
+        prefix += U16.pack(len(key)) + key
+    return prefix
+
+
+def encode_publish(
+    tenant_id: str,
+    namespace: str,
+    stream: str,
+    payloads: Sequence[bytes],
+    *,
+    key: bytes | None = None,
+    request_id: int | None = None,
+    per_message: bool = False,
+) -> bytes:
+    names = text16(tenant_id) + text16(namespace) + text16(stream)
+    return encode_publish_prefix(request_id, key, per_message) + names + join_payloads(payloads)
+
+
+def join_payloads(payloads: Sequence[bytes]) -> bytes:
+    """A count, and the payloads, each behind its length."""
+    pack = U32.pack
+    parts = [pack(len(payloads))]
+    for payload in payloads:
+        parts += (pack(len(payload)), payload)
+    return b"".join(parts)
+
+
+# -- acknowledging --------------------------------------------------------------------------------------------------------
+
+
+def encode_ack(request_id: int, error: str | None, offset: int | None) -> bytes:
+    if error is None:
+        ok = bytes((STATUS_OK,)) + U64.pack(request_id) + U16.pack(0)
+        return ok if offset is None else ok + U64.pack(offset)
+    text = error.encode(errors="replace")[:ACK_TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    return bytes((STATUS_ERROR,)) + U64.pack(request_id) + U16.pack(len(text)) + text
+
+
+def decode_ack(flags: int, payload: bytes) -> PublishAck:
+    reader = ByteReader(payload)
+    status = reader.u8("status")
+    request_id = reader.u64("request id")
+    text = reader.text16("error text")
+    if status == STATUS_OK:
+        return PublishAck(request_id, None, reader.u64("offset") if flags & ACK_OFFSET else None)
+    return PublishAck(request_id, text)
+
+
+# -- events ---------------------------------------------------------------------------------------------------------------
+
+
+def decode_events(flags: int, payload: bytes) -> Events:
+    reader = ByteReader(payload)
+    subscription_id = reader.u64("subscription id") if flags & EVENT_BATCH else None
+    base_offset = reader.u64("base offset") if flags & BASE_OFFSET else None
+    count = reader.count32("payloads", LENGTH_BYTES)
+    return Events(split_payloads(payload, reader.position, count), base_offset, subscription_id)

@@ -1,0 +1,205 @@
+"""Felix bytes to messages, in both directions, without I/O.
+
+`feed` takes a whole read and returns what is complete in it. Only a frame header can break a conversation (`violation`): once the
+boundaries of frames are lost, nothing behind them can be trusted. A frame that is whole but makes no sense becomes a `BadRequest`,
+which is answered, and the next frame is read as if nothing had happened.
+
+A frame that is half received is kept as it came: nothing is allocated by the length it announces, and a length above the bound is refused
+as soon as the header is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.errors import ProtocolViolation
+from penstock.protocols.felix import binary
+from penstock.protocols.felix.binary import Events, PublishAck
+from penstock.protocols.felix.messages import (
+    SERVER_TYPES,
+    BadRequest,
+    FromClient,
+    FromServer,
+    Id,
+    Message,
+    Request,
+)
+from penstock.protocols.felix.wire import (
+    ACKED,
+    BASE_OFFSET,
+    EVENT_BATCH,
+    FROM_CLIENT,
+    HEADER,
+    HEADER_BYTES,
+    ID_MAX,
+    JSON,
+    KNOWN,
+    MAGIC,
+    PAYLOAD_BYTES_MAX,
+    PUBLISH_ACK,
+    PUBLISH_BATCH,
+    SHARED_EVENT_BATCH,
+    VERSION,
+)
+
+
+class Frame(NamedTuple):
+    flags: int
+    payload: bytes
+
+
+class FrameDecoder:
+    """One direction of one stream."""
+
+    __slots__ = ("_kept", "_needed_bytes", "violation")
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._needed_bytes = 0
+        self.violation: ProtocolViolation | None = None
+        """What is wrong with the header that came last; nothing is read any more."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return bool(self._kept)
+
+    @property
+    def payload_begun(self) -> bool:
+        """Whether the stream would end inside a frame whose header is there."""
+        return len(self._kept) >= HEADER_BYTES
+
+    def feed(self, data: bytes) -> list[Frame]:
+        if self.violation is not None:
+            return []
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._needed_bytes:
+                return []
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        frames: list[Frame] = []
+        position, end = 0, len(data)
+        self._needed_bytes = HEADER_BYTES
+        while end - position >= HEADER_BYTES:
+            magic, version, flags, length = HEADER.unpack_from(data, position)
+            if magic != MAGIC or version != VERSION or length > PAYLOAD_BYTES_MAX:
+                self.violation = _violation(magic, version, length)
+                return frames
+            frame_end = position + HEADER_BYTES + length
+            if frame_end > end:
+                self._needed_bytes = frame_end - position
+                break
+            frames.append(Frame(flags, data[position + HEADER_BYTES : frame_end]))
+            position = frame_end
+        if position < end:
+            self._kept += memoryview(data)[position:]
+        return frames
+
+
+def _violation(magic: int, version: int, length: int) -> ProtocolViolation:
+    if magic != MAGIC:
+        return ProtocolViolation(f"a frame begins with {magic:#010x} instead of {MAGIC:#010x}: this is not Felix")
+    if version != VERSION:
+        return ProtocolViolation(f"protocol version {version} is not known: use {VERSION}")
+    return ProtocolViolation(f"a frame of {length} bytes is too long: at most {PAYLOAD_BYTES_MAX} are allowed")
+
+
+# -- from the client ------------------------------------------------------------------------------------------------------
+
+
+class _Loose(msgspec.Struct):
+    """What can be said of an object that is no message."""
+
+    type: Any = None
+    request_id: Any = msgspec.UNSET
+
+
+_requests: msgspec.json.Decoder[FromClient] = msgspec.json.Decoder(FromClient)
+_loose = msgspec.json.Decoder(_Loose)
+
+
+def decode_request(frame: Frame) -> Request:
+    """What a client says with one frame. Faults come back as a BadRequest."""
+    flags, payload = frame
+    known = flags & KNOWN
+    if known == JSON:
+        return _decode_json_request(payload)
+    if known & ~FROM_CLIENT or not known & PUBLISH_BATCH:
+        return BadRequest(f"unsupported frame flags {flags:#06x}: a client sends 0x0001, 0x0009, 0x0041 or 0x0049")
+    try:
+        return binary.decode_publish(known, payload)
+    except ProtocolViolation as fault:
+        bad = BadRequest(f"malformed publish batch: {fault}")
+        if known & ACKED and len(payload) >= 8:
+            bad.request_id, bad.binary = binary.decode_request_id(payload), True
+        return bad
+
+
+def _decode_json_request(payload: bytes) -> Request:
+    try:
+        request = _requests.decode(payload)
+    except msgspec.ValidationError as error:
+        return _not_a_message(payload, error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return BadRequest(f"malformed JSON: {error}")
+    for id_ in (getattr(request, "request_id", None), getattr(request, "subscription_id", None)):
+        if isinstance(id_, int) and not 0 <= id_ <= ID_MAX:
+            return BadRequest(f"id {id_} is out of range: integers from 0 to {ID_MAX} are allowed, and texts")
+    return request
+
+
+def _not_a_message(payload: bytes, error: msgspec.ValidationError) -> BadRequest:
+    try:
+        found = _loose.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BadRequest(f"malformed message: {error}")
+    id_: Id = msgspec.UNSET
+    if isinstance(found.request_id, str) or (type(found.request_id) is int and 0 <= found.request_id <= ID_MAX):
+        id_ = found.request_id
+    if found.type in _CLIENT_TYPES:
+        return BadRequest(f"malformed {found.type}: {error}", id_)
+    if isinstance(found.type, str) and found.type in SERVER_TYPES:
+        return BadRequest(f"unexpected message type {found.type}: only a broker sends it", id_)
+    return BadRequest(f"unknown message type {found.type!r}: {', '.join(_CLIENT_TYPES)} are known", id_)
+
+
+_CLIENT_TYPES: tuple[str, ...] = ("auth", "publish", "publish_batch", "subscribe", "cache_put", "cache_get")
+
+
+# -- from the server ------------------------------------------------------------------------------------------------------
+
+Reply = FromServer | PublishAck | Events
+_replies: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
+
+
+def decode_reply(frame: Frame) -> Reply:
+    """What a server says with one frame. Raises ProtocolViolation."""
+    flags, payload = frame
+    known = flags & KNOWN
+    if known == JSON:
+        try:
+            return _replies.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolViolation(f"the server sent what is no message: {error}") from None
+    if known & PUBLISH_ACK:
+        return binary.decode_ack(known, payload)
+    if known & ~BASE_OFFSET in (EVENT_BATCH, SHARED_EVENT_BATCH):
+        return binary.decode_events(known, payload)
+    raise ProtocolViolation(f"the server sent a frame with flags {flags:#06x}, which nobody asked for")
+
+
+# -- writing --------------------------------------------------------------------------------------------------------------
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_frame(flags: int, payload: bytes) -> bytes:
+    return HEADER.pack(MAGIC, VERSION, flags, len(payload)) + payload
+
+
+def encode_message(message: Message) -> bytes:
+    """A message as one frame."""
+    return encode_frame(JSON, _encode(message))

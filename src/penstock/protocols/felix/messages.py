@@ -1,0 +1,236 @@
+"""Felix messages: the JSON objects, and the binary publish batch.
+
+Fields stand in the order in which deployed encoders write them, `type` first, so that a message encodes to the bytes they write. What a
+deployed encoder leaves out is UNSET; what it writes as null is None. On input the order is free and fields nobody knows are ignored.
+
+Ids are texts in the contract and integers in deployed software. Both are taken, and given back as they came.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+Id = int | str | UnsetType | None
+Name = str | UnsetType | None
+AckMode = Literal["none", "per_message", "per_batch"]
+StartName = Literal["latest", "earliest"]
+
+
+class Message(msgspec.Struct, tag_field="type", gc=False):
+    """Anything that is sent as JSON."""
+
+
+# -- from the client ------------------------------------------------------------------------------------------------------
+
+
+class Auth(Message, tag="auth", kw_only=True):
+    tenant_id: str
+    token: str
+    client_flags: int | UnsetType = UNSET
+
+
+class Publish(Message, tag="publish", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    payload: bytes
+    request_id: Id = UNSET
+    ack: AckMode | UnsetType | None = UNSET
+
+
+class PublishBatch(Message, tag="publish_batch", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    payloads: list[bytes]
+    request_id: Id = UNSET
+    ack: AckMode | UnsetType | None = UNSET
+
+
+class StartOffset(msgspec.Struct, gc=False):
+    offset: int
+
+
+class Subscribe(Message, tag="subscribe", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    subscription_id: Id = UNSET
+    request_id: Id = UNSET
+    start: StartName | StartOffset | UnsetType | None = UNSET
+
+
+class CachePut(Message, tag="cache_put", kw_only=True):
+    tenant_id: Name = UNSET
+    namespace: Name = UNSET
+    cache: Name = UNSET
+    key: str
+    value: bytes
+    request_id: Id = UNSET
+    ttl_ms: int | None = None
+
+
+class CacheGet(Message, tag="cache_get", kw_only=True):
+    tenant_id: Name = UNSET
+    namespace: Name = UNSET
+    cache: Name = UNSET
+    key: str
+    request_id: Id = UNSET
+
+
+class BinaryPublish(msgspec.Struct, gc=False):
+    """A publish batch that came as bytes. `request_id` is None where no acknowledgement is asked for."""
+
+    tenant_id: str
+    namespace: str
+    stream: str
+    payloads: list[bytes]
+    key: bytes | None = None
+    request_id: int | None = None
+
+
+# -- from the server ------------------------------------------------------------------------------------------------------
+
+
+class Ok(Message, tag="ok", kw_only=True):
+    request_id: Id = UNSET
+
+
+class Error(Message, tag="error", kw_only=True):
+    request_id: Id = UNSET
+    message: str
+
+
+class AuthOk(Message, tag="auth_ok", kw_only=True):
+    server_flags: int
+
+
+class PublishOk(Message, tag="publish_ok", kw_only=True):
+    request_id: Id
+    offset: int | UnsetType = UNSET
+
+
+class PublishError(Message, tag="publish_error", kw_only=True):
+    request_id: Id
+    message: str
+
+
+class Subscribed(Message, tag="subscribed", kw_only=True):
+    subscription_id: Id
+
+
+class SubscribeCursorError(Message, tag="subscribe_cursor_error", kw_only=True):
+    reason: Literal["too_old", "in_future"]
+    requested: int
+    available: int
+
+
+class EventStreamHello(Message, tag="event_stream_hello", kw_only=True):
+    subscription_id: Id
+
+
+class Event(Message, tag="event", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    payload: bytes
+    offset: int | UnsetType = UNSET
+
+
+class EventBatch(Message, tag="event_batch", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    payloads: list[bytes]
+    base_offset: int | UnsetType = UNSET
+
+
+class CacheOk(Message, tag="cache_ok", kw_only=True):
+    request_id: Id
+
+
+class CacheValue(Message, tag="cache_value", kw_only=True):
+    """With the scope of the cache, as deployed software has it."""
+
+    tenant_id: Name = UNSET
+    namespace: Name = UNSET
+    cache: Name = UNSET
+    key: str
+    value: bytes | None
+    request_id: Id = UNSET
+
+
+class SpecCacheValue(Message, tag="cache_value", kw_only=True):
+    """In the order of the contract, which has no scope."""
+
+    request_id: Id = UNSET
+    tenant_id: Name = UNSET
+    namespace: Name = UNSET
+    cache: Name = UNSET
+    key: str
+    value: bytes | None
+
+
+class SpecCachePut(Message, tag="cache_put", kw_only=True):
+    """In the order of the contract."""
+
+    request_id: Id = UNSET
+    key: str
+    value: bytes
+    ttl_ms: int | None = None
+
+
+class SpecCacheGet(Message, tag="cache_get", kw_only=True):
+    """In the order of the contract."""
+
+    request_id: Id = UNSET
+    key: str
+
+
+class BadRequest(msgspec.Struct, gc=False):
+    """A frame that is whole and makes no sense: what to answer, and the id to answer with where one could be found."""
+
+    text: str
+    request_id: Id = UNSET
+    binary: bool = False
+    """Whether it was an acked publish batch, whose answer is binary too."""
+
+
+FromClient = Auth | Publish | PublishBatch | Subscribe | CachePut | CacheGet
+FromServer = (
+    Ok
+    | Error
+    | AuthOk
+    | PublishOk
+    | PublishError
+    | Subscribed
+    | SubscribeCursorError
+    | EventStreamHello
+    | Event
+    | EventBatch
+    | CacheOk
+    | CacheValue
+)
+Request = FromClient | BinaryPublish | BadRequest
+
+SERVER_TYPES: frozenset[Any] = frozenset(
+    each.__struct_config__.tag
+    for each in (
+        Ok,
+        Error,
+        AuthOk,
+        PublishOk,
+        PublishError,
+        Subscribed,
+        SubscribeCursorError,
+        EventStreamHello,
+        Event,
+        EventBatch,
+        CacheOk,
+        CacheValue,
+    )
+)
+"""Types that only a server may send."""
