@@ -52,6 +52,7 @@ def figures(**changes: object) -> Figures:
         deliveries=SubscriptionStats(),
         validation=ValidationStats(),
         transactions=TransactionStats(),
+        pipelines=[],
         logins=LoginStats(),
         audit=AuditStats(),
         listeners={},

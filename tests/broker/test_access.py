@@ -27,6 +27,7 @@ from penstock.broker.cache import Cache
 from penstock.broker.cluster import Cluster
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.pipelines import Pipelines, Report
 from penstock.broker.schedule import Schedule
 from penstock.broker.schemas.operations import Schemas
 from penstock.broker.subscription import DeliveryPolicy, StoredSubscription, Subscription
@@ -59,6 +60,7 @@ PARTS: dict[str, type] = {
     "transactions": Transactions,
     "subscriptions": Subscriptions,
     "api_keys": ApiKeys,
+    "pipelines": Pipelines,
     "cache": Cache,
 }
 # What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
@@ -100,6 +102,9 @@ NOT_OPERATIONS = {
     "api_keys.close",
     "api_keys.authenticate",
     "api_keys.is_valid",
+    "pipelines.start",
+    "pipelines.close",
+    "pipelines.infos",
 }
 
 READER = Principal("reader")
@@ -299,6 +304,17 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         Operation.ADMIN,
         WHOLE,
         lambda b, who, t: let_in(EntryNotFound, lambda: b.api_keys.revoke(who, "worker")),
+    ),
+    "pipelines.report": (
+        Operation.READ,
+        WHOLE,
+        lambda b, who, t: b.pipelines.report(who, "p", Report("run", 1, "running", "", [])),
+    ),
+    "pipelines.reported": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.pipelines.reported(who)),
+    "pipelines.stop": (
+        Operation.READ,
+        WHOLE,
+        lambda b, who, t: let_in(EntryNotFound, lambda: b.pipelines.stop(who, "gone")),
     ),
     "cache.put": (Operation.WRITE, TOPIC, lambda b, who, t: b.cache.put(who, t, "key", b"value")),
     "cache.get": (Operation.READ, TOPIC, lambda b, who, t: b.cache.get(who, t, "key")),

@@ -17,6 +17,7 @@ from penstock.broker.audit import AuditStats
 from penstock.broker.broker import Broker
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import LagReport
+from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.subscriptions import SubscriptionStats
@@ -79,6 +80,7 @@ class Figures:
     deliveries: SubscriptionStats
     validation: ValidationStats
     transactions: TransactionStats
+    pipelines: list[PipelineInfo]
     logins: LoginStats
     audit: AuditStats
     listeners: dict[str, ListenerStats]
@@ -133,6 +135,7 @@ async def gather(sources: Sources) -> Figures:
         deliveries=copy.copy(sources.broker.subscriptions.stats),
         validation=copy.copy(sources.broker.schemas.stats),
         transactions=copy.copy(sources.broker.transactions.stats),
+        pipelines=sources.broker.pipelines.infos(),
         logins=copy.copy(sources.broker.users.stats),
         audit=copy.copy(sources.broker.audit.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},

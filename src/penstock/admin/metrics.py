@@ -17,11 +17,13 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, genera
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from penstock.admin.figures import Figures, Sources, gather
+from penstock.broker.pipelines import LAG_UNKNOWN
 from penstock.stats import Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 PREFIX = "penstock_"
+PIPELINE_STAGES_EXPORTED_MAX = 1_000
 
 LISTENER_COUNTERS = (
     ("received_bytes", "bytes_in", "Bytes received from clients."),
@@ -82,6 +84,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _lifetimes(figures)
     yield from _schemas(figures)
     yield from _transactions(figures)
+    yield from _pipelines(figures)
     yield from _access(figures)
     yield from _listeners(figures)
     yield from _requests(figures)
@@ -162,6 +165,33 @@ def _transactions(figures: Figures) -> Iterator[Metric]:
     for result in ("committed", "rolled_back", "timed_out"):
         ended.add_metric([result], getattr(stats, result))
     yield ended
+
+
+def _pipelines(figures: Figures) -> Iterator[Metric]:
+    up = GaugeMetricFamily(PREFIX + "pipeline_up", "Whether a run of the pipeline reports.", labels=["pipeline"])
+    labels = ["pipeline", "stage"]
+    rows = CounterMetricFamily(PREFIX + "pipeline_rows", "Records that the last run has read.", labels=labels)
+    rejects = CounterMetricFamily(PREFIX + "pipeline_rejects", "Those of them that became dead letters.", labels=labels)
+    batches = CounterMetricFamily(PREFIX + "pipeline_batches", "Batches of the last run.", labels=labels)
+    lag = GaugeMetricFamily(PREFIX + "pipeline_lag_records", "Records that wait to be read.", labels=labels)
+    seconds = GaugeMetricFamily(PREFIX + "pipeline_batch_seconds", "Time that the last batch took.", labels=labels)
+    left_out = exported = 0
+    for pipeline in figures.pipelines:
+        if exported + len(pipeline.stages) >= PIPELINE_STAGES_EXPORTED_MAX:
+            left_out += 1
+            continue
+        exported += 1 + len(pipeline.stages)
+        up.add_metric([pipeline.name], pipeline.alive)
+        for stage in pipeline.stages:
+            values = [pipeline.name, stage.name]
+            rows.add_metric(values, stage.rows)
+            rejects.add_metric(values, stage.rejects)
+            batches.add_metric(values, stage.batches)
+            if stage.lag != LAG_UNKNOWN:
+                lag.add_metric(values, stage.lag)
+            seconds.add_metric(values, stage.batch_ms / 1000)
+    yield from (up, rows, rejects, batches, lag, seconds)
+    yield _gauge("pipelines_left_out", "Pipelines without series of their own in this scrape.", left_out)
 
 
 def _schemas(figures: Figures) -> Iterator[Metric]:

@@ -34,6 +34,7 @@ from penstock.broker.deadletters import DeadLetters
 from penstock.broker.groups import GroupInfo, Groups
 from penstock.broker.lag import LAGS_MAX, Lag, LagReport, Lags
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.pipelines import Pipelines
 from penstock.broker.policy import AccessSettings
 from penstock.broker.producer import ANY_PARTITION, Producer
 from penstock.broker.schedule import Schedule
@@ -118,6 +119,7 @@ class Broker:
             ensure_topic=partial(self.ensure_topic, SYSTEM),
         )
         self.api_keys = ApiKeys(engine, self.audit, clock=clock, limits=limits, access=access)
+        self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
         self.cache = Cache(clock=clock, limits=limits, access=access)
 
     async def start(self) -> None:
@@ -131,9 +133,11 @@ class Broker:
         await self.schedule.start()
         await self.subscriptions.start()
         await self.api_keys.start()
+        await self.pipelines.start()
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight."""
+        await self.pipelines.close()
         await self.api_keys.close()
         await self.subscriptions.close()
         await self.schedule.close()

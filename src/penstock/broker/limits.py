@@ -103,6 +103,9 @@ class BrokerLimits:
     api_keys_max: int = 10_000
     """As many as users."""
 
+    pipelines_max: int = 1_000
+    """Names under which pipelines have reported. Each is an entry of a table, and a series in the metrics for each of its stages."""
+
     cache_bytes_max: int = 64 << 20
     """What cached values take in memory, all together; when it is reached, those unused for longest make way."""
 

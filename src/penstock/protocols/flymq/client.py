@@ -61,6 +61,7 @@ from penstock.protocols.flymq.lifetime import replies as lifetime_replies
 from penstock.protocols.flymq.lifetime import requests as lifetime_requests
 from penstock.protocols.flymq.lifetime.client import AsyncDeadLetters
 from penstock.protocols.flymq.lifetime.messages import DelayedRecord
+from penstock.protocols.flymq.pipelines.client import AsyncPipelines
 from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.reply_messages import GroupState
 from penstock.protocols.flymq.schemas import requests as schema_requests
@@ -121,6 +122,7 @@ class AsyncFlyMQClient:
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = AsyncAccess(self._read, self._write)
         """Users, roles, ACLs, the audit trail and the cluster."""
+        self.pipelines = AsyncPipelines(self._read)
         self.keys = AsyncKeys(self._read, self._write)
         """API keys of other protocols: create, list, revoke."""
         self.blocks = AsyncBlocks(self._read)

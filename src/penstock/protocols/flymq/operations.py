@@ -35,6 +35,7 @@ from penstock.protocols.flymq.fetching import Fetcher
 from penstock.protocols.flymq.keys import operations as key_operations
 from penstock.protocols.flymq.lifetime import operations as lifetime_operations
 from penstock.protocols.flymq.lifetime.operations import OnWritten
+from penstock.protocols.flymq.pipelines import operations as pipeline_operations
 from penstock.protocols.flymq.reply_encoding import (
     encode_cluster_metadata_reply,
     encode_created,
@@ -317,6 +318,7 @@ _FEATURE_METHODS: Mapping[type, Callable[[Caller, int, Any], Answer]] = {
     **access_operations.METHODS,
     **block_operations.METHODS,
     **key_operations.METHODS,
+    **pipeline_operations.METHODS,
     **lifetime_operations.METHODS,
     **schema_operations.METHODS,
     **transaction_operations.METHODS,

@@ -14,6 +14,7 @@ from penstock.protocols.flymq.access import requests as access_requests
 from penstock.protocols.flymq.blocks import layouts as block_layouts
 from penstock.protocols.flymq.keys import layouts as key_layouts
 from penstock.protocols.flymq.lifetime import requests as lifetime_requests
+from penstock.protocols.flymq.pipelines import layouts as pipeline_layouts
 from penstock.protocols.flymq.request_messages import (
     Authenticate,
     BadRequest,
@@ -222,6 +223,7 @@ _READERS: Mapping[int, Callable[[ByteReader], Body]] = {
     **access_requests.READERS,
     **block_layouts.READERS,
     **key_layouts.READERS,
+    **pipeline_layouts.READERS,
     **lifetime_requests.READERS,
     **schema_requests.READERS,
     **transaction_requests.READERS,

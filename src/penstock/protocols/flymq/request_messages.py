@@ -9,6 +9,7 @@ from penstock.protocols.flymq.access.messages import AccessBody
 from penstock.protocols.flymq.blocks.messages import BlocksBody
 from penstock.protocols.flymq.keys.messages import KeyBody
 from penstock.protocols.flymq.lifetime.messages import LifetimeBody
+from penstock.protocols.flymq.pipelines.messages import PipelineBody
 from penstock.protocols.flymq.schemas.messages import SchemaBody
 from penstock.protocols.flymq.transactions.messages import TransactionBody
 
@@ -198,6 +199,7 @@ Body = (
     | AccessBody
     | BlocksBody
     | KeyBody
+    | PipelineBody
     | LifetimeBody
     | SchemaBody
     | TransactionBody

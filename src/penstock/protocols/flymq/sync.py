@@ -24,6 +24,7 @@ from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
 from penstock.protocols.flymq.keys.client import Keys
 from penstock.protocols.flymq.lifetime.client import DeadLetters
 from penstock.protocols.flymq.lifetime.messages import DelayedRecord
+from penstock.protocols.flymq.pipelines.client import Pipelines
 from penstock.protocols.flymq.reading import Start
 from penstock.protocols.flymq.schemas.client import Schemas
 from penstock.protocols.flymq.transactions.client import Transaction
@@ -49,6 +50,8 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = Access(self._thread, self._client.access)
         """Users, roles, ACLs, the audit trail and the cluster."""
+        self.pipelines = Pipelines(self._thread, self._client.pipelines)
+        """What Spark pipelines report of themselves."""
         self.keys = Keys(self._thread, self._client.keys)
         """API keys of protocols that have no users."""
         self.blocks = Blocks(self._thread, self._client.blocks)

@@ -115,6 +115,15 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     91 KEY_LIST              -                                                    {str name, str* roles, i64 created_ms,
                                                                                   str created_by}*
     92 KEY_REVOKE            str name                                             bool
+    A0 PIPELINE_REPORT       str pipeline, str run, i64 started_ms, str state,    bool (1: the run should stop)
+                             str message, S* with S = str stage, str state,
+                             u64 rows, u64 rejects, i64 lag (-1: unknown),
+                             u64 batches, u64 batch_ms; this and the following
+                             are not in the contract
+    A1 PIPELINE_LIST         -                                                    {str pipeline, str owner, str run, i64 started_ms,
+                                                                                  i64 updated_ms, str state, str message,
+                                                                                  bool stopping, bool alive, S*}*
+    A2 PIPELINE_STOP         str pipeline                                         bool (0: it does not run)
     FF ERROR                 never a request                                      bool 0, str message
 """
 
@@ -220,6 +229,9 @@ class Opcode(IntEnum):
     KEY_CREATE = 0x90
     KEY_LIST = 0x91
     KEY_REVOKE = 0x92
+    PIPELINE_REPORT = 0xA0
+    PIPELINE_LIST = 0xA1
+    PIPELINE_STOP = 0xA2
     ERROR = 0xFF
 
 

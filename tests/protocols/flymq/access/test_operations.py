@@ -30,6 +30,8 @@ from penstock.protocols.flymq.blocks.messages import TopicSpans
 from penstock.protocols.flymq.keys.layouts import encode_key_create, encode_key_revoke
 from penstock.protocols.flymq.lifetime import requests as lifetimes
 from penstock.protocols.flymq.operations import Dialect, Node
+from penstock.protocols.flymq.pipelines.layouts import encode_pipeline_report, encode_pipeline_stop
+from penstock.protocols.flymq.pipelines.messages import PipelineReport
 from penstock.protocols.flymq.reply_decoding import decode_cluster_metadata_reply
 from penstock.protocols.flymq.schemas import requests as schemas
 from penstock.protocols.flymq.session import FlyMQ
@@ -429,6 +431,9 @@ ATTEMPTS: dict[Opcode, Attempt] = {
     Opcode.KEY_CREATE: Attempt(encode_key_create("new", []), ROOT),
     Opcode.KEY_LIST: Attempt(frame(Opcode.KEY_LIST), ROOT),
     Opcode.KEY_REVOKE: Attempt(encode_key_revoke("gone"), ROOT),
+    Opcode.PIPELINE_REPORT: Attempt(encode_pipeline_report(PipelineReport("p", "run", 1, "running", "", [])), READERS),
+    Opcode.PIPELINE_LIST: Attempt(frame(Opcode.PIPELINE_LIST), EVERYONE),
+    Opcode.PIPELINE_STOP: Attempt(encode_pipeline_stop("gone"), READERS),
     Opcode.AUDIT_EXPORT: Attempt(access.encode_audit_export(AuditQueryRequest(), "csv"), ROOT),
 }
 # Saying who one is comes before every check; AUTH_RESPONSE and ERROR are no requests.
