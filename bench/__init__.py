@@ -1,4 +1,4 @@
-"""Measurements of Penstock, side by side with Redis Streams on the same machine: `make bench`, or `python -m bench --help`.
+"""Measurements of Penstock, beside Redis Streams and Apache Kafka on the same machine: `make bench`, or `python -m bench --help`.
 
 How a figure is made, so that it means something:
 - both sides of a ratio take turns (A B A B ...) in one run, and the median of the rounds is reported;

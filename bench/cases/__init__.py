@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.cases import (
+    arrow,
     blipmq,
     delayed,
     fetch,
@@ -34,5 +35,6 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "idle": idle.measure,
     "delayed": delayed.measure,
     "logins": logins.measure,
+    "arrow": arrow.measure,
     "spark": spark.measure,
 }
