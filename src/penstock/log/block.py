@@ -62,6 +62,8 @@ KEYS: Final = 4
 HEADERS: Final = 8
 OFFSETS: Final = 16
 _KNOWN_FLAGS: Final = TIMESTAMPS | EXPIRIES | KEYS | HEADERS | OFFSETS
+PLACED_FLAGS: Final = TIMESTAMPS | OFFSETS
+"""Columns of a block that has its place in a log; one that is still to be placed has none of them."""
 
 # No writer makes a larger body: a record is at most 32 MiB, and a block that already holds one takes no more.
 BODY_BYTES_MAX: Final = 80 << 20
@@ -144,13 +146,50 @@ def encode_block(
         if last_delta != count - 1:
             flags |= OFFSETS
             vectors.append((np.array(offsets, "<i8") - base_offset).astype("<u4").tobytes())
-    pieces = [piece for piece in (*vectors, key_data, value_data, header_data) if piece]
+    sizes = len(key_data), len(value_data), len(header_data)
+    return _assemble(
+        [piece for piece in (*vectors, key_data, value_data, header_data) if piece],
+        flags,
+        count,
+        (base_offset, last_delta),
+        (first_timestamp, last_timestamp),
+        sizes,
+        compress=compress,
+    )
+
+
+def place_block(block: Block, base_offset: int, timestamp_ms: int, *, compress: bool = False) -> bytes:
+    """The records of a block that has no offsets and no times of its own, at a place in a log. The columns are not looked at."""
+    assert not block.flags & PLACED_FLAGS, "a block that is to be placed has offsets or times of its own"
+    return _assemble(
+        [block.body()],
+        block.flags,
+        block.count,
+        (base_offset, block.count - 1),
+        (timestamp_ms, timestamp_ms),
+        (block.key_bytes, block.value_bytes, block.header_bytes),
+        compress=compress,
+    )
+
+
+def _assemble(
+    pieces: list[bytes],
+    flags: int,
+    count: int,
+    place: tuple[int, int],
+    timestamps: tuple[int, int],
+    sizes: tuple[int, int, int],
+    *,
+    compress: bool,
+) -> bytes:
+    """Header and body. `place` is the first offset and how far the last one is from it, `sizes` are those of keys, values and headers."""
     raw_bytes = stored_bytes = sum(map(len, pieces))
     codec = CODEC_NONE
     if compress and raw_bytes >= COMPRESS_BYTES_MIN:
         compressed = zstandard.compress(b"".join(pieces), _ZSTD_LEVEL)
         if len(compressed) < raw_bytes:
             pieces, stored_bytes, codec = [compressed], len(compressed), CODEC_ZSTD
+    key_bytes, value_bytes, header_bytes = sizes
     head = HEADER.pack(
         MAGIC,
         0,
@@ -160,13 +199,11 @@ def encode_block(
         stored_bytes,
         raw_bytes,
         count,
-        base_offset,
-        last_delta,
-        len(key_data),
-        first_timestamp,
-        last_timestamp,
-        len(header_data),
-        len(value_data),
+        *place,
+        key_bytes,
+        *timestamps,
+        header_bytes,
+        value_bytes,
     )[8:]
     checksum = google_crc32c.value(head)
     for piece in pieces:
@@ -348,6 +385,25 @@ class Block(BlockHeader):
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
         return BinaryColumn(offsets, memoryview(self.body())[at : at + size], valid)
+
+    def lengths_and_data(self, column: int) -> tuple[Int32s, memoryview] | None:
+        """The cells of a column, 0 for the values, KEYS or HEADERS, as they are stored: their lengths (-1: null) and their bytes, back to
+        back. For who joins the columns of several blocks, and checks there that the lengths add up. None where no record has one."""
+        lengths = self._vector(column)
+        if lengths is None:
+            return None
+        at, size = self._data_at(column)
+        return lengths, memoryview(self.body())[at : at + size]
+
+    def offset_column(self) -> Int64s:
+        deltas = self._vector(OFFSETS)
+        if deltas is None:
+            return np.arange(self.base_offset, self.next_offset, dtype=np.int64)
+        return self.base_offset + deltas.astype(np.int64)
+
+    def timestamp_column(self) -> Int64s | None:
+        """None where all have the block's first timestamp."""
+        return self._vector(TIMESTAMPS)
 
     def columns(self) -> Columns:
         deltas = self._vector(OFFSETS)

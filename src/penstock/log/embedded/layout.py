@@ -1,7 +1,7 @@
 """One partition's part of a commit: which records, in which blocks, where in the file.
 
 Appends that gathered for a partition are joined into few large blocks (reading is as fast as blocks are large), a very large one is
-cut (reading from its middle must stay cheap).
+cut (reading from its middle must stay cheap). What comes as blocks stays as it is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import structlog
 
 from penstock.errors import PenstockError
-from penstock.log.api import Appended, Batch, OnAppended
-from penstock.log.block import BlockHeader, encode_block
+from penstock.log.api import Appended, Batch, BlockBatch, OnAppended
+from penstock.log.block import BlockHeader, encode_block, place_block
 from penstock.log.embedded.segment import Segment
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class PartitionCommit:
         "timestamp_ms",
     )
 
-    def __init__(self, partition: EmbeddedPartition, appends: list[tuple[Batch, OnAppended]]) -> None:
+    def __init__(self, partition: EmbeddedPartition, appends: list[tuple[Batch | BlockBatch, OnAppended]]) -> None:
         self.partition = partition
         self.appends = appends
         self.size_bytes = sum([_stored_bytes(batch) for batch, _ in appends])
@@ -82,18 +82,43 @@ class PartitionCommit:
         self.segment = writer.segment
         self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
         self.base_offset = offset = writer.next_offset
-        compress = partition.config.compression == "zstd"
-        batches = [batch for batch, _ in self.appends]
-        for batch in [_join(batches)] if self.size_bytes <= block_bytes_target else gather(batches, block_bytes_target):
-            block = encode_block(
-                offset, self.timestamp_ms, batch.values, batch.keys, batch.headers, batch.expiries, compress=compress
-            )
-            self.blocks.append(block)
-            self.headers.append(BlockHeader(block))
-            offset += len(batch)
+        for laid_out, appends in itertools.groupby(self.appends, lambda append: isinstance(append[0], BlockBatch)):
+            if laid_out:
+                offset = self._place([batch for batch, _ in appends if isinstance(batch, BlockBatch)], offset)
+            else:
+                batches = [batch for batch, _ in appends if isinstance(batch, Batch)]
+                offset = self._encode(batches, offset, block_bytes_target)
         self.next_offset = offset
         self.data = self.blocks[0] if len(self.blocks) == 1 else b"".join(self.blocks)
         writer.file.reserve(len(self.data))
+
+    def _encode(self, batches: list[Batch], offset: int, block_bytes_target: int) -> int:
+        compress = self.partition.config.compression == "zstd"
+        for batch in [_join(batches)] if self.size_bytes <= block_bytes_target else gather(batches, block_bytes_target):
+            self._add(
+                encode_block(
+                    offset,
+                    self.timestamp_ms,
+                    batch.values,
+                    batch.keys,
+                    batch.headers,
+                    batch.expiries,
+                    compress=compress,
+                )
+            )
+            offset += len(batch)
+        return offset
+
+    def _place(self, batches: list[BlockBatch], offset: int) -> int:
+        compress = self.partition.config.compression == "zstd"
+        for block in itertools.chain.from_iterable(batch.blocks for batch in batches):
+            self._add(place_block(block, offset, self.timestamp_ms, compress=compress))
+            offset += block.count
+        return offset
+
+    def _add(self, block: bytes) -> None:
+        self.blocks.append(block)
+        self.headers.append(BlockHeader(block))
 
     def write(self) -> None:
         self.partition.writer.write(self.data, self.headers)
@@ -141,7 +166,7 @@ def _cut(batch: Batch, bytes_target: int) -> list[Batch]:
     return pieces
 
 
-def _stored_bytes(batch: Batch) -> int:
+def _stored_bytes(batch: Batch | BlockBatch) -> int:
     return batch.size_bytes + _ROW_BYTES * len(batch)
 
 
