@@ -7,6 +7,9 @@ SHELL := /bin/bash
 # Tools find their programs (penstock, ruff, lint-imports) in the environment that `make setup` makes.
 BIN := .venv/bin
 SETUP_DONE := .venv/setup-done
+# How many tests run side by side, and those that run one at a time: they kill processes under load, or have a JVM of their own.
+JOBS := 2
+ALONE := tests/crash tests/spark
 PYTHON_FILES := src tests scripts $(wildcard bench)
 
 .PHONY: help
@@ -29,7 +32,8 @@ demo: $(SETUP_DONE) ## see it work: start a broker, produce, consume, stop
 
 .PHONY: test
 test: lint ## everything: lint, types, import rules, all tests (crash tests too)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ALONE:%=--ignore=%)
+	@$(BIN)/python -m pytest $(ALONE)
 
 .PHONY: lint
 lint: $(SETUP_DONE) ## style, types and import rules
