@@ -495,7 +495,7 @@ async def test_what_a_reader_gives_back_is_delivered_next_and_was_no_delivery(br
         delivery = await take(broker, subscription)
         assert delivery is not None
         assert delivery.value == b"1"
-        broker.subscriptions.give_back(subscription, [delivery.tag])
+        broker.subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
         assert not ack(broker, subscription, delivery.tag)
     assert await take_values(broker, subscription) == [b"1", b"2"]
 
@@ -561,3 +561,17 @@ async def test_a_watched_subscription_is_never_idle(broker: Broker, clock: Manua
     clock.advance(POLICY.idle_ms_max / 1000 + 1)
     await broker.subscriptions.end_idle()
     assert subscription.deleted
+
+
+async def test_what_another_reader_has_meanwhile_is_not_given_back(broker: Broker, clock: ManualClock) -> None:
+    subscription = await subscribe(broker)
+    await produce(broker, "orders", [b"1"])
+    first = await take(broker, subscription)
+    clock.advance(0.1)
+    second = await take(broker, subscription)
+    assert first is not None
+    assert second is not None
+    assert (first.deliveries, second.deliveries) == (1, 2)
+    broker.subscriptions.give_back(subscription, [(first.tag, first.deliveries)])
+    assert await take(broker, subscription) is None
+    assert ack(broker, subscription, second.tag)

@@ -119,6 +119,8 @@ class Delivery(NamedTuple):
     offset: int
     value: bytes | None
     headers: bytes | None
+    deliveries: int = 1
+    """This one included."""
 
 
 class NotInMemory(Enum):
@@ -378,10 +380,13 @@ class Subscription:
             heappush(self._heap, (entry.due_ms, tag))
         return True
 
-    def give_back(self, tag: int) -> None:
-        """Its reader has gone, perhaps without having looked at it: it is the next to be delivered, and this time does not count."""
+    def give_back(self, tag: int, deliveries: int) -> None:
+        """Its reader has gone, perhaps without having looked at it: it is the next to be delivered, and this time does not count.
+
+        Nothing happens where it was taken back before, and perhaps delivered to another.
+        """
         entry = self._in_flight.get(tag)
-        if entry is not None and entry.due_ms is not None:
+        if entry is not None and entry.due_ms is not None and entry.deliveries == deliveries:
             entry.deliveries -= 1
             entry.due_ms = None
             self._waiting.append(tag)
@@ -537,7 +542,7 @@ class Subscription:
             return None
         value, headers = cells_of(found)
         self._deliver(tag, entry.deliveries + 1, now_ms, entry.first_ms)
-        return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
+        return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers, entry.deliveries + 1)
 
     def _deliver(self, tag: int, deliveries: int, now_ms: int, first_ms: int) -> None:
         due_ms = now_ms + self.policy.wait_ms(deliveries)

@@ -258,11 +258,14 @@ class Subscriptions:
         """To know the topic, for which an operation is then asked."""
         return self._by_id.get(subscription_id)
 
-    def give_back(self, subscription: Subscription, tags: Sequence[int]) -> None:
-        """A reader has gone: what it had is for others, or for itself when it comes again. Never fails; they were the reader's own."""
-        for tag in tags:
-            subscription.give_back(tag)
-        if tags:
+    def give_back(self, subscription: Subscription, delivered: Sequence[tuple[int, int]]) -> None:
+        """A reader has gone: what it had is for others, or for itself when it comes again. Never fails; it was the reader's own.
+
+        `delivered`: tags, and the number of each one's delivery.
+        """
+        for tag, deliveries in delivered:
+            subscription.give_back(tag, deliveries)
+        if delivered:
             subscription.wake()
 
     def __len__(self) -> int:

@@ -1,0 +1,516 @@
+"""A reader's side of a stream: records of a group's subscription, pushed or fetched, and their settling.
+
+All readers of a group on a topic share one subscription: a record goes to one of them. What a reader has and has not settled goes back
+when its stream ends, and is delivered again as if for the first time; what it refuses (NACK) comes again after a moment, and after the
+last of its deliveries becomes a dead letter, as does what it leaves alone for too long.
+
+With auto commit a record is settled when the client's QUIC has acknowledged the bytes it was sent in. That is as much as can be known
+here: a client that crashes with records in its buffers loses them.
+
+Deployed readers queue a thousand messages and then stop taking answers, so no more than a few hundred are pushed without
+being acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import structlog
+
+from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, NotInMemory, Subscription
+from penstock.errors import PenstockError
+from penstock.protocols.fujin import reply_encoding
+from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, Disconnect, Fetch, Settle
+from penstock.protocols.fujin.talk import Talk, Timer
+from penstock.protocols.fujin.wire import (
+    EMPTY_FETCH,
+    EMPTY_READER_TOPIC,
+    ID,
+    INVALID_AUTO_COMMIT,
+    INVALID_READER_TYPE,
+    NOTHING_TO_FETCH,
+    READER_NOT_FOUND,
+    STOPPING,
+    UNKNOWN_ID,
+    ReaderKind,
+    Reply,
+    Request,
+)
+
+PUSH_RECORDS_MAX: Final = 64
+PUSH_BYTES_MAX: Final = 64 << 10
+"""What one reader takes in one turn of the loop, so that the readers of a group take turns."""
+FETCH_RECORDS_MAX: Final = 4096
+FETCH_BYTES_MAX: Final = 1 << 20
+"""About how large the reply to one FETCH may be."""
+FETCHES_MAX: Final = 64
+"""Fetches of one reader that wait for records at once."""
+FAREWELL_S: Final = 0.1
+"""Deployed clients lose the reason of a refused CONNECT READER when the end of the stream comes with it."""
+CONFIRM_S: Final = 0.05
+"""How often a reader with auto commit looks which bytes have arrived."""
+UNCONFIRMED_MAX: Final = 4096
+"""Records on their way to a reader with auto commit."""
+
+log = structlog.get_logger("penstock.protocols.fujin")
+
+
+class _HeldFetch(NamedTuple):
+    command: Fetch
+    held_bytes: int
+    timer: Timer
+
+
+class _Sent(NamedTuple):
+    """Records that were sent with auto commit, and where in the stream their bytes end."""
+
+    end: int
+    tags: list[int]
+
+
+class Reader:
+    """Implements `Role`."""
+
+    __slots__ = (
+        "_auto_commit",
+        "_confirming",
+        "_fetches",
+        "_loading",
+        "_outstanding",
+        "_pull",
+        "_refused",
+        "_sent",
+        "_stop_watching",
+        "_stopping",
+        "_subscription",
+        "_talk",
+        "_unanswered",
+        "_unconfirmed",
+        "_work_scheduled",
+    )
+
+    def __init__(self, talk: Talk, command: ConnectReader, held_bytes: int) -> None:
+        self._talk = talk
+        self._pull = command.kind == ReaderKind.PULL
+        self._auto_commit = command.auto_commit == 1
+        self._subscription: Subscription | None = None
+        self._stop_watching: Callable[[], None] | None = None
+        self._outstanding: dict[int, int] = {}
+        """What was sent and is not settled: how many times it had been delivered then, by its tag."""
+        self._sent: deque[_Sent] = deque()
+        self._unconfirmed = 0
+        self._confirming: Timer | None = None
+        self._fetches: deque[_HeldFetch] = deque()
+        self._unanswered = 0
+        self._loading = False
+        self._work_scheduled = False
+        self._stopping = False
+        self._refused = False
+        talk.stats.requests[Request.CONNECT_READER] += 1
+        talk.in_background(self._connect(command, held_bytes))
+
+    # -- connecting -------------------------------------------------------------------------------------------------------
+
+    async def _connect(self, command: ConnectReader, held_bytes: int) -> None:
+        talk = self._talk
+        try:
+            refusal = await self._subscribe(command)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            refusal = talk.reason(error)
+        talk.stream.release(held_bytes)
+        subscription = self._subscription
+        if refusal is None and subscription is not None:
+            if not talk.over:
+                talk.send_alone(reply_encoding.CONNECTED)
+                self._stop_watching = subscription.watch(self._work_soon)
+                self._work_soon()
+        else:
+            self._refused = True
+            talk.send(reply_encoding.refused_reader(refusal or ""))
+            talk.call_later(FAREWELL_S, self._end_refused)
+
+    async def _subscribe(self, command: ConnectReader) -> str | None:
+        """Join the group; returns why not."""
+        talk = self._talk
+        fault = _fault(command)
+        if fault is not None:
+            talk.stats.errors += 1
+            return fault
+        assert command.topic is not None
+        try:
+            alias = talk.settings.find(command.topic.decode())
+        except UnicodeDecodeError:
+            talk.stats.errors += 1
+            return READER_NOT_FOUND
+        if not talk.settings.auto_create and not talk.broker.has_topic(alias.topic):
+            talk.stats.errors += 1
+            return READER_NOT_FOUND
+        self._subscription = await talk.broker.subscriptions.subscribe(
+            talk.principal,
+            alias.topic,
+            ALWAYS_AT_LEAST_ONCE,
+            name=alias.group,
+            start=alias.start,
+            ack_ms=talk.settings.ack_ms_max,
+        )
+        return None
+
+    def _end_refused(self) -> None:
+        if not self._talk.over:
+            self._talk.stream.end()
+            self._talk.stream.stop_receiving()
+            self._talk.end()
+
+    # -- what the talk calls ----------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return not self._unanswered
+
+    def may_begin(self, command: Command) -> bool:
+        return not self._refused
+
+    def deal_with(self, command: Command, held_bytes: int) -> None:
+        talk = self._talk
+        stats = talk.stats
+        if isinstance(command, Fetch):
+            stats.requests[Request.FETCH] += 1
+            self._fetch(command, held_bytes)
+        elif isinstance(command, Settle):
+            stats.requests[command.request] += 1
+            self._settle(command, held_bytes)
+        else:
+            assert isinstance(command, Disconnect | BadCommand)
+            stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
+            talk.stream.release(held_bytes)
+            talk.disconnect()
+
+    def go_on(self) -> None:
+        self._work_soon()
+        self._talk.advance()
+
+    def stopping(self) -> None:
+        self._stopping = True
+        for held in self._take_fetches():
+            self._refuse_fetch(held.command, STOPPING, held.held_bytes)
+
+    def ended(self) -> None:
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+        for held in self._take_fetches():
+            self._talk.stream.release(held.held_bytes)
+        if self._confirming is not None:
+            self._confirming.cancel()
+            self._confirming = None
+        if self._subscription is not None:
+            self._confirm()
+            self._talk.broker.subscriptions.give_back(self._subscription, sorted(self._outstanding.items()))
+            self._outstanding.clear()
+
+    # -- taking -----------------------------------------------------------------------------------------------------------
+
+    def _work_soon(self) -> None:
+        if not self._work_scheduled and not self._loading:
+            self._work_scheduled = True
+            self._talk.call_soon(self._work)
+
+    def _work(self) -> None:
+        """There may be records: push them, or answer fetches."""
+        self._work_scheduled = False
+        talk, subscription = self._talk, self._subscription
+        if talk.over or subscription is None or self._loading:
+            return
+        if subscription.deleted:
+            self._give_up("the topic was deleted")
+            return
+        if self._sent:
+            self._confirm()
+        try:
+            if self._pull:
+                more = self._answer_fetches(subscription)
+            else:
+                more = self._push(subscription)
+        except Exception as error:  # noqa: BLE001  it is told to whoever can still be told
+            reason = talk.reason(error)
+            self._give_up(reason)
+            return
+        if more:
+            self._work_soon()
+
+    def _give_up(self, reason: str) -> None:
+        """Records cannot be read: say so where something waits for an answer, otherwise end."""
+        log.warning("reader_failed", listener=self._talk.stream.listener, peer=self._talk.stream.peer, reason=reason)
+        if self._pull:
+            for held in self._take_fetches():
+                self._refuse_fetch(held.command, reason, held.held_bytes)
+        else:
+            self._talk.disconnect()
+
+    def _take(self, subscription: Subscription, records_max: int, bytes_max: int) -> list[Delivery] | None:
+        """The next records; None where the log has to be read first, which is begun."""
+        talk = self._talk
+        taken = talk.broker.subscriptions.take_many(
+            talk.principal, subscription.topic, subscription, records_max, bytes_max
+        )
+        if isinstance(taken, NotInMemory):
+            self._loading = True
+            talk.run(self._load(subscription))
+            return None
+        return taken
+
+    async def _load(self, subscription: Subscription) -> None:
+        talk = self._talk
+        try:
+            await talk.broker.subscriptions.load(talk.principal, subscription.topic, subscription)
+        except Exception as error:  # noqa: BLE001  it is told to whoever can still be told
+            self._loading = False
+            if not talk.over:
+                self._give_up(talk.reason(error))
+            return
+        self._loading = False
+        self._work_soon()
+
+    def _fit(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Those that a reader can take. What is empty is settled; what is too large can never arrive."""
+        settings, fit = self._talk.settings, []
+        skipped: list[int] = []
+        subscriptions = self._talk.broker.subscriptions
+        for delivery in deliveries:
+            value_bytes = len(delivery.value or b"")
+            if value_bytes > settings.body_bytes_max:
+                reason = f"{value_bytes} bytes are more than the {settings.body_bytes_max} that listeners.fujin.body_bytes_max allows"
+                subscriptions.give_up(self._talk.principal, subscription.topic, subscription, delivery.tag, reason)
+            elif not value_bytes and settings.empty_values == "skip":
+                skipped.append(delivery.tag)
+            else:
+                fit.append(delivery)
+        if skipped:
+            self._talk.stats.skipped += len(skipped)
+            subscriptions.acknowledge_many(self._talk.principal, subscription.topic, subscription, skipped)
+        return fit
+
+    # -- pushing ----------------------------------------------------------------------------------------------------------
+
+    def _push(self, subscription: Subscription) -> bool:
+        """Push what there is, up to a turn's share; returns whether there may be more."""
+        talk = self._talk
+        if talk.quiet or self._stopping or not talk.stream.writable:
+            return False
+        room = UNCONFIRMED_MAX - self._unconfirmed
+        if not self._auto_commit:
+            room = talk.settings.unacknowledged_max - len(self._outstanding)
+        if room <= 0:
+            return False
+        records_max = min(room, PUSH_RECORDS_MAX)
+        deliveries = self._take(subscription, records_max, PUSH_BYTES_MAX)
+        if not deliveries:
+            return False
+        fit = self._fit(subscription, deliveries)
+        parts: list[bytes] = []
+        for delivery in fit:
+            parts += reply_encoding.message(delivery.value or b"", None if self._auto_commit else delivery.tag)
+        self._deliver(b"".join(parts), fit)
+        talk.stats.pushed += len(fit)
+        return True
+
+    def _deliver(self, data: bytes, deliveries: Sequence[Delivery]) -> None:
+        """Send records, and remember that they are on their way."""
+        self._talk.send(data)
+        self._outstanding.update([(delivery.tag, delivery.deliveries) for delivery in deliveries])
+        if self._auto_commit and deliveries:
+            self._sent.append(_Sent(self._talk.sent_bytes, [delivery.tag for delivery in deliveries]))
+            self._unconfirmed += len(deliveries)
+            if self._confirming is None:
+                self._confirming = self._talk.call_later(CONFIRM_S, self._confirm_again)
+
+    def _confirm_again(self) -> None:
+        self._confirming = None
+        if not self._talk.over:
+            self._confirm()
+            if self._sent:
+                self._confirming = self._talk.call_later(CONFIRM_S, self._confirm_again)
+
+    def _confirm(self) -> None:
+        """Settle the records with auto commit whose bytes have arrived."""
+        subscription, talk = self._subscription, self._talk
+        if subscription is None:
+            return
+        arrived = talk.sent_bytes - talk.stream.unsent_bytes
+        tags: list[int] = []
+        full = self._unconfirmed >= UNCONFIRMED_MAX
+        while self._sent and self._sent[0].end <= arrived:
+            tags += self._sent.popleft().tags
+        if not tags:
+            return
+        self._unconfirmed -= len(tags)
+        for tag in tags:
+            self._outstanding.pop(tag, None)
+        try:
+            talk.broker.subscriptions.acknowledge_many(talk.principal, subscription.topic, subscription, tags)
+        except PenstockError as error:
+            log.warning("auto_commit_refused", topic=subscription.topic, reason=str(error))
+        if full:
+            self._work_soon()
+
+    # -- fetching ---------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, command: Fetch, held_bytes: int) -> None:
+        if not self._pull:
+            self._refuse_fetch(command, INVALID_READER_TYPE, held_bytes)
+        elif not command.records_max:
+            self._refuse_fetch(command, EMPTY_FETCH, held_bytes)
+        elif self._stopping:
+            self._refuse_fetch(command, STOPPING, held_bytes)
+        elif len(self._fetches) >= FETCHES_MAX:
+            self._refuse_fetch(command, f"{FETCHES_MAX} fetches wait for records already", held_bytes)
+        else:
+            timer = self._talk.call_later(self._talk.settings.fetch_wait_s, partial(self._nothing_came, command))
+            self._fetches.append(_HeldFetch(command, held_bytes, timer))
+            self._work_soon()
+
+    def _answer_fetches(self, subscription: Subscription) -> bool:
+        """Answer the fetch that has waited longest; returns whether another may be answered."""
+        if not self._fetches or self._talk.alone or not self._talk.stream.writable:
+            return False
+        held = self._fetches[0]
+        records_max = min(held.command.records_max, FETCH_RECORDS_MAX)
+        deliveries = self._take(subscription, records_max, FETCH_BYTES_MAX)
+        if not deliveries:
+            return False
+        fit = self._fit(subscription, deliveries)
+        if self._talk.settings.empty_fetch == "error":
+            fit = self._leave_single_bytes_alone(subscription, fit)
+        if not fit:
+            return True
+        self._fetches.popleft()
+        held.timer.cancel()
+        values = [delivery.value or b"" for delivery in fit]
+        tags = [delivery.tag for delivery in fit]
+        reply = reply_encoding.fetched(held.command.correlation_id, values, None if self._auto_commit else tags)
+        self._deliver(reply, fit)
+        self._talk.stats.fetched += len(fit)
+        self._talk.stream.release(held.held_bytes)
+        return bool(self._fetches)
+
+    def _leave_single_bytes_alone(self, subscription: Subscription, deliveries: list[Delivery]) -> list[Delivery]:
+        """Deployed clients lose their place behind a value of one byte among others: it travels by itself."""
+        count = 0
+        for delivery in deliveries:
+            if len(delivery.value or b"") == 1:
+                count = count or 1
+                break
+            count += 1
+        left = [(delivery.tag, delivery.deliveries) for delivery in deliveries[count:]]
+        self._talk.broker.subscriptions.give_back(subscription, left)
+        return deliveries[:count]
+
+    def _nothing_came(self, command: Fetch) -> None:
+        for held in self._fetches:
+            if held.command is command:
+                self._fetches.remove(held)
+                if self._talk.settings.empty_fetch == "error":
+                    self._refuse_fetch(command, NOTHING_TO_FETCH, held.held_bytes)
+                else:
+                    self._talk.send(reply_encoding.fetched(command.correlation_id, [], None))
+                    self._talk.stream.release(held.held_bytes)
+                return
+
+    def _refuse_fetch(self, command: Fetch, reason: str, held_bytes: int) -> None:
+        self._talk.stats.errors += 1
+        self._talk.send(reply_encoding.failed(Reply.FETCH, command.correlation_id, reason))
+        self._talk.stream.release(held_bytes)
+
+    def _take_fetches(self) -> list[_HeldFetch]:
+        fetches = list(self._fetches)
+        self._fetches.clear()
+        for held in fetches:
+            held.timer.cancel()
+        return fetches
+
+    # -- settling ---------------------------------------------------------------------------------------------------------
+
+    def _settle(self, command: Settle, held_bytes: int) -> None:
+        """ACK is answered once it is on disk, NACK at once. Either way each id has its own result, and the whole none."""
+        errors: list[str | None]
+        try:
+            errors = self._acknowledge(command.ids) if command.request == Request.ACK else self._refuse(command.ids)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reason = self._talk.reason(error, len(command.ids))
+            self._settled(command, held_bytes, [reason] * len(command.ids))
+            return
+        if command.request == Request.ACK and None in errors:
+            self._unanswered += 1
+            self._talk.broker.subscriptions.when_durable(partial(self._durable, command, held_bytes, errors))
+        else:
+            self._settled(command, held_bytes, errors)
+        self._work_soon()
+
+    def _acknowledge(self, ids: Sequence[bytes]) -> list[str | None]:
+        subscription = self._subscription
+        assert subscription is not None
+        known = [self._known(each) for each in ids]
+        tags = [tag for tag in known if tag is not None]
+        settled = self._talk.broker.subscriptions.acknowledge_many(
+            self._talk.principal, subscription.topic, subscription, tags
+        )
+        done = dict(zip(tags, settled, strict=True))
+        return [self._result(tag is not None and done[tag]) for tag in known]
+
+    def _refuse(self, ids: Sequence[bytes]) -> list[str | None]:
+        subscription = self._subscription
+        assert subscription is not None
+        refuse = self._talk.broker.subscriptions.refuse
+        results: list[str | None] = []
+        for each in ids:
+            tag = self._known(each)
+            results.append(
+                self._result(tag is not None and refuse(self._talk.principal, subscription.topic, subscription, tag))
+            )
+        return results
+
+    def _known(self, message_id: bytes) -> int | None:
+        """The tag of an id that this stream was given and has not settled yet; it has now."""
+        if len(message_id) != ID.size:
+            return None
+        tag: int = ID.unpack(message_id)[0]
+        if self._auto_commit or tag not in self._outstanding:
+            return None
+        del self._outstanding[tag]
+        return tag
+
+    def _result(self, settled: bool) -> str | None:
+        if settled:
+            return None
+        self._talk.stats.errors += 1
+        return UNKNOWN_ID
+
+    def _durable(
+        self, command: Settle, held_bytes: int, errors: list[str | None], failure: PenstockError | None
+    ) -> None:
+        self._unanswered -= 1
+        if failure is not None:
+            reason = self._talk.reason(failure, errors.count(None))
+            errors = [f"not stored yet: {reason}" if error is None else error for error in errors]
+        self._settled(command, held_bytes, errors)
+        self._talk.advance_soon()
+
+    def _settled(self, command: Settle, held_bytes: int, errors: Sequence[str | None]) -> None:
+        self._talk.send(reply_encoding.settled(command.request, command.correlation_id, command.ids, errors))
+        self._talk.stream.release(held_bytes)
+
+
+def _fault(command: ConnectReader) -> str | None:
+    """What is wrong with a CONNECT READER, whatever there is to read."""
+    if command.kind not in (ReaderKind.PUSH, ReaderKind.PULL):
+        return INVALID_READER_TYPE
+    if command.auto_commit > 1:
+        return INVALID_AUTO_COMMIT
+    if command.topic is None:
+        return READER_NOT_FOUND
+    if not command.topic:
+        return EMPTY_READER_TOPIC
+    return None

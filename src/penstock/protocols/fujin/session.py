@@ -1,0 +1,246 @@
+"""One Fujin connection: its streams, its pings, and its end.
+
+Each stream that a client opens is a conversation of its own, a writer's or a reader's, which its first command says. Whether the client
+is alive is asked on streams that the server opens, one at a time; any end of such a stream is an answer, because deployed clients often
+leave out the byte.
+
+Nothing a client says on one stream ends the connection: a stream that cannot be understood is ended, and the others go on. Only a ping that
+is not answered ends them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.broker import Broker
+from penstock.errors import LimitExceeded
+from penstock.net.quic_session import QuicConnection, Stream
+from penstock.protocols.fujin.codec import Decoder, SharedForm
+from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, ConnectWriter
+from penstock.protocols.fujin.reader import Reader
+from penstock.protocols.fujin.settings import FujinSettings, FujinStats
+from penstock.protocols.fujin.talk import After, Talk, Timer, held_bytes
+from penstock.protocols.fujin.wire import CLOSED_BY_PING, PING
+from penstock.protocols.fujin.writer import Writer
+
+UNDECIDED_S: Final = 0.05
+"""How long the rest of what may be an empty WRITE is waited for."""
+
+
+class Fujin:
+    """What all connections of one listener share. Called with a connection, it makes a session: it is the listener's factory."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        settings: FujinSettings | None = None,
+        principal: Principal = ANONYMOUS,
+        after: After | None = None,
+    ) -> None:
+        """`after` calls something later, as `loop.call_later` does, which it is where none is given."""
+        self.broker = broker
+        self.settings = settings or FujinSettings()
+        self.principal = principal
+        self.stats = FujinStats()
+        self._after = after
+
+    @property
+    def after(self) -> After:
+        return self._after or asyncio.get_running_loop().call_later
+
+    def principal_of(self, connection: QuicConnection) -> Principal:
+        """Who is asking: the subject of a certificate that TLS has verified, otherwise the listener's principal."""
+        subject, given = connection.principal_hint, self.principal
+        if subject is None:
+            return replace(given, address=connection.peer)
+        return Principal(subject, trusted=given.trusted, address=connection.peer)
+
+    def __call__(self, connection: QuicConnection) -> FujinConnection:
+        return FujinConnection(self, connection)
+
+
+class FujinConnection:
+    """Implements `penstock.net.quic_session.QuicSession`."""
+
+    __slots__ = ("_connection", "_form", "_ping_timer", "_principal", "_shared", "_stopping", "_streams")
+
+    def __init__(self, shared: Fujin, connection: QuicConnection) -> None:
+        self._shared = shared
+        self._connection = connection
+        self._principal = shared.principal_of(connection)
+        self._form = SharedForm(shared.settings.write_form)
+        self._streams: set[FujinStream] = set()
+        self._stopping = False
+        self._ping_timer: Timer = shared.after(shared.settings.ping_interval_s, self._ping)
+
+    def stream_opened(self, stream: Stream) -> FujinStream:
+        shared = self._shared
+        talk = Talk(stream, shared.broker, self._principal, shared.settings, shared.stats, shared.after)
+        decoder = Decoder(body_bytes_max=shared.settings.body_bytes_max, shared=self._form)
+        opened = FujinStream(talk, decoder, self._streams.discard)
+        self._streams.add(opened)
+        if self._stopping:
+            opened.stop()
+        return opened
+
+    def stopping(self) -> None:
+        self._stopping = True
+        for stream in list(self._streams):
+            stream.stop()
+
+    def closed(self) -> None:
+        self._ping_timer.cancel()
+
+    # -- pings ------------------------------------------------------------------------------------------------------------
+
+    def _ping(self) -> None:
+        shared = self._shared
+        try:
+            stream = self._connection.open_stream(lambda stream: PingStream(stream, self._answered))
+        except LimitExceeded:  # the client allows no more streams for now
+            self._ping_timer = shared.after(shared.settings.ping_interval_s, self._ping)
+            return
+        self._ping_timer = shared.after(shared.settings.ping_timeout_s, self._not_answered)
+        stream.send(PING, end=True)
+
+    def _answered(self) -> None:
+        self._ping_timer.cancel()
+        self._ping_timer = self._shared.after(self._shared.settings.ping_interval_s, self._ping)
+
+    def _not_answered(self) -> None:
+        self._shared.stats.ping_timeouts += 1
+        self._connection.close(CLOSED_BY_PING, "read: deadline exceeded")
+
+
+class PingStream:
+    """One ping. Implements `penstock.net.quic_session.StreamSession`."""
+
+    __slots__ = ("_answered", "_stream")
+
+    def __init__(self, stream: Stream, answered: Callable[[], None]) -> None:
+        self._stream = stream
+        self._answered: Callable[[], None] | None = answered
+
+    def receive(self, data: bytes) -> None:
+        if PING in data:
+            self._stream.stop_receiving()
+            self._answer()
+
+    def ended(self) -> None:
+        self._answer()
+
+    def aborted(self, code: int) -> None:
+        self._answer()
+
+    def resume(self) -> None:
+        """One byte needs no room."""
+
+    def closed(self) -> None:
+        self._answered = None
+
+    def _answer(self) -> None:
+        answered, self._answered = self._answered, None
+        if answered is not None:
+            answered()
+
+
+class FujinStream:
+    """One conversation. Implements `penstock.net.quic_session.StreamSession`."""
+
+    __slots__ = ("_decoder", "_forget", "_role", "_stop_wanted", "_talk", "_undecided")
+
+    def __init__(self, talk: Talk, decoder: Decoder, forget: Callable[[FujinStream], None]) -> None:
+        self._talk = talk
+        self._decoder = decoder
+        self._forget = forget
+        self._role: Writer | Reader | None = None
+        self._undecided: Timer | None = None
+        self._stop_wanted = False
+
+    # -- what the network calls -------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        if self._undecided is not None:
+            self._undecided.cancel()
+            self._undecided = None
+        commands = self._decoder.feed(data)
+        if commands:
+            self._take(commands)
+        if self._decoder.is_undecided:
+            self._undecided = self._talk.call_later(UNDECIDED_S, self._decide)
+        self._talk.stream.frame_pending(self._decoder.partial)
+
+    def resume(self) -> None:
+        if self._role is not None:
+            self._role.go_on()
+        self._talk.advance()
+
+    def ended(self) -> None:
+        if self._undecided is not None:
+            self._undecided.cancel()
+            self._decide()
+        if self._role is None and self._decoder.announces_writer:
+            self._take([ConnectWriter(None, 0)])
+        if self._role is None:
+            self._end_fresh()
+        else:
+            self._talk.input_ended()
+
+    def aborted(self, code: int) -> None:
+        self._over()
+
+    def closed(self) -> None:
+        self._over()
+        self._forget(self)
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The server stops."""
+        self._stop_wanted = True
+        self._talk.stop()
+
+    def _take(self, commands: list[Command]) -> None:
+        talk = self._talk
+        if self._role is None and not talk.over:
+            first = commands.pop(0)
+            if isinstance(first, ConnectWriter):
+                self._role = Writer(talk)
+                talk.begin(self._role)
+            elif isinstance(first, ConnectReader):
+                talk.stream.hold(held_bytes(first))
+                self._role = Reader(talk, first, held_bytes(first))
+                talk.begin(self._role)
+            else:
+                assert isinstance(first, BadCommand)
+                talk.stats.requests[0] += 1
+                self._end_fresh()
+                return
+            if self._stop_wanted:
+                talk.stop()
+        if commands:
+            talk.take(commands)
+
+    def _end_fresh(self) -> None:
+        """Nothing was agreed on, so nothing is said."""
+        self._talk.stream.end()
+        self._talk.stream.stop_receiving()
+        self._talk.end()
+
+    def _decide(self) -> None:
+        self._undecided = None
+        commands = self._decoder.decide_empty()
+        if commands:
+            self._take(commands)
+            self._talk.stream.frame_pending(self._decoder.partial)
+
+    def _over(self) -> None:
+        if self._undecided is not None:
+            self._undecided.cancel()
+            self._undecided = None
+        self._talk.end()

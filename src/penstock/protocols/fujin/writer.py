@@ -1,0 +1,245 @@
+"""A writer's side of a stream: WRITE, and transactions.
+
+WRITEs are started without waiting for one another and answered in order, once they are on disk. Everything else waits until they are
+answered, so BEGIN comes after the writes before it, and DISCONNECT is the last that is said. Inside a transaction a WRITE is answered when
+the broker has taken it; it is on disk, with all others, when COMMIT is answered.
+
+A COMMIT that fails leaves the transaction open; a ROLLBACK always ends it. A stream that ends rolls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from penstock.broker.producer import ANY_PARTITION
+from penstock.broker.spreading import Placement, Scattered
+from penstock.errors import InvalidRequest, PenstockError, TopicNotFound
+from penstock.log.block import encode_headers
+from penstock.protocols.fujin import reply_encoding
+from penstock.protocols.fujin.messages import BadCommand, Command, Disconnect, Headers, RefusedWrite, Transact, WriteRun
+from penstock.protocols.fujin.talk import Talk
+from penstock.protocols.fujin.wire import INVALID_TX_STATE, WRITER_NOT_FOUND, Reply, Request
+from penstock.protocols.replies import ReplyQueue, ReplySlot
+
+Outcome = list[Placement] | Scattered | list[int] | Exception
+"""What became of a run: where its records are, the partitions they will go to with the commit, or why there is neither."""
+_WRITE = int(Request.WRITE)
+
+
+class Writer:
+    """Implements `Role`."""
+
+    __slots__ = ("_replies", "_talk", "_transaction", "_writes_in_flight")
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._replies = ReplyQueue(talk.send, talk.call_soon)
+        self._transaction: str | None = None
+        self._writes_in_flight = 0
+        talk.stats.requests[Request.CONNECT_WRITER] += 1
+
+    # -- what the talk calls ----------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return not self._writes_in_flight
+
+    def may_begin(self, command: Command) -> bool:
+        return not self._writes_in_flight or isinstance(command, WriteRun | RefusedWrite)
+
+    def deal_with(self, command: Command, held_bytes: int) -> None:
+        stats = self._talk.stats
+        if isinstance(command, WriteRun):
+            stats.requests[_WRITE] += len(command.values)
+            self._write(command, self._replies.reserve(), held_bytes)
+        elif isinstance(command, RefusedWrite):
+            stats.requests[_WRITE] += 1
+            self._answer(self._replies.reserve(), self._refuse([command.correlation_id], command.reason), held_bytes)
+        elif isinstance(command, Transact):
+            stats.requests[command.request] += 1
+            self._transact(command, held_bytes)
+        else:
+            stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
+            assert isinstance(command, Disconnect | BadCommand)
+            self._talk.stream.release(held_bytes)
+            self._replies.flush()
+            self._talk.disconnect()
+        self._replies.flush()
+
+    def go_on(self) -> None:
+        self._talk.advance()
+
+    def stopping(self) -> None:
+        """Nothing of a writer's waits for long."""
+
+    def ended(self) -> None:
+        self._roll_back()
+
+    # -- writes -----------------------------------------------------------------------------------------------------------
+
+    def _write(self, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+        talk = self._talk
+        topic = talk.settings.find(run.topic).topic
+        if talk.broker.has_topic(topic):
+            self._produce(topic, run, slot, held_bytes)
+        elif talk.settings.auto_create:
+            talk.in_background(self._create_and_write(topic, run, slot, held_bytes))
+        else:
+            self._answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND), held_bytes)
+
+    async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+        talk = self._talk
+        try:
+            await talk.broker.ensure_topic(talk.principal, topic)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._answer(slot, self._fail(run.correlation_ids, error), held_bytes)
+        else:
+            self._produce(topic, run, slot, held_bytes)
+        self._replies.flush()
+
+    def _produce(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+        self._writes_in_flight += 1
+        self._start(topic, run, partial(self._settled, topic, run, slot, held_bytes))
+
+    def _start(self, topic: str, run: WriteRun, settled: Callable[[Outcome], None]) -> None:
+        talk, transaction = self._talk, self._transaction
+        headers = None if run.headers is None else list(map(_cell, run.headers))
+        try:
+            if transaction is None:
+                talk.broker.produce(talk.principal, topic, ANY_PARTITION, run.values, None, headers, done=settled)
+            else:
+                talk.broker.transactions.produce(
+                    talk.principal, topic, transaction, ANY_PARTITION, run.values, None, headers, done=settled
+                )
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            settled(error)
+
+    def _settled(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int, outcome: Outcome) -> None:
+        if isinstance(_whole_failure(outcome), InvalidRequest) and len(run.values) > 1:
+            self._write_one_by_one(topic, run, slot, held_bytes)
+            return
+        self._writes_in_flight -= 1
+        self._answer(slot, self._replies_to(run, outcome), held_bytes)
+        self._replies.flush_soon()
+        if not self._writes_in_flight:
+            self._talk.advance_soon()
+
+    def _write_one_by_one(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+        """The broker refuses a run whole, but the peer sent single writes: only those at fault may fail."""
+        count = len(run.values)
+        replies = [b""] * count
+        left = count
+
+        def settled(row: int, single: WriteRun, outcome: Outcome) -> None:
+            nonlocal left
+            replies[row] = self._replies_to(single, outcome)
+            left -= 1
+            if not left:
+                self._writes_in_flight -= 1
+                self._answer(slot, b"".join(replies), held_bytes)
+                self._replies.flush_soon()
+                self._talk.advance_soon()
+
+        for row in range(count):
+            headers = None if run.headers is None else [run.headers[row]]
+            single = WriteRun(run.topic, [run.correlation_ids[row]], [run.values[row]], headers, 0)
+            self._start(topic, single, partial(settled, row, single))
+
+    def _replies_to(self, run: WriteRun, outcome: Outcome) -> bytes:
+        failure = _whole_failure(outcome)
+        if failure is not None:
+            return self._fail(run.correlation_ids, failure)
+        errors: dict[int, PenstockError] = {}
+        if isinstance(outcome, list):
+            for part in outcome:
+                if isinstance(part, Placement) and isinstance(part.result, PenstockError):
+                    rows = part.rows
+                    failed = range(len(run.values))[rows] if isinstance(rows, slice) else rows
+                    errors.update(dict.fromkeys(map(int, failed), part.result))
+        if not errors:
+            return reply_encoding.written(run.correlation_ids)
+        return b"".join(
+            self._fail([each], errors[row]) if row in errors else reply_encoding.written([each])
+            for row, each in enumerate(run.correlation_ids)
+        )
+
+    # -- transactions -----------------------------------------------------------------------------------------------------
+
+    def _transact(self, command: Transact, held_bytes: int) -> None:
+        slot, kind = self._replies.reserve(), command.request
+        if (self._transaction is None) != (kind == Request.BEGIN):
+            self._talk.stats.errors += 1
+            reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, INVALID_TX_STATE)
+            self._answer(slot, reply, held_bytes)
+        elif kind == Request.COMMIT:
+            self._talk.in_background(self._commit(command, slot, held_bytes))
+        else:
+            try:
+                if kind == Request.BEGIN:
+                    self._transaction = self._talk.broker.transactions.begin(self._talk.principal)
+                else:
+                    transaction, self._transaction = self._transaction, None
+                    assert transaction is not None
+                    self._talk.broker.transactions.rollback(self._talk.principal, transaction)
+                reply = reply_encoding.done(_reply_to(kind), command.correlation_id)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+                reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, self._talk.reason(error))
+            self._answer(slot, reply, held_bytes)
+
+    async def _commit(self, command: Transact, slot: ReplySlot, held_bytes: int) -> None:
+        talk, transaction = self._talk, self._transaction
+        assert transaction is not None
+        try:
+            await talk.broker.transactions.commit(talk.principal, transaction)
+            self._transaction = None
+            reply = reply_encoding.done(Reply.COMMIT, command.correlation_id)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = reply_encoding.failed(Reply.COMMIT, command.correlation_id, talk.reason(error))
+        self._answer(slot, reply, held_bytes)
+        self._replies.flush()
+        if talk.over:
+            self._roll_back()  # the stream has ended meanwhile, and the commit may have failed
+
+    def _roll_back(self) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            try:
+                self._talk.broker.transactions.rollback(self._talk.principal, transaction)
+            except PenstockError:
+                pass  # it has ended, or is being committed: then the commit decides
+
+    # -- answers ----------------------------------------------------------------------------------------------------------
+
+    def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
+        self._replies.fill(slot, reply)
+        self._talk.stream.release(held_bytes)
+
+    def _fail(self, correlation_ids: Sequence[bytes], error: Exception) -> bytes:
+        reason = self._talk.reason(error, len(correlation_ids))
+        if isinstance(error, TopicNotFound):
+            reason = WRITER_NOT_FOUND
+        return b"".join([reply_encoding.failed(Reply.WRITE, each, reason) for each in correlation_ids])
+
+    def _refuse(self, correlation_ids: Sequence[bytes], reason: str) -> bytes:
+        self._talk.stats.errors += len(correlation_ids)
+        return b"".join([reply_encoding.failed(Reply.WRITE, each, reason) for each in correlation_ids])
+
+
+def _reply_to(request: int) -> int:
+    """BEGIN, COMMIT and ROLLBACK are answered with the number below their own."""
+    return request - 1
+
+
+def _whole_failure(outcome: Outcome) -> Exception | None:
+    """The error of a run that was refused as one."""
+    if isinstance(outcome, Exception):
+        return outcome
+    if isinstance(outcome, list) and len(outcome) == 1 and isinstance(outcome[0], Placement):
+        result = outcome[0].result
+        return result if isinstance(result, PenstockError) else None
+    return None
+
+
+def _cell(headers: Headers) -> bytes | None:
+    return encode_headers(headers) if headers else None
