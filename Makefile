@@ -28,7 +28,7 @@ run: $(SETUP_DONE) ## start a broker with the defaults, in the foreground
 
 .PHONY: demo
 demo: $(SETUP_DONE) ## see it work: start a broker, produce, consume, stop
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python -m scripts.demo
 
 .PHONY: test
 test: lint ## everything: lint, types, import rules, all tests (crash tests too)
