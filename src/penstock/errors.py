@@ -60,6 +60,12 @@ class OffsetOutOfRange(PenstockError):
     code = "offset_out_of_range"
 
 
+class DataLoss(PenstockError):
+    """Records that a reader counts on are gone before it has read them. The message says which, and how to go on without them."""
+
+    code = "data_loss"
+
+
 class GroupNotFound(PenstockError):
     code = "group_not_found"
 

@@ -22,6 +22,7 @@ NEVER_ANSWERED = {
     errors.RequestTimeout,
     errors.ServerError,
     errors.Unreachable,
+    errors.DataLoss,  # found by who reads
     errors.ConfigError,  # keep a broker from starting
     errors.DataDirectoryInUse,
 }

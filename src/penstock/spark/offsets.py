@@ -1,0 +1,91 @@
+"""The offset of a stream, as Spark writes it into its checkpoint.
+
+    {"orders":{"0":120,"1":118},"__ids__":{"orders":"9b0c..."},"__from__":{"orders":{"0":0,"1":0}}}
+
+Topics, partitions and offsets are those of Kafka's connector. Two entries more, under names that no topic can have: `__ids__` tells a topic
+from one that was created under its name later, and `__from__` is where the first batch begins. Spark asks for the start of the first batch
+again and again until that batch is committed, so it is always answered the same (`{"__start__":"options"}`), and what that has meant is
+written down with the end of the batch: a batch that is done again after a crash is the same batch.
+
+Spark compares offsets as texts. Keys are therefore always sorted, and who has nothing new returns the offset it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.errors import InvalidRequest
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""As Kafka writes them."""
+
+_IDS: Final = "__ids__"
+_FROM: Final = "__from__"
+_START: Final = "__start__"
+OFFSET_KEYS: Final = frozenset({_IDS, _FROM, _START})
+
+Positions = Mapping[str, Mapping[int, int]]
+"""Offsets by topic and partition."""
+
+START: Final[dict[str, Any]] = {_START: "options"}
+"""Where a stream begins that has read nothing: wherever its options say."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """How far a stream has read."""
+
+    positions: Positions
+    ids: Mapping[str, str] = field(default_factory=dict)
+    began: Positions | None = None
+    """Where the first batch begins; only in the end of that batch."""
+
+    def encode(self) -> dict[str, Any]:
+        encoded: dict[str, Any] = _encode(self.positions)
+        if self.began is not None:
+            encoded[_FROM] = _encode(self.began)
+        if self.ids:
+            encoded[_IDS] = dict(sorted(self.ids.items()))
+        return dict(sorted(encoded.items()))
+
+    @classmethod
+    def decode(cls, offset: Mapping[str, Any]) -> StreamOffset:
+        """Raises InvalidRequest where this is no offset of ours: the checkpoint belongs to another source."""
+        try:
+            return cls(
+                {topic: _decode(numbers) for topic, numbers in offset.items() if topic not in OFFSET_KEYS},
+                cls.ids_in(offset),
+                {topic: _decode(numbers) for topic, numbers in offset[_FROM].items()} if _FROM in offset else None,
+            )
+        except (AttributeError, TypeError, ValueError):
+            raise InvalidRequest(
+                f"{str(offset)[:200]} is not an offset of a penstock stream: the checkpoint belongs to another source, use a new one"
+            ) from None
+
+    @staticmethod
+    def ids_in(offset: Mapping[str, Any]) -> Mapping[str, str]:
+        ids = offset.get(_IDS, {})
+        return {str(topic): str(topic_id) for topic, topic_id in ids.items()} if isinstance(ids, Mapping) else {}
+
+
+def is_start(offset: Mapping[str, Any]) -> bool:
+    return _START in offset
+
+
+def _encode(positions: Positions) -> dict[str, Any]:
+    return {
+        topic: {str(partition): offset for partition, offset in sorted(numbers.items())}
+        for topic, numbers in sorted(positions.items())
+    }
+
+
+def _decode(numbers: Mapping[str, Any]) -> dict[int, int]:
+    return {int(partition): int(offset) for partition, offset in numbers.items()}
+
+
+def group_offsets(offset: Mapping[str, Any]) -> Positions:
+    """What a group has read once a batch with this end is done."""
+    return {} if is_start(offset) else StreamOffset.decode(offset).positions
