@@ -76,11 +76,15 @@ class ProtobufDefinition(Definition):
         return hashlib.sha256(self._form).digest()
 
     def checker(self, message: str) -> Checker:
+        return _ProtobufChecker(self.message_class(message))
+
+    def message_class(self, message: str) -> type[Message]:
+        """The class of the message that records are; empty for the first one. Raises InvalidRequest where there is none such."""
         if not message:
             descriptor = next(iter(self._file.message_types_by_name.values()))
         else:
             descriptor = self._message(message)
-        return _ProtobufChecker(GetMessageClass(descriptor))
+        return GetMessageClass(descriptor)
 
     def _message(self, name: str) -> Any:
         package = self._file.package

@@ -1,0 +1,12 @@
+"""Ready-made pipelines from topics to tables, described by one TOML file each.
+
+model.py       the file                           template.py    what `penstock pipeline init` writes
+running.py     one run, from start to stop        stages.py      bronze, silver, gold: what each batch does
+schemas.py     which schema a topic follows       decoding.py    records to typed columns, on executors
+shapes.py, json_shapes.py, avro_shapes.py, protobuf_shapes.py    what becomes of each type of each kind of schema
+tables/        Parquet, Delta, Iceberg            dead_letters.py  what did not fit
+replay.py      a table or a time range back into topics
+compact.py     many small files into few large ones
+reporting.py   how a run is doing, for people, programs and the broker
+failures.py    what Spark throws, in one line
+"""
