@@ -18,6 +18,7 @@ from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
+from penstock.broker.staging_tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionStats
 from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
@@ -52,6 +53,7 @@ def figures(**changes: object) -> Figures:
         deliveries=SubscriptionStats(),
         validation=ValidationStats(),
         transactions=TransactionStats(),
+        staging=StagingStats(),
         pipelines=[],
         logins=LoginStats(),
         audit=AuditStats(),
@@ -135,6 +137,17 @@ def test_partitions_are_labelled_and_counted() -> None:
     assert samples["penstock_partitions", ()] == 6
     assert samples["penstock_partitions_failed", ()] == 1
     assert samples["penstock_partitions_left_out", ()] == 5
+
+
+def test_staged_records_are_counted_from_staging_to_publishing() -> None:
+    samples = scraped(figures(staging=StagingStats(2, 300, 5, 1, 1000, 3, 4)))
+    assert samples["penstock_staged_tickets", ()] == 2
+    assert samples["penstock_staged_bytes", ()] == 300
+    assert samples["penstock_staged_commits_total", ()] == 5
+    assert samples["penstock_staged_commits_repeated_total", ()] == 1
+    assert samples["penstock_staged_records_published_total", ()] == 1000
+    assert samples["penstock_staged_tickets_dropped_total", (("reason", "aborted"),)] == 3
+    assert samples["penstock_staged_tickets_dropped_total", (("reason", "expired"),)] == 4
 
 
 def test_transactions_are_counted_by_how_they_ended() -> None:

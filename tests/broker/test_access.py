@@ -30,6 +30,8 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines, Report
 from penstock.broker.schedule import Schedule
 from penstock.broker.schemas.operations import Schemas
+from penstock.broker.staging import Staging
+from penstock.broker.staging_entries import Place
 from penstock.broker.subscription import DeliveryPolicy, StoredSubscription, Subscription
 from penstock.broker.subscriptions import Subscriptions
 from penstock.broker.transactions import Transactions
@@ -37,6 +39,7 @@ from penstock.broker.users import Users
 from penstock.errors import (
     AccessDenied,
     EntryNotFound,
+    InvalidRequest,
     NotSupported,
     PenstockError,
     SchemaNotFound,
@@ -57,6 +60,7 @@ PARTS: dict[str, type] = {
     "dead_letters": DeadLetters,
     "schedule": Schedule,
     "schemas": Schemas,
+    "staging": Staging,
     "transactions": Transactions,
     "subscriptions": Subscriptions,
     "api_keys": ApiKeys,
@@ -70,6 +74,9 @@ NOT_OPERATIONS = {
     "close",
     "has_topic",
     "unsubscribe",
+    "staging.start",
+    "staging.close",
+    "staging.sweep",
     "transactions.start",
     "transactions.close",
     "transactions.sweep",
@@ -270,6 +277,16 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     ),
     "transactions.rollback": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.rollback(who, "txn")),
     "transactions.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.begin_run(who, "app")),
+    "staging.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.begin_run(who, "app", "run")),
+    "staging.stage": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: let_in(
+            InvalidRequest, lambda: b.staging.stage(who, t, Place("app", 1, 0, "a", 0), [], done=lambda error: None)
+        ),
+    ),
+    "staging.commit": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.commit(who, "app", 0, 0, [])),
+    "staging.abort": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.abort(who, "app", 0, 0)),
     "subscriptions.subscribe": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.subscribe(who, t, 1)),
     "subscriptions.take": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.take(who, t, a_subscription(t))),
     "subscriptions.load": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.load(who, t, a_subscription(t))),

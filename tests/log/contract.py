@@ -10,8 +10,8 @@ import asyncio
 import pytest
 
 from penstock.errors import InvalidRequest, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound
-from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
-from penstock.log.block import encode_headers
+from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Durability, TopicConfig
+from penstock.log.block import Block, encode_block, encode_headers
 from tests.log.contract_extents import ExtentContract
 from tests.log.contract_topics import TopicContract
 from tests.log.records import Record, append, read_all, read_from, read_values, start_append, start_atomic_append
@@ -246,6 +246,61 @@ class EngineContract(TopicContract, ExtentContract):
         await append(partition, [b"d"])
         assert ends == [1, 3]
         assert others == [1, 3, 4]
+
+    # -- blocks that somebody laid out -----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("compression", ["none", "zstd"])
+    async def test_blocks_are_appended_as_they_are_at_the_offsets_of_their_turn(
+        self, storage: Storage, compression: str
+    ) -> None:
+        engine = await storage.open()
+        config = TopicConfig(compression=compression)  # type: ignore[arg-type]
+        partition = await make_partition(engine, config=config)
+        header = encode_headers([("h", b"1")])
+        full = Block(encode_block(0, 0, [b"v" * 400, None, b""], [b"k", None, b""], [header, None, None], [0, 7, 0]))
+        plain = Block(encode_block(0, 0, [b"x", b"y"]))
+        pending = [
+            start_append(partition, Batch([b"before"])),
+            start_append(partition, BlockBatch([full, plain])),
+            start_append(partition, BlockBatch([plain])),
+            start_append(partition, Batch([b"after"], keys=[b"k"])),
+        ]
+        results = await asyncio.gather(*pending)
+        assert [result.base_offset for result in results] == [0, 1, 6, 8]
+        stamps = {result.timestamp_ms for result in results}
+        records = await read_all(partition)
+        assert [record.offset for record in records] == list(range(9))
+        assert {record.timestamp_ms for record in records} == stamps
+        assert [record[2:] for record in records] == [
+            (None, b"before", None, 0),
+            (b"k", b"v" * 400, header, 0),
+            (None, None, None, 7),
+            (b"", b"", None, 0),
+            *[(None, b"x", None, 0), (None, b"y", None, 0)] * 2,
+            (b"k", b"after", None, 0),
+        ]
+        engine = await storage.reopen()
+        assert await read_all(engine.partition("orders", 0)) == records
+        for offset in range(10):
+            assert await read_from(engine.partition("orders", 0), offset) == records[offset:]
+
+    async def test_blocks_are_part_of_an_atomic_append_like_other_records(self, storage: Storage) -> None:
+        engine = await storage.open()
+        one, two = await make_partition(engine, "one"), await make_partition(engine, "two")
+        await append(one, [b"first"])
+        blocks = BlockBatch([Block(encode_block(0, 0, [b"a", b"b"])), Block(encode_block(0, 0, [b"c"]))])
+        assert (len(blocks), blocks.size_bytes) == (3, 3)
+        results = await start_atomic_append(engine, [BatchFor(one, blocks), BatchFor(two, Batch([b"x"]))])
+        assert [result.base_offset for result in results] == [1, 0]
+        assert await read_values(one) == [b"first", b"a", b"b", b"c"]
+
+    async def test_blocks_with_places_of_their_own_are_not_appended(self, storage: Storage) -> None:
+        for block in (
+            encode_block(0, 0, [b"a", b"b"], timestamps=[1, 2]),
+            encode_block(0, 0, [b"a", b"b"], offsets=[0, 5]),
+        ):
+            with pytest.raises(InvalidRequest, match="of its own"):
+                BlockBatch([Block(block)])
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

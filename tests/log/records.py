@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.log.api import READ_BYTES_DEFAULT, Appended, Batch, BatchFor, Engine, Partition
+from penstock.log.api import READ_BYTES_DEFAULT, Appended, Batch, BatchFor, BlockBatch, Engine, Partition
 from penstock.log.block import Block
 
 
@@ -36,7 +36,7 @@ def records_of(block: Block, start: int = 0) -> list[Record]:
     ]
 
 
-def start_append(partition: Partition, batch: Batch) -> asyncio.Future[Appended]:
+def start_append(partition: Partition, batch: Batch | BlockBatch) -> asyncio.Future[Appended]:
     """Append; the future fails with the error the engine gave. A second call of `done` would raise in the loop."""
     future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
 

@@ -20,6 +20,7 @@ from penstock.broker.lag import LagReport
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
+from penstock.broker.staging_tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionStats
 from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
@@ -80,6 +81,7 @@ class Figures:
     deliveries: SubscriptionStats
     validation: ValidationStats
     transactions: TransactionStats
+    staging: StagingStats
     pipelines: list[PipelineInfo]
     logins: LoginStats
     audit: AuditStats
@@ -135,6 +137,7 @@ async def gather(sources: Sources) -> Figures:
         deliveries=copy.copy(sources.broker.subscriptions.stats),
         validation=copy.copy(sources.broker.schemas.stats),
         transactions=copy.copy(sources.broker.transactions.stats),
+        staging=copy.copy(sources.broker.staging.stats),
         pipelines=sources.broker.pipelines.infos(),
         logins=copy.copy(sources.broker.users.stats),
         audit=copy.copy(sources.broker.audit.stats),

@@ -84,6 +84,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _lifetimes(figures)
     yield from _schemas(figures)
     yield from _transactions(figures)
+    yield from _staging(figures)
     yield from _pipelines(figures)
     yield from _access(figures)
     yield from _listeners(figures)
@@ -165,6 +166,19 @@ def _transactions(figures: Figures) -> Iterator[Metric]:
     for result in ("committed", "rolled_back", "timed_out"):
         ended.add_metric([result], getattr(stats, result))
     yield ended
+
+
+def _staging(figures: Figures) -> Iterator[Metric]:
+    stats = figures.staging
+    yield _gauge("staged_tickets", "Attempts of tasks that have records staged.", stats.tickets)
+    yield _gauge("staged_bytes", "Bytes of records that are staged.", stats.staged_bytes)
+    yield _counter("staged_commits", "Commits that published staged records.", stats.commits)
+    yield _counter("staged_commits_repeated", "Commits of epochs that were committed before.", stats.repeated_commits)
+    yield _counter("staged_records_published", "Staged records that were published.", stats.published_records)
+    dropped = CounterMetricFamily(PREFIX + "staged_tickets_dropped", "Tickets dropped, by why.", labels=["reason"])
+    dropped.add_metric(["aborted"], stats.aborted_tickets)
+    dropped.add_metric(["expired"], stats.expired_tickets)
+    yield dropped
 
 
 def _pipelines(figures: Figures) -> Iterator[Metric]:

@@ -28,6 +28,7 @@ from penstock.broker.access import (
 )
 from penstock.broker.accounts import Accounts
 from penstock.broker.api_keys import ApiKeys
+from penstock.broker.applications import Applications
 from penstock.broker.cache import Cache
 from penstock.broker.cluster import Cluster
 from penstock.broker.deadletters import DeadLetters
@@ -43,6 +44,7 @@ from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.spreading import ALL_ROWS, OnPlaced, Placement
+from penstock.broker.staging import Staging
 from penstock.broker.subscription import DeliveryPolicy
 from penstock.broker.subscriptions import Subscriptions
 from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
@@ -95,9 +97,18 @@ class Broker:
         self.schemas = Schemas(
             self._registry, self._validation, engine=engine, access=access, topics_changing=self._topics_changing
         )
+        self._applications = Applications(engine, clock)
         self.transactions = Transactions(
-            engine, self._producer, self._groups, self._validation, clock=clock, limits=limits, access=access
+            engine,
+            self._producer,
+            self._groups,
+            self._validation,
+            self._applications,
+            clock=clock,
+            limits=limits,
+            access=access,
         )
+        self.staging = Staging(engine, self._applications, self._validation, clock=clock, limits=limits, access=access)
         self.schedule = Schedule(engine, self._producer, self._validation, clock=clock, limits=limits, access=access)
         self.dead_letters = DeadLetters(
             engine,
@@ -128,7 +139,9 @@ class Broker:
         await self._accounts.start()
         await self._groups.start()
         await self._registry.start()
+        await self._applications.start()
         await self.transactions.start()
+        await self.staging.start()
         await self.dead_letters.start()
         await self.schedule.start()
         await self.subscriptions.start()
@@ -142,7 +155,9 @@ class Broker:
         await self.subscriptions.close()
         await self.schedule.close()
         await self.dead_letters.close()
+        await self.staging.close()
         await self.transactions.close()
+        await self._applications.close()
         await self._validation.close()
         await self._registry.close()
         await self._groups.close()

@@ -76,6 +76,21 @@ class BrokerLimits:
     transactions_remembered_ms: int = 24 * 3600 * 1000
     """How long at most. A client that asks again does so within minutes."""
 
+    staged_applications_max: int = 1_000
+    """With records staged. Each has an internal topic, and a file open."""
+
+    staged_tickets_max: int = 100_000
+    """Attempts of tasks with records staged. Each takes about 1 KiB of memory."""
+
+    staged_application_bytes_max: int = 256 << 30
+    """Staged by one application, on disk; small requests count as 4 KiB. A write must fit whole, and once more into its topics."""
+
+    staged_bytes_max: int = 512 << 30
+    """The same over all applications."""
+
+    staged_ms_max: int = 24 * 3600 * 1000
+    """How long records wait for a commit after the last of their ticket came: longer than any job takes."""
+
     schemas_max: int = 10_000
     """Names, of which the numbers of deleted versions are remembered too; as many as topics."""
 

@@ -126,6 +126,7 @@ class Transactions:
         producer: Producer,
         groups: Groups,
         validation: Validation,
+        applications: Applications,
         *,
         clock: Clock,
         limits: BrokerLimits,
@@ -138,7 +139,7 @@ class Transactions:
         self._producer = producer
         self._groups = groups
         self._validation = validation
-        self._applications = Applications(engine, clock)
+        self._applications = applications
         self._clock = clock
         self._limits = limits
         self._new_token = new_token
@@ -160,7 +161,6 @@ class Transactions:
 
     async def start(self) -> None:
         await self._table.load()
-        await self._applications.start()
         self._sweeping = asyncio.create_task(self._sweep_for_ever(), name="penstock-transactions")
 
     async def close(self) -> None:
@@ -169,7 +169,6 @@ class Transactions:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._table.close()
-        await self._applications.close()
 
     # -- operations -------------------------------------------------------------------------------------------------------
 
@@ -290,7 +289,7 @@ class Transactions:
     @on_broker(Operation.WRITE)
     async def begin_run(self, principal: Principal, application: str) -> int:
         """The number of a new run of an application, for `Once`; commits of earlier runs are refused from now on."""
-        return await self._applications.begin_run(principal, application)
+        return (await self._applications.begin_run(principal, application)).run
 
     # -- committing -------------------------------------------------------------------------------------------------------
 

@@ -392,6 +392,16 @@ class Limits(Section):
     """Committed transactions whose ids are kept, so that a second commit is known for what it is."""
     transactions_remembered_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
     """How long such an id is kept at most."""
+    staged_applications_max: int = Field(1_000, ge=1)
+    """Applications with records staged."""
+    staged_tickets_max: int = Field(100_000, ge=1)
+    """Attempts of their tasks with records staged."""
+    staged_application_bytes_max: Size = Field(256 << 30, ge=1)
+    """Records staged by one application, on disk."""
+    staged_bytes_max: Size = Field(512 << 30, ge=1)
+    """The same over all applications."""
+    staged_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
+    """How long staged records wait for their commit; then they are dropped."""
     cache_bytes_max: Size = Field(64 << 20, ge=1 << 10)
     """What cached values take in memory, all together; above it those unused for longest make way."""
     cache_entries_max: int = Field(100_000, ge=1)

@@ -1,0 +1,366 @@
+"""Staging: records that are safe, but shown to nobody, until their writer says which of them count.
+
+A writer of many processes (a Spark job) cannot keep its records in one transaction: they are too many for memory, and some of its tasks
+run twice. So each attempt of each task stages its records under a ticket of its own (application, epoch, attempt), and in the end one
+commit names the attempts that won. The broker publishes exactly these, all or nothing, and drops the rest.
+
+    begin_run --> stage, stage, ... --> commit --> published, once       a commit of an epoch that was committed does nothing
+                        |                  `---> nothing, and may be tried again
+                        |--> abort                                       drops the tickets of an epoch; never undoes a commit
+                        |--> a newer run begins                          what older runs staged is dropped
+                        `--> time passes                                 a ticket that nobody asks for expires
+
+Epochs and runs are those of `applications`: an epoch is committed once, and only by the newest run. Requests of a ticket are numbered, so
+that one that is sent again after a lost connection is stored once, in whatever order they arrive. Records are checked when they are
+staged, as `Broker.produce` checks them, so that a commit finds nothing left to refuse but the state of the disk and of the topics.
+
+Tickets are in `staging_tickets`, the place where records wait in `staging_store`, how they are published in `staging_commit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from penstock.broker.access import (
+    AccessPolicy,
+    Operation,
+    Principal,
+    Resource,
+    ResourceKind,
+    authorize,
+    on_broker,
+    on_topic,
+)
+from penstock.broker.applications import Application, Applications, Once
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.schemas.validation import Validation
+from penstock.broker.staged_blocks import check_parts
+from penstock.broker.staging_commit import CHUNK_BYTES, Changes, Publication
+from penstock.broker.staging_entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
+from penstock.broker.staging_store import OnStaged, StagedApplication, Ticket
+from penstock.broker.staging_tickets import StagingStats, Tickets
+from penstock.broker.table import Table
+from penstock.broker.topics import validate_name
+from penstock.clock import Clock
+from penstock.errors import InvalidRequest, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
+from penstock.log.api import Engine
+
+SWEEP_S: Final = 5.0
+FORGET_EVERY_SWEEPS: Final = 120
+# Of a commit that takes longer the caller hears that it goes on; sooner than any client gives up waiting.
+ANSWER_S_MAX: Final = 5.0
+WINNERS_MAX: Final = 10_000
+SEQUENCE_MAX: Final = (1 << 31) - 1
+
+_log = structlog.get_logger(__name__)
+
+
+class Committed(Enum):
+    """What came of a commit."""
+
+    BEFORE = 0
+    NOW = 1
+    GOES_ON = 2
+    """It is decided and will be done; ask again to hear when."""
+
+
+class Staging:
+    """The staged records of one broker."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        applications: Applications,
+        validation: Validation,
+        *,
+        clock: Clock,
+        limits: BrokerLimits,
+        access: AccessPolicy,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self.access = access
+        self.stats = StagingStats()
+        self._engine = engine
+        self._applications = applications
+        self._validation = validation
+        self._limits = limits
+        self._clock = clock
+        self._chunk_bytes = chunk_bytes
+        self._tickets = Tickets(engine, clock, limits, self.stats)
+        self._commits: Table[str, CommitEntry] = Table(
+            engine, COMMITS_TOPIC, str, CommitEntry, entries_max=limits.staged_applications_max
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    # -- starting and stopping --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find what was staged before, and go on with the commits that were decided."""
+        await self._tickets.load()
+        await self._commits.load()
+        for name, commit in list(self._commits.items()):
+            self._resume(name, commit)
+        self._sweeping = asyncio.create_task(self._sweep_for_ever(), name="penstock-staging")
+
+    async def close(self) -> None:
+        """Wait for what is under way. A long commit ends between two chunks, and goes on with the next start."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        while self._tasks:
+            for staged in self._tickets.by_application.values():
+                if staged.publication is not None:
+                    staged.publication.stop()
+            await asyncio.wait(self._tasks)
+        await self._tickets.close()
+        await self._commits.close()
+
+    # -- operations -------------------------------------------------------------------------------------------------------
+
+    @on_broker(Operation.WRITE)
+    async def begin_run(
+        self, principal: Principal, application: str, name: str, *, lasting: bool = True
+    ) -> Application:
+        """Begin a run, or find the one of this name begun. What older runs staged and did not commit is dropped.
+
+        An application that is not `lasting` has one epoch only, and is soon forgotten.
+        """
+        entry = await self._applications.begin_run(principal, application, name, lasting=lasting)
+        staged = self._tickets.by_application.get(application)
+        if staged is not None:
+            older = [ticket for ticket in staged.tickets.values() if ticket.entry.run < entry.run]
+            self.stats.aborted_tickets += self._tickets.drop(staged, older)
+        return entry
+
+    @on_topic(Operation.WRITE)
+    def stage(
+        self, principal: Principal, topic: str, place: Place, parts: Sequence[tuple[int, bytes]], *, done: OnStaged
+    ) -> None:
+        """Store blocks for partitions of a topic under a ticket. Raises, or calls `done` with, what is wrong; then nothing was stored.
+
+        Staging for an epoch that was committed does nothing: whoever does it repeats work that is done.
+        """
+        validate_name(place.attempt, "attempt", ATTEMPT_BYTES_MAX)
+        if not 0 <= place.sequence <= SEQUENCE_MAX:
+            raise InvalidRequest(f"sequence {place.sequence} is out of range: count the requests of an attempt from 0")
+        entry = self._applications.check_run(principal, Once(place.application, place.run, place.epoch))
+        if place.run > entry.run:
+            raise InvalidRequest(f"run {place.run} of application {place.application} has not begun: begin it first")
+        info = self._engine.topics().get(topic)
+        if info is None:
+            raise TopicNotFound(f"topic not found: {topic}")
+        if place.epoch <= entry.epoch:
+            asyncio.get_running_loop().call_soon(done, None)
+            return
+        checked = check_parts(info, parts, self._limits)
+        accept = partial(self._tickets.stage, principal, place, info, checked, parts, done)
+        if not self._validation.concerns(topic):
+            accept()
+            return
+        values = [value for part in checked for value in part.block.values()]
+        self._validation.admit(topic, None, values, accept, done)
+
+    @on_broker(Operation.WRITE)
+    async def commit(
+        self, principal: Principal, application: str, run: int, epoch: int, winners: Sequence[Winner]
+    ) -> Committed:
+        """Publish what the winners staged, and nothing else, once.
+
+        Raises WriteFailed where only a restart can tell whether it is done. After any other error it either is not, or it is decided and
+        goes on; asking again tells.
+        """
+        if len(winners) > WINNERS_MAX or len({winner.attempt for winner in winners}) != len(winners):
+            raise InvalidRequest(f"a commit names each attempt once, and at most {WINNERS_MAX} of them")
+        once = Once(application, run, epoch)
+        while True:
+            before = self._under_way(principal, application)
+            if before is not None and not await self._finished(*before):
+                return Committed.GOES_ON
+            await self._applications.hold(application)
+            if self._under_way(principal, application) is None:
+                break
+            self._applications.release(application)
+        try:
+            if epoch <= self._applications.standing(principal, application).epoch:
+                self.stats.repeated_commits += 1
+                self._applications.release(application)
+                return Committed.BEFORE
+            staged, publication = self._prepare(principal, once, winners)
+        except BaseException:
+            self._applications.release(application)
+            raise
+        deciding = self._run(self._decide(publication, staged, principal, once))
+        deciding.add_done_callback(lambda _: self._applications.release(application))
+        # Whoever waits here may give up; the commit goes on.
+        await asyncio.shield(deciding)
+        return Committed.NOW if await self._finished(staged, publication) else Committed.GOES_ON
+
+    @on_broker(Operation.WRITE)
+    async def abort(self, principal: Principal, application: str, run: int, epoch: int) -> bool:
+        """Drop what this run and earlier ones staged for an epoch. False where it was committed: that stays as it is."""
+        await self._applications.hold(application)
+        try:
+            if epoch <= self._applications.standing(principal, application).epoch:
+                return False
+            staged = self._tickets.by_application.get(application)
+            if staged is not None:
+                doomed = [
+                    ticket
+                    for ticket in staged.tickets.values()
+                    if ticket.key.epoch == epoch and ticket.entry.run <= run
+                ]
+                self.stats.aborted_tickets += self._tickets.drop(staged, doomed)
+            return True
+        finally:
+            self._applications.release(application)
+
+    # -- committing -------------------------------------------------------------------------------------------------------
+
+    def _under_way(self, principal: Principal, application: str) -> tuple[StagedApplication, Publication] | None:
+        """A commit that is decided and not yet all published. Raises where the application is somebody else's."""
+        self._applications.standing(principal, application)
+        staged = self._tickets.by_application.get(application)
+        publication = None if staged is None else staged.publication
+        if staged is None or publication is None or not (publication.decided or publication.failure):
+            return None
+        return staged, publication
+
+    def _prepare(
+        self, principal: Principal, once: Once, winners: Sequence[Winner]
+    ) -> tuple[StagedApplication, Publication]:
+        entry = self._applications.check_run(principal, once)
+        staged = self._tickets.application(once.application)
+        tickets = self._tickets.winning(staged, once.epoch, winners)
+        for topic in {topic for ticket in tickets for topic in ticket.topics}:
+            authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
+        publication = self._publication(staged, once.epoch, tickets)
+        staged.single = not entry.lasting
+        staged.publication = publication
+        return staged, publication
+
+    def _publication(
+        self,
+        staged: StagedApplication,
+        epoch: int,
+        tickets: Sequence[Ticket],
+        *,
+        applied: int = 0,
+        decided: bool = False,
+    ) -> Publication:
+        return Publication(
+            self._engine,
+            self._tickets.table,
+            self._commits,
+            staged,
+            epoch,
+            tickets,
+            applied=applied,
+            decided=decided,
+            chunk_bytes=self._chunk_bytes,
+        )
+
+    async def _decide(
+        self, publication: Publication, staged: StagedApplication, principal: Principal, once: Once
+    ) -> None:
+        """The first step of a commit, while its application is held; the rest is done beside."""
+
+        def decision() -> Changes:
+            change = self._applications.prepare(principal, once)
+            assert change is not None, "somebody committed an epoch of an application that was held"
+            return [change]
+
+        try:
+            await publication.decide(decision)
+        except BaseException:
+            if publication.failure is None:
+                staged.publication = None
+            raise
+        self.stats.commits += 1
+        _ = self._go_on(staged, publication)
+
+    def _go_on(self, staged: StagedApplication, publication: Publication) -> asyncio.Task[None]:
+        """The task that publishes what is left."""
+        if publication.task is None or publication.task.done():
+            publication.task = self._run(self._finish(publication, staged))
+        return publication.task
+
+    async def _finish(self, publication: Publication, staged: StagedApplication) -> None:
+        try:
+            await publication.finish()
+        except PenstockError as error:
+            if not isinstance(error, ShuttingDown):
+                _log.error("a commit of staged records cannot go on", application=staged.name, error=str(error))
+            raise
+        self.stats.published_records += publication.records
+        staged.publication = None
+        staged.touched_s = self._clock.monotonic()
+        for ticket in publication.winners:
+            self._tickets.forget(staged, ticket)
+        losers = [ticket for ticket in staged.tickets.values() if ticket.key.epoch <= publication.epoch]
+        self.stats.aborted_tickets += self._tickets.drop(staged, losers)
+        _ = self._run(self._tickets.clear(staged))
+
+    async def _finished(self, staged: StagedApplication, publication: Publication) -> bool:
+        """Wait a while for a decided commit; whether it is over. Raises what keeps it from going on."""
+        if staged.publication is not publication:
+            return True
+        if publication.failure is not None:
+            raise WriteFailed(
+                f"whether epoch {publication.epoch} of {staged.name} is published is unknown: {publication.failure}; restart the "
+                "broker, then commit again to learn"
+            )
+        going_on = self._go_on(staged, publication)
+        await asyncio.wait([going_on], timeout=ANSWER_S_MAX)
+        if not going_on.done():
+            return False
+        going_on.result()
+        return True
+
+    def _resume(self, name: str, commit: CommitEntry) -> None:
+        staged = self._tickets.by_application.get(name)
+        tickets = [] if staged is None else [each for each in staged.tickets.values() if each.entry.chosen >= 0]
+        broken = [str(ticket.key) for ticket in tickets if not ticket.whole(ticket.entry.requests)]
+        if staged is None or broken:
+            _log.error("staged records of a decided commit are missing", application=name, tickets=broken)
+            return
+        _log.info("going on with a commit", application=name, epoch=commit.epoch, applied=commit.applied)
+        winners = sorted(tickets, key=lambda ticket: ticket.entry.chosen)
+        staged.publication = self._publication(staged, commit.epoch, winners, applied=commit.applied, decided=True)
+        _ = self._go_on(staged, staged.publication)
+
+    # -- as time passes ---------------------------------------------------------------------------------------------------
+
+    async def sweep(self) -> None:
+        """Drop what has expired, give back space, and try again what could not go on."""
+        for staged in list(self._tickets.by_application.values()):
+            publication = staged.publication
+            if publication is not None and publication.decided and publication.failure is None:
+                _ = self._go_on(staged, publication)
+        await self._tickets.expire()
+
+    async def _sweep_for_ever(self) -> None:
+        sweeps = 0
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            sweeps += 1
+            try:
+                await self.sweep()
+                if sweeps % FORGET_EVERY_SWEEPS == 0:
+                    self._applications.forget()
+            except Exception:  # noqa: BLE001 - housekeeping must not end because one pass met the unexpected
+                _log.exception("sweeping staged records failed")
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # Seen, even where nobody waits for it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task

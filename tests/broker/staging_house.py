@@ -1,0 +1,80 @@
+"""A broker that can be stopped and started again, and writers that stage records in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.broker.access import Principal
+from penstock.broker.broker import Broker
+from penstock.broker.staging import Committed, Staging
+from penstock.broker.staging_entries import Place, Winner
+from penstock.errors import PenstockError
+from penstock.log.block import encode_block
+from penstock.log.embedded import EmbeddedEngine
+from tests.broker.transaction_house import ALICE, House
+
+Part = tuple[int, Sequence[bytes | None]]
+
+
+class StagingHouse(House):
+    """Commits are cut into chunks of `chunk_bytes`, so that small ones can be long."""
+
+    chunk_bytes = 1 << 20
+
+    async def open(self) -> None:
+        self.engine = EmbeddedEngine(self._directory, clock=self.clock, disk=self.disk)
+        await self.engine.start()
+        self.broker = Broker(self.engine, clock=self.clock, limits=self._limits, access=self._access)
+        self.broker.staging._chunk_bytes = self.chunk_bytes
+        await self.broker.start()
+
+    @property
+    def staging(self) -> Staging:
+        return self.broker.staging
+
+    async def run(self, name: str = "run-1", application: str = "query", who: Principal = ALICE, **more: Any) -> int:
+        return (await self.staging.begin_run(who, application, name, **more)).run
+
+    def start_stage(
+        self,
+        topic: str,
+        parts: Sequence[Part],
+        *,
+        attempt: str = "a",
+        epoch: int = 0,
+        sequence: int = 0,
+        run: int = 1,
+        application: str = "query",
+        who: Principal = ALICE,
+        keys: Sequence[bytes | None] | None = None,
+    ) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def staged(error: PenstockError | None) -> None:
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        blocks = [(partition, encode_block(0, 0, values, keys)) for partition, values in parts]
+        place = Place(application, run, epoch, attempt, sequence)
+        self.staging.stage(who, topic, place, blocks, done=staged)
+        return done
+
+    async def stage(self, topic: str, parts: Sequence[Part], **more: Any) -> None:
+        await self.start_stage(topic, parts, **more)
+
+    async def publish(
+        self,
+        epoch: int,
+        *winners: tuple[str, int],
+        run: int = 1,
+        application: str = "query",
+        who: Principal = ALICE,
+    ) -> Committed:
+        return await self.staging.commit(who, application, run, epoch, [Winner(*winner) for winner in winners])
+
+    def staging_topics(self) -> list[str]:
+        return [name for name in self.engine.topics() if name.startswith("__staging-")]
