@@ -193,16 +193,54 @@ class RustLogListener(TcpListener):
         return self
 
 
+class FujinAlias(Section):
+    """`[listeners.fujin.aliases.<name>]`: what a name that Fujin clients use stands for."""
+
+    topic: str = Field(min_length=1)
+    group: str | None = Field(None, min_length=1)
+    """Whose readers share the records; that of the listener where none is given."""
+    start: Literal["earliest", "latest"] | None = None
+    """Where a group that reads for the first time begins; as the listener says where it is not given."""
+
+
 class FujinListener(QuicListener):
     """`[listeners.fujin]`: the protocol has no login, so only a TLS certificate says who a client is."""
 
     bind: Bind = "127.0.0.1:4848"
+    auth: Literal["auto", "none", "required"] = "auto"
+    """Whether clients without a certificate that `tls.client_ca` accepts are strangers; auto: where `listeners.flymq.auth` is required."""
+    aliases: dict[str, FujinAlias] = {}
+    """Names that stand for topics; any other name is the topic itself."""
+    group: str = Field("fujin", min_length=1)
+    """The group of readers where no alias names another."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a group that reads for the first time begins."""
+    auto_create: bool = True
+    """Create a topic that is written or read and does not exist, instead of refusing."""
+    write_form: Literal["auto", "table", "code"] = "auto"
+    """Whether WRITEs have the field for headers: as in the contract's table (table), as deployed clients send them (code), or found out."""
+    body_bytes_max: Size = Field(1 << 20, ge=1)
+    """The largest message, in either direction. Deployed clients take 64 KiB."""
+    ping_interval_s: Seconds = Field(2.0, ge=0.05)
+    """How often a client is asked whether it is there."""
+    ping_timeout_s: Seconds = Field(5.0, ge=0.05)
+    """A client that does not answer for so long is disconnected."""
+    fetch_wait_s: Seconds = Field(5.0, ge=0, lt=10)
+    """How long a FETCH waits for a record. Deployed clients give up after 10 s, and an answer after that crashes them."""
+    empty_fetch: Literal["batch", "error"] = "batch"
+    """What answers a FETCH for which nothing came: an empty batch, as the contract has it, or an error, which deployed clients survive."""
+    empty_values: Literal["skip", "deliver"] = "skip"
+    """What becomes of records with nothing in them, which end deployed readers."""
+    unacknowledged_max: int = Field(256, ge=1, le=4096)
+    """Messages pushed to one reader that it has not acknowledged. Deployed clients stop taking answers at 1000."""
+    ack_ms_max: DurationMs = Field(30_000, ge=1)
+    """How long a reader may take over a record before it is delivered again."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> FujinListener:
         self.check_certificate()
-        authenticated = self.tls is not None and self.tls.client_ca is not None
-        self.check_safe(authenticated=authenticated, settings="tls.client_ca")
+        certified = self.tls is not None and self.tls.client_ca is not None
+        self.check_safe(authenticated=certified, settings="tls.client_ca")
         return self
 
 
