@@ -131,7 +131,7 @@ class QuicListener(Listener):
     """Streams that a client may have open at once on one connection, two-way and one-way each."""
     handshakes_max: int = Field(1_000, ge=1, le=1_000_000)
     """Handshakes that are under way at once; one more is not begun."""
-    retry_above: int = Field(100, ge=0)
+    retry_above: int = Field(100, ge=1)
     """With more handshakes than this under way, a client must first show that its address is its own, which costs it a round trip."""
     datagram_bytes: Annotated[int, Field(ge=1_200, le=65_000)] | Literal["auto"] = "auto"
     """The largest datagram to send; auto: 1452, and 8900 on loopback."""

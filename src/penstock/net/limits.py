@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -57,7 +57,7 @@ class ListenerLimits:
     two passes."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in (each.name for each in fields(self)):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.send_buffer_low_bytes >= self.send_buffer_high_bytes:
@@ -65,3 +65,34 @@ class ListenerLimits:
                 f"send_buffer_low_bytes ({self.send_buffer_low_bytes}) must be below send_buffer_high_bytes"
                 f" ({self.send_buffer_high_bytes})"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class QuicLimits(ListenerLimits):
+    """What a QUIC listener keeps besides. Bytes in flight are counted per connection; a stream has its share of them."""
+
+    connections_max: int = 4_000
+    """Connections at once, handshakes included. The first datagram of one more is not answered, and counted as refused."""
+
+    idle_s_max: float = 30.0
+    """A connection from which nothing is received for so long is gone; also how long a peer may take nothing of what waits for it."""
+
+    streams_max: int = 1_024
+    """Streams that the peer may have open at once, of each kind."""
+
+    handshakes_max: int = 1_000
+    """Handshakes under way at once. Each costs some 30 KiB and a key exchange, and anyone can begin one."""
+
+    retry_above: int = 100
+    """With more handshakes than this under way, a client must first show that its address is its own."""
+
+    datagram_bytes: int = 1_452
+    """The largest datagram to send."""
+
+    stream_in_flight_bytes_max: int = 4 * MIB
+    """Request bytes of one stream that wait for their answer before the stream is no longer read, so that one does not use up what
+    all streams of its connection may have."""
+
+    half_frames_bytes_max: int = 64 * MIB
+    """What the unfinished frames of one connection's streams may hold together. A stream for each of many large frames, none of which
+    is ever finished, would otherwise cost a frame each."""

@@ -28,3 +28,17 @@ class ListenerStats:
     closed_unanswered: int = 0
     """Connections that still waited for answers when the grace period of a stop ended."""
     resets: int = 0
+    handshakes_open: int = 0
+    """From here on QUIC only. Handshakes that are under way."""
+    handshakes_dropped: int = 0
+    """First datagrams that were not answered because handshakes_max was reached."""
+    retries_sent: int = 0
+    """Clients that were asked to show that their address is their own."""
+    datagrams_dropped: int = 0
+    """Datagrams that belong to no connection: garbage, late ones, and those of a broker that ran here before."""
+    streams_open: int = 0
+    streams_total: int = 0
+    streams_aborted: int = 0
+    """Streams that a peer reset or refused."""
+    migrations: int = 0
+    """Times a peer went on from another address."""

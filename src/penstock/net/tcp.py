@@ -121,12 +121,12 @@ class TcpListener:
         for connection in self._unanswered.copy():
             connection.stop()
         if self._unanswered:
-            await _within(grace_s, self._all_answered)
+            await within(grace_s, self._all_answered)
         self.stats.closed_unanswered += len(self._unanswered)
         for connection in self._unanswered.copy():
             connection.abort()
         if self._connections:
-            await _within(self.limits.linger_s_max, self._all_gone)
+            await within(self.limits.linger_s_max, self._all_gone)
         for connection in list(self._connections):
             connection.abort()
         if self._connections:
@@ -271,7 +271,7 @@ class TcpListener:
         return list(self._connections)
 
 
-async def _within(seconds: float, event: asyncio.Event) -> None:
+async def within(seconds: float, event: asyncio.Event) -> None:
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,0 +1,374 @@
+"""The QUIC side of a client: connect, open streams, write with back-pressure, read.
+
+A stream is read in one of two ways: `await stream.read()` takes what has come, or a callable given as `on_data` is handed bytes as they
+arrive (`b""` at their end), without a task or a future per read. Whatever is not read waits, up to a bound; then the server is given
+no more credit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+from penstock.errors import ConnectionLost, InvalidRequest, LimitExceeded, RequestTimeout, Unreachable
+from penstock.quic.connection import Connection
+from penstock.quic.core import QuicCore, StreamRefused
+from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK, QuicSettings
+from penstock.quic.stream import Stream
+from penstock.quic.tls import TlsSettings, load_identity
+from penstock.quic.udp import UdpEndpoint, open_socket
+from penstock.units import is_loopback
+
+READ_AHEAD_BYTES: Final = 1024 * 1024
+"""What waits to be read on one stream before the server is held back."""
+ACCEPTED_MAX: Final = 1024
+"""Streams of the server that wait for `accept_stream`; one more is refused."""
+KEEP_ALIVE_OF_IDLE: Final = 3
+"""A connection is kept alive by a sign of life so many times within the time after which it would be taken for gone."""
+
+OnData = Callable[[bytes], None]
+
+
+class QuicStream(Stream):
+    """One stream, as a client uses it."""
+
+    __slots__ = ("_chunks", "_chunks_bytes", "_drained", "_error", "_on_data", "_readable", "_waits_for_end")
+
+    _connection: QuicConnection
+
+    def __init__(
+        self, connection: QuicConnection, stream_id: int, *, is_ours: bool, on_data: OnData | None = None
+    ) -> None:
+        super().__init__(connection, stream_id, is_ours=is_ours)
+        self._chunks: deque[bytes] = deque()
+        self._chunks_bytes = 0
+        self._on_data = on_data
+        self._readable: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._waits_for_end = self.can_receive
+        self._error: ConnectionLost | None = None
+
+    @property
+    def is_one_way(self) -> bool:
+        return bool(self.id & 2)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether both sides have ended, or the connection has."""
+        return self._is_closed
+
+    # -- writing -----------------------------------------------------------------------------------------------------------
+
+    async def write(self, data: bytes, *, end: bool = False) -> None:
+        """Send, and wait while too much is under way. Raises ConnectionLost where the server takes no more."""
+        if not self.can_send:
+            raise self._error or ConnectionLost("this side of the stream has ended")
+        self.send(data, end=end)
+        if not self.writable and not end:
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Wait until the stream is writable."""
+        while not self.writable and self.can_send:
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
+        if self._error is not None:
+            raise self._error
+
+    # -- reading -----------------------------------------------------------------------------------------------------------
+
+    def on_data(self, on_data: OnData) -> None:
+        """Hand over bytes as they arrive from now on, those that wait already first, and `b""` at their end."""
+        self._on_data = on_data
+        while self._chunks:
+            data = self._chunks.popleft()
+            self._chunks_bytes -= len(data)
+            on_data(data)
+        if not self._waits_for_end:
+            on_data(b"")
+        self.resume_receiving()
+
+    async def read(self) -> bytes:
+        """What has come, once there is some; `b""` where the server's side has ended. Raises ConnectionLost where it was cut off."""
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if not self._waits_for_end:
+                return b""
+            if self._readable is None:
+                self._readable = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._readable)
+        data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._chunks_bytes = 0
+        self.resume_receiving()
+        return data
+
+    # -- what happens ------------------------------------------------------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        if self._on_data is not None:
+            self._on_data(data)
+            return
+        self._chunks.append(data)
+        self._chunks_bytes += len(data)
+        if self._chunks_bytes > READ_AHEAD_BYTES:
+            self.pause_receiving()
+        self._wake_reader()
+
+    def ended(self) -> None:
+        self._waits_for_end = False
+        if self._on_data is not None:
+            self._on_data(b"")
+        self._wake_reader()
+
+    def aborted(self, code: int) -> None:
+        self._fail(ConnectionLost(f"the server cut stream {self.id} off (code {code})"))
+
+    def stopped(self, code: int) -> None:
+        if self._error is None:
+            self._error = ConnectionLost(f"the server takes no more on stream {self.id} (code {code})")
+        self.drained()
+
+    def drained(self) -> None:
+        future, self._drained = self._drained, None
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def closed(self) -> None:
+        if self._waits_for_end:
+            self._fail(self._connection.loss or ConnectionLost("the connection was closed"))
+        self.drained()
+
+    def _fail(self, error: ConnectionLost) -> None:
+        self._error = error
+        if self._waits_for_end:
+            self._waits_for_end = False
+            if self._on_data is not None:
+                self._on_data(b"")
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        future, self._readable = self._readable, None
+        if future is not None and not future.done():
+            future.set_result(None)
+
+
+class QuicConnection(Connection):
+    """One connection to a server, over a socket of its own. Made by `connect_quic`."""
+
+    def __init__(self, endpoint: UdpEndpoint, core: QuicCore, settings: QuicSettings, peer: str) -> None:
+        super().__init__(endpoint, core, settings, time.monotonic)
+        endpoint.received, endpoint.refused = self.take_datagrams, self.refused
+        self.peer = peer
+        self.on_stream: Callable[[QuicStream], None] | None = None
+        """Is given each stream that the server opens, before its first bytes; where it is None, they wait for `accept_stream`."""
+        self.on_lost: Callable[[ConnectionLost], None] | None = None
+        self.loss: ConnectionLost | None = None
+        """Why the connection is gone, once it is."""
+        self.loss_code = 0
+        """The error code that the connection was closed with."""
+        loop = asyncio.get_running_loop()
+        self.connected: asyncio.Future[None] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
+        self._accepted: deque[QuicStream] = deque()
+        self._acceptor: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._keep_alive: asyncio.TimerHandle | None = None
+
+    @property
+    def alpn(self) -> str | None:
+        """The application protocol that was agreed on."""
+        return self.core.alpn
+
+    def open_stream(self, *, one_way: bool = False, on_data: OnData | None = None) -> QuicStream:
+        """Open a stream. Raises LimitExceeded where the server allows no more now, and ConnectionLost once it is gone."""
+        if self.loss is not None:
+            raise self.loss
+        try:
+            stream_id = self.core.open_stream(one_way=one_way)
+        except StreamRefused:
+            raise LimitExceeded(f"{self.peer} allows no more streams now: end some, or wait for room") from None
+        stream = QuicStream(self, stream_id, is_ours=True, on_data=on_data)
+        self.streams[stream_id] = stream
+        return stream
+
+    async def open_stream_when_allowed(self, *, one_way: bool = False, on_data: OnData | None = None) -> QuicStream:
+        """Open a stream, once the server allows one more."""
+        while True:
+            try:
+                return self.open_stream(one_way=one_way, on_data=on_data)
+            except LimitExceeded:
+                if self._room is None:
+                    self._room = asyncio.get_running_loop().create_future()
+                await asyncio.shield(self._room)
+
+    async def accept_stream(self) -> QuicStream:
+        """The next stream that the server opened. Raises ConnectionLost."""
+        while not self._accepted:
+            if self.loss is not None:
+                raise self.loss
+            if self._acceptor is None:
+                self._acceptor = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._acceptor)
+        return self._accepted.popleft()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone, for whatever reason."""
+        await asyncio.shield(self._over)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def rebind(self) -> None:
+        """Go on from another port, as after a change of network. The server notices by itself."""
+        family = socket.AF_INET6 if ":" in self.core.peer_address[0] else socket.AF_INET
+        self.endpoint.close()
+        self.endpoint = UdpEndpoint(open_socket(family, connect=self.core.peer_address), self._now_s)
+        self.endpoint.received, self.endpoint.refused = self.take_datagrams, self.refused
+        self.core.ping()
+        self.touch()
+
+    # -- what happens ------------------------------------------------------------------------------------------------------
+
+    def established(self) -> None:
+        if not self.connected.done():
+            self.connected.set_result(None)
+        self._stay_alive()
+
+    def stream_opened(self, stream_id: int) -> Stream | None:
+        stream = QuicStream(self, stream_id, is_ours=False)
+        if self.on_stream is not None:
+            self.on_stream(stream)
+        elif len(self._accepted) < ACCEPTED_MAX:
+            self._accepted.append(stream)
+            self._wake(self._acceptor)
+            self._acceptor = None
+        else:
+            self.core.stop(stream_id, 0)
+            self.core.reset(stream_id, 0)
+            return None
+        return stream
+
+    def streams_available(self) -> None:
+        self._wake(self._room)
+        self._room = None
+
+    def lost(self, code: int, reason: str) -> None:
+        words = f": {reason}" if reason else f" (code {code})" if code else ""
+        self.loss = ConnectionLost(f"the connection to {self.peer} was closed{words}")
+        self.loss_code = code
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        self.endpoint.close()
+        if not self.connected.done():
+            self.connected.set_exception(Unreachable(f"{self.peer} cannot be reached{words}"))
+            self.connected.exception()  # it may be that nobody waits for it any more
+        for waiting in (self._acceptor, self._room, self._over):
+            self._wake(waiting)
+        if self.on_lost is not None:
+            self.on_lost(self.loss)
+
+    def refused(self) -> None:
+        """Nobody listens there (any more). Someone on the way could pretend so, but then they could as well drop everything."""
+        self.abandon("nobody listens there")
+
+    def _stay_alive(self) -> None:
+        if not self.is_lost:
+            interval_s = self.settings.idle_s_max / KEEP_ALIVE_OF_IDLE
+            self._keep_alive = asyncio.get_running_loop().call_later(interval_s, self._show_life)
+
+    def _show_life(self) -> None:
+        if not self.is_lost:
+            self.core.ping()
+            self.touch()
+            self._stay_alive()
+
+    @staticmethod
+    def _wake(future: asyncio.Future[None] | None) -> None:
+        if future is not None and not future.done():
+            future.set_result(None)
+
+
+async def connect_quic(
+    host: str,
+    port: int,
+    *,
+    alpn: str | None = None,
+    ca_file: Path | str | None = None,
+    verify: bool = True,
+    server_name: str | None = None,
+    cert: Path | str | None = None,
+    key: Path | str | None = None,
+    timeout_s: float = 5.0,
+    settings: QuicSettings | None = None,
+) -> QuicConnection:
+    """Connect to a QUIC server. Raises Unreachable, or RequestTimeout where it does not answer in time.
+
+    `ca_file` names whom to trust (a PEM file; a self-signed certificate may stand for itself), else the system's authorities are;
+    `verify=False` trusts everybody. `cert` and `key` are what to show a server that asks for a client certificate.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise Unreachable(f"{host} cannot be resolved: {error.strerror}") from None
+    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    datagram_bytes = DATAGRAM_BYTES_LOOPBACK if is_loopback(str(address[0])) else DATAGRAM_BYTES
+    settings = settings or QuicSettings(datagram_bytes=datagram_bytes)
+    core = QuicCore(settings, _tls_settings(host, alpn, ca_file, verify, server_name, cert, key), is_client=True)
+    try:
+        own = open_socket(family, connect=address)
+    except OSError as error:
+        raise Unreachable(f"{host}:{port} cannot be reached: {error.strerror}") from None
+
+    endpoint = UdpEndpoint(own, time.monotonic)
+    connection = QuicConnection(endpoint, core, settings, f"{host}:{port}")
+    core.connect(address, time.monotonic())
+    connection.touch()
+    try:
+        await asyncio.wait_for(asyncio.shield(connection.connected), timeout_s)
+    except TimeoutError:
+        connection.close()
+        raise RequestTimeout(f"{host}:{port} did not answer within {timeout_s:g} s") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _tls_settings(
+    host: str,
+    alpn: str | None,
+    ca_file: Path | str | None,
+    verify: bool,
+    server_name: str | None,
+    cert: Path | str | None,
+    key: Path | str | None,
+) -> TlsSettings:
+    if (cert is None) != (key is None):
+        raise InvalidRequest("cert and key belong together: give both or neither")
+    identity = None
+    if cert is not None and key is not None:
+        try:
+            identity = load_identity(Path(cert), Path(key))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"{cert} and {key} cannot be used: {error}") from None
+    if ca_file is not None and not Path(ca_file).is_file():
+        raise InvalidRequest(f"{ca_file} is not a file: give the path of a PEM file with the certificates to trust")
+    return TlsSettings(
+        alpn=() if alpn is None else (alpn,),
+        identity=identity,
+        server_name=server_name or host,
+        ca_file=None if ca_file is None else Path(ca_file),
+        verify=verify,
+    )

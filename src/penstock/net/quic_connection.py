@@ -1,0 +1,248 @@
+"""One connection of a QUIC listener: its streams' sessions, its share of the bounds, and its deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
+
+import structlog
+
+from penstock.clock import Clock
+from penstock.errors import LimitExceeded
+from penstock.net.deadlines import ConnectionWatch, Expiry
+from penstock.net.flow import SEND_BUFFER, InFlightBudget, ReadFlow
+from penstock.net.limits import QuicLimits
+from penstock.net.quic_session import QuicSession, QuicSessionFactory, Stream, StreamSession
+from penstock.net.quic_stream import QuicServerStream
+from penstock.net.quic_tls import subject_of_der
+from penstock.net.stats import ListenerStats
+from penstock.quic.connection import Connection
+from penstock.quic.core import Address, QuicCore, StreamRefused
+from penstock.quic.settings import QuicSettings
+from penstock.quic.udp import UdpEndpoint
+from penstock.units import Address as HostAndPort
+
+log = structlog.get_logger("penstock.net")
+
+
+class Code(IntEnum):
+    """What a connection is closed with, besides what a protocol has of its own."""
+
+    NO_ERROR = 0
+    TOO_MUCH = 0x100
+    TOO_SLOW = 0x101
+    FAILED = 0x102
+
+
+class QuicOwner(Protocol):
+    """The listener, as its connections see it."""
+
+    name: str
+    limits: QuicLimits
+    stats: ListenerStats
+    clock: Clock
+    budget: InFlightBudget
+    factory: QuicSessionFactory
+
+    def add_cid(self, cid: bytes, connection: QuicServerConnection) -> None: ...
+
+    def drop_cid(self, cid: bytes) -> None: ...
+
+    def established(self, connection: QuicServerConnection) -> None: ...
+
+    def answered(self, connection: QuicServerConnection) -> None:
+        """A connection that was told to stop owes its peer no more answers."""
+        ...
+
+    def lost(self, connection: QuicServerConnection) -> None: ...
+
+
+class QuicServerConnection(Connection):
+    """Implements `penstock.net.quic_session.QuicConnection` for its session."""
+
+    def __init__(
+        self,
+        owner: QuicOwner,
+        endpoint: UdpEndpoint,
+        core: QuicCore,
+        settings: QuicSettings,
+        address: Address,
+        now_s: Callable[[], float],
+    ) -> None:
+        super().__init__(endpoint, core, settings, now_s)
+        self._owner = owner
+        self._session: QuicSession | None = None
+        self._watch = ConnectionWatch(owner.clock.monotonic())
+        self._stopping = False
+        self.begun_s = owner.clock.monotonic()
+        self.cids: set[bytes] = set()
+        """Those it is known by; kept by the listener."""
+        self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
+        self.half_frames: dict[QuicServerStream, None] = {}
+        self.half_frames_bytes = 0
+        self.limits = owner.limits
+        self.stats = owner.stats
+        self.listener = owner.name
+        self.peer = _host_and_port(address)
+        self.principal_hint: str | None = None
+
+    # -- what the session sees ---------------------------------------------------------------------------------------------
+
+    @property
+    def alpn(self) -> str | None:
+        return self.core.alpn
+
+    def open_stream(self, talk: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
+        if self.is_lost:
+            raise LimitExceeded("the connection is gone, so no stream can be opened on it")
+        try:
+            stream_id = self.core.open_stream(one_way=one_way)
+        except StreamRefused:
+            raise LimitExceeded(f"{self.peer} allows no more streams of this kind now") from None
+        stream = QuicServerStream(self, stream_id, is_ours=True)
+        self.streams[stream_id] = stream
+        stream.open(talk)
+        return stream
+
+    # -- what flow control calls -------------------------------------------------------------------------------------------
+
+    def pause_reading(self) -> None:
+        self.pause_receiving()
+
+    def resume_reading(self) -> None:
+        self.resume_receiving()
+
+    # -- what happens ------------------------------------------------------------------------------------------------------
+
+    def established(self) -> None:
+        certificate = self.core.peer_certificate_der
+        self.principal_hint = None if certificate is None else subject_of_der(certificate)
+        self._owner.established(self)
+        self._guarded(self._begin)
+
+    def stream_opened(self, stream_id: int) -> QuicServerStream | None:
+        if self._session is None:
+            return None
+        stream = QuicServerStream(self, stream_id, is_ours=False)
+        self.streams[stream_id] = stream
+        stream.open(self._session.stream_opened)
+        return stream
+
+    def congestion_changed(self) -> None:
+        if self.congested:
+            self.flow.block(SEND_BUFFER)
+        else:
+            self.flow.unblock(SEND_BUFFER)
+
+    def migrated(self, address: Address) -> None:
+        self.stats.migrations += 1
+        before, self.peer = self.peer, _host_and_port(address)
+        log.info("peer_migrated", listener=self.listener, peer=self.peer, before=before)
+
+    def cid_issued(self, cid: bytes) -> None:
+        self._owner.add_cid(cid, self)
+
+    def cid_retired(self, cid: bytes) -> None:
+        self._owner.drop_cid(cid)
+
+    def lost(self, code: int, reason: str) -> None:
+        self.flow.lost()
+        session, self._session = self._session, None
+        if session is not None:
+            self._guarded(session.closed)
+        elif not self.is_established:
+            self.stats.handshake_failures += 1
+            if reason:
+                log.warning("quic_handshake_failed", listener=self.listener, peer=self.peer, reason=reason)
+        self._owner.lost(self)
+
+    # -- what streams call -------------------------------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        """A stream may have ended, or been answered whole."""
+        if self._stopping and not self.owes:
+            self._owner.answered(self)
+
+    def look_at_half_frames(self) -> None:
+        if self.half_frames_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
+            self.stats.closed_header += 1
+            log.info(
+                "connection_closed", listener=self.listener, peer=self.peer, reason="too much in unfinished frames"
+            )
+            self.close(Code.TOO_MUCH, "too many bytes in unfinished frames")
+
+    # -- what the listener calls -------------------------------------------------------------------------------------------
+
+    @property
+    def owes(self) -> bool:
+        """Whether a stream is still to say something."""
+        return any(isinstance(stream, QuicServerStream) and stream.owes for stream in self.streams.values())
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether requests wait for their answer."""
+        return self.flow.held_bytes > 0
+
+    def stop(self) -> None:
+        """The server stops: let the session say goodbye."""
+        self._stopping = True
+        if self._session is not None:
+            self._guarded(self._session.stopping)
+        self.answered()
+
+    def sweep(self, now_s: float) -> None:
+        """Look at the deadlines."""
+        if self.is_lost:
+            return
+        if not self.is_established:
+            if now_s - self.begun_s >= self.limits.handshake_s_max:
+                self.abandon("")
+            return
+        for stream in list(self.half_frames):
+            self._look_at_frame(stream, now_s)
+        unsent_bytes = self.unsent_bytes
+        expiry = self._watch.judge(
+            now_s,
+            self.limits,
+            reading=True,
+            owed=True,
+            unsent_bytes=unsent_bytes,
+            delivered_bytes=self.sent_bytes - unsent_bytes,
+        )
+        if expiry is Expiry.UNREAD:
+            self.stats.closed_unread += 1
+            log.info("connection_expired", listener=self.listener, peer=self.peer, reason=expiry.value)
+            self.close(Code.TOO_SLOW, expiry.value)
+
+    def _look_at_frame(self, stream: QuicServerStream, now_s: float) -> None:
+        if not self.flow.reading or stream.is_paused:
+            stream.frame_since_s = None  # we stopped listening, so that it stays incomplete is no fault of the peer's
+        elif stream.frame_since_s is None:
+            stream.frame_since_s = now_s
+        elif now_s - stream.frame_since_s >= self.limits.header_s_max:
+            self.stats.closed_header += 1
+            log.info(
+                "stream_expired",
+                listener=self.listener,
+                peer=self.peer,
+                stream=stream.id,
+                reason=Expiry.HALF_FRAME.value,
+            )
+            stream.close()
+
+    def _begin(self) -> None:
+        self._session = self._owner.factory(self)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a step of the session. Whatever it raises ends this connection and no other."""
+        try:
+            step()
+        except Exception:
+            self.stats.session_errors += 1
+            log.exception("session_failed", listener=self.listener, peer=self.peer)
+            self.close(Code.FAILED, "the server failed")
+
+
+def _host_and_port(address: Address) -> str:
+    return str(HostAndPort(address[0], address[1]))

@@ -1,0 +1,228 @@
+"""One stream of a QUIC listener: the bridge between the transport's stream and a session.
+
+Like a TCP connection it is not read while its requests wait for too many answers or its peer does not take them, and it ends in one of
+two ways: `close` takes no more input, lets what is in flight be answered, and ends our side; everything else is a reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from penstock.errors import ProtocolViolation
+from penstock.net.connection import LOGGED_PREFIX_BYTES, LOGGED_REASON_CHARS
+from penstock.net.flow import OWN_REQUESTS, SEND_BUFFER
+from penstock.net.quic_session import StreamSession
+from penstock.quic.stream import Stream
+
+if TYPE_CHECKING:
+    from penstock.net.quic_connection import QuicServerConnection
+
+INTERNAL_ERROR = 1
+"""The code of a reset for which we are to blame."""
+
+log = structlog.get_logger("penstock.net")
+
+
+class QuicServerStream(Stream):
+    """Implements `penstock.net.quic_session.Stream` for its session."""
+
+    __slots__ = ("_blocked_by", "_finishing", "_frame_bytes", "_fresh", "_held_bytes", "_session", "frame_since_s")
+
+    _connection: QuicServerConnection
+
+    def __init__(self, connection: QuicServerConnection, stream_id: int, *, is_ours: bool) -> None:
+        super().__init__(connection, stream_id, is_ours=is_ours)
+        self._session: StreamSession | None = None
+        self._held_bytes = 0
+        self._blocked_by = 0
+        self._fresh = True
+        self._finishing = False
+        self._frame_bytes = -1
+        """What has come of a frame that is not whole; -1 where there is none."""
+        self.frame_since_s: float | None = None
+        """When a sweep first saw the frame that is pending."""
+
+    def open(self, talk: Callable[[QuicServerStream], StreamSession]) -> None:
+        self._connection.stats.streams_open += 1
+        self._connection.stats.streams_total += 1
+        self.guarded(self._begin, talk)
+
+    def _begin(self, talk: Callable[[QuicServerStream], StreamSession]) -> None:
+        self._session = talk(self)
+
+    # -- what the session sees ---------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    @property
+    def listener(self) -> str:
+        return self._connection.listener
+
+    @property
+    def principal_hint(self) -> str | None:
+        return self._connection.principal_hint
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    @property
+    def owes(self) -> bool:
+        """Whether the peer is still to get something from us on this stream."""
+        return self._held_bytes > 0 or self.can_send or self._unsent_bytes > 0
+
+    def send(self, data: bytes, *, end: bool = False) -> None:
+        if self.can_send:
+            self._connection.stats.bytes_out += len(data)
+            super().send(data, end=end)
+            if not self._writable:
+                self._block(SEND_BUFFER)
+
+    def close(self) -> None:
+        """Take no more input, answer what is in flight, then end our side."""
+        if not self._finishing and not self._is_closed:
+            self._finishing = True
+            self._forget_frame()
+            self.stop_receiving()
+            # Later, because whoever calls may be about to send.
+            asyncio.get_running_loop().call_soon(self._conclude)
+
+    def hold(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        connection = self._connection
+        connection.flow.hold(size_bytes)
+        self.frame_since_s = None
+        if self._frame_bytes > 0:
+            connection.half_frames_bytes -= self._frame_bytes
+            self._frame_bytes = 0
+        if self._held_bytes > connection.limits.stream_in_flight_bytes_max:
+            self._block(OWN_REQUESTS)
+
+    def release(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+        assert self._held_bytes >= 0, "a stream released more request bytes than it held"
+        connection = self._connection
+        connection.flow.release(size_bytes)
+        if self._blocked_by & OWN_REQUESTS and self._held_bytes * 2 <= connection.limits.stream_in_flight_bytes_max:
+            self._unblock(OWN_REQUESTS)
+        if not self._held_bytes:
+            if self._finishing:
+                asyncio.get_running_loop().call_soon(self._conclude)
+            connection.answered()
+
+    def frame_pending(self, pending: bool) -> None:
+        if not pending:
+            self._forget_frame()
+        elif self._frame_bytes < 0:
+            self._frame_bytes = 0
+            self._connection.half_frames[self] = None
+
+    # -- what happens ------------------------------------------------------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        connection = self._connection
+        connection.stats.bytes_in += len(data)
+        assert self._session is not None
+        self.guarded(self._session.receive, data)
+        self._fresh = False
+        if self._frame_bytes >= 0:
+            self._frame_bytes += len(data)
+            connection.half_frames_bytes += len(data)
+            connection.look_at_half_frames()
+
+    def ended(self) -> None:
+        self._forget_frame()
+        assert self._session is not None
+        self.guarded(self._session.ended)
+        self._connection.answered()
+
+    def aborted(self, code: int) -> None:
+        self._abort(code)
+
+    def stopped(self, code: int) -> None:
+        self._abort(code)
+
+    def drained(self) -> None:
+        if self._session is not None and not self._is_closed:
+            self.guarded(self._session.resume)
+        if self._writable:
+            self._unblock(SEND_BUFFER)
+
+    def closed(self) -> None:
+        self._forget_frame()
+        session, self._session = self._session, None
+        if session is not None:
+            self._connection.stats.streams_open -= 1
+            self.guarded(session.closed)
+        self._connection.answered()
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def guarded(self, step: Callable[..., None], *given: object) -> None:
+        """Run a step of the session. Whatever it raises ends this stream and no other."""
+        try:
+            step(*given)
+        except ProtocolViolation as violation:
+            self._violated(violation, given[0] if given and self._fresh else b"")
+        except Exception:
+            self._connection.stats.session_errors += 1
+            log.exception("session_failed", listener=self.listener, peer=self.peer, stream=self.id)
+            self.reset(INTERNAL_ERROR)
+            self.stop_receiving(INTERNAL_ERROR)
+            self.close_now()
+
+    def _violated(self, violation: ProtocolViolation, received: object) -> None:
+        self._connection.stats.protocol_errors += 1
+        start = repr(received[:LOGGED_PREFIX_BYTES])[2:-1] if isinstance(received, bytes) else ""
+        log.warning(
+            "protocol_violation",
+            listener=self.listener,
+            peer=self.peer,
+            stream=self.id,
+            reason=str(violation)[:LOGGED_REASON_CHARS],
+            **({"starts_with": start} if start else {}),
+        )
+        self.close()
+
+    def _abort(self, code: int) -> None:
+        """The peer is not interested any more in one direction, so the other is of no use either."""
+        if self._is_closed:
+            return
+        self._connection.stats.streams_aborted += 1
+        if self._session is not None:
+            self.guarded(self._session.aborted, code)
+        if self.can_send:
+            self.reset(code)
+        self.stop_receiving(code)
+        self.close_now()
+
+    def _conclude(self) -> None:
+        if self._finishing and not self._held_bytes and not self._is_closed:
+            self.end()
+            self._connection.answered()
+
+    def _block(self, reason: int) -> None:
+        if not self._blocked_by:
+            self._connection.stats.read_pauses += 1
+            self.pause_receiving()
+        self._blocked_by |= reason
+
+    def _unblock(self, reason: int) -> None:
+        if self._blocked_by:
+            self._blocked_by &= ~reason
+            if not self._blocked_by:
+                self.resume_receiving()
+
+    def _forget_frame(self) -> None:
+        if self._frame_bytes >= 0:
+            connection = self._connection
+            connection.half_frames_bytes -= self._frame_bytes
+            connection.half_frames.pop(self, None)
+            self._frame_bytes = -1
+            self.frame_since_s = None

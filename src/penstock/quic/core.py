@@ -1,0 +1,307 @@
+"""One QUIC connection without I/O and without a clock: datagrams and times in, datagrams, events and timers out.
+
+This is the seam to the QUIC library (qh3, whose packet core is compiled). Four things differ from how the library drives its core:
+
+- Events stay inside the core until they are asked for. The core grants the peer credit for stream data when the event that carries it is
+  taken, so whoever does not ask for events holds the peer back, and what waits is bounded by the windows that were granted before.
+- The numbers of streams and the transport parameters are ours; the library has them as constants.
+- The TLS side is `penstock.quic.tls`, which chooses the application protocol per connection and can ask for client certificates.
+- Nothing is resumed: no session tickets, no 0-RTT, whose data an attacker could send twice.
+
+An event is a tuple: its kind first, then what the kind says:
+
+    (STREAM_DATA, stream id, data, ended)      (STREAM_RESET, stream id, code)      (STOP_SENDING, stream id, code)
+    (STREAM_FINISHED, stream id)               both sides ended and everything acknowledged
+    (CID_ISSUED, cid)                          (CID_RETIRED, cid)                   (MIGRATED, path)
+
+That it has ended says `over`; who ended it, `end_code` and `end_reason`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from qh3._hazmat import QuicConnectionCore
+from qh3.quic.configuration import QuicConfiguration
+from qh3.quic.connection import QuicConnection, QuicConnectionState
+from qh3.quic.events import ConnectionTerminated
+from qh3.quic.tls_bridge import QuicTlsBridgeError
+from qh3.tls import Epoch
+
+from penstock.quic.packets import CID_BYTES, VERSION
+from penstock.quic.settings import QuicSettings
+from penstock.quic.tls import ACK_DELAY_EXPONENT, CONNECTION_IDS_MAX, MAX_ACK_DELAY_S, TlsBridge, TlsSettings
+
+Address = tuple[Any, ...]
+"""What a socket gives and takes: (host, port), or with flow information and scope for IPv6."""
+Event = tuple[Any, ...]
+
+STREAM_DATA: Final = "stream_data"
+STREAM_RESET: Final = "stream_reset"
+STOP_SENDING: Final = "stop_sending"
+STREAM_FINISHED: Final = "stream_finished"
+STREAMS_AVAILABLE: Final = "streams_available"
+CID_ISSUED: Final = "connection_id_issued"
+CID_RETIRED: Final = "connection_id_retired"
+MIGRATED: Final = "peer_migration"
+TERMINATED: Final = "connection_terminated"
+REPORTED: Final = frozenset(
+    {
+        STREAM_DATA,
+        STREAM_RESET,
+        STOP_SENDING,
+        STREAM_FINISHED,
+        STREAMS_AVAILABLE,
+        CID_ISSUED,
+        CID_RETIRED,
+        MIGRATED,
+    }
+)
+ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
+
+INITIAL_RTT_S = 0.1
+"""Assumed until the first measurement. The standard's third of a second makes a lost first packet cost a second on a local network."""
+
+
+class StreamRefused(Exception):
+    """The core would not do it: the stream has ended, or the peer allows no more of them."""
+
+
+class QuicCore(QuicConnection):
+    """The library's connection, driven as the module's docstring says."""
+
+    def __init__(
+        self,
+        settings: QuicSettings,
+        tls: TlsSettings,
+        *,
+        is_client: bool,
+        original_destination_cid: bytes | None = None,
+        retry_source_cid: bytes | None = None,
+    ) -> None:
+        configuration = QuicConfiguration(
+            is_client=is_client,
+            connection_id_length=CID_BYTES,
+            idle_timeout=settings.idle_s_max,
+            max_data=settings.connection_window_bytes,
+            max_stream_data=settings.stream_window_bytes,
+            max_datagram_size=settings.datagram_bytes,
+            probe_datagram_size=False,
+            supported_versions=[VERSION],
+            initial_rtt=INITIAL_RTT_S,
+        )
+        tls.fill(configuration)
+        super().__init__(
+            configuration=configuration,
+            original_destination_connection_id=original_destination_cid,
+            retry_source_connection_id=retry_source_cid,
+        )
+        self._settings = settings
+        self._tls_settings = tls
+        self._early: deque[Event] = deque()
+
+    # -- what a connection is ---------------------------------------------------------------------------------------------
+
+    @property
+    def established(self) -> bool:
+        """Whether the handshake is complete."""
+        return self._handshake_complete
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection has ended on either side; the events that say so may still wait."""
+        return self._close_event is not None or (self._core is not None and self._core.state in ENDED_STATES)
+
+    @property
+    def alpn(self) -> str | None:
+        return None if self.tls is None else self.tls.alpn_negotiated
+
+    @property
+    def peer_certificate_der(self) -> bytes | None:
+        """The peer's certificate; a server has it only where it asked for one and found it good."""
+        certificate = self.get_peercert()
+        return None if certificate is None else certificate.public_bytes()
+
+    @property
+    def peer_address(self) -> Address:
+        """Where the peer is now."""
+        address: Address = self._require_core().active_path[2]
+        return address
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Sent and not acknowledged."""
+        return 0 if self._core is None else self._core.bytes_in_flight
+
+    @property
+    def end_code(self) -> int:
+        """The error code the connection ended with."""
+        return 0 if self._close_event is None else self._close_event.error_code
+
+    @property
+    def end_reason(self) -> str:
+        """Why the connection ended, in the words of whoever ended it; empty where nobody said."""
+        return "" if self._close_event is None else self._close_event.reason_phrase
+
+    # -- in ---------------------------------------------------------------------------------------------------------------
+
+    def receive(self, buffer: bytes, segment_bytes: int, address: Address, now_s: float) -> None:
+        """Take datagrams that came in one go: all of `segment_bytes`, the last one maybe shorter."""
+        if self._handshake_complete:
+            assert self._core is not None
+            self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+        else:
+            self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+
+    def take_event(self) -> Event | None:
+        """The next event; taking one that carries data lets the peer send as much again."""
+        if self._early:
+            return self._early.popleft()
+        core = self._core
+        if core is None:
+            return None
+        while (event := core.next_event()) is not None:
+            if event[0] == STREAM_DATA or self._is_for_the_owner(event):
+                return event
+        return None
+
+    # -- out --------------------------------------------------------------------------------------------------------------
+
+    def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
+        """What to send now, `datagrams_max` at most."""
+        core = self._core
+        if core is None:
+            return []
+        poll = core.poll_transmit
+        taken = []
+        for _ in range(datagrams_max):
+            transmit = poll(now_s)
+            if transmit is None:
+                break
+            taken.append(transmit[:2])
+        return taken
+
+    def unsent_bytes(self, stream_id: int | None = None) -> int:
+        """What was given to `send` and is not on the wire yet; of all streams where none is named."""
+        return 0 if self._core is None else self._core.get_send_buffer_size(stream_id)
+
+    def open_stream(self, *, one_way: bool) -> int:
+        """Raises StreamRefused where the peer allows no more streams now."""
+        try:
+            return self._require_core().open_stream(one_way)
+        except (RuntimeError, ValueError) as error:
+            raise StreamRefused(str(error)) from None
+
+    def send(self, stream_id: int, data: bytes | bytearray | memoryview, end: bool) -> None:
+        """Queue a copy of the data. Raises StreamRefused where our side of the stream has ended."""
+        try:
+            self._require_core().send_stream(stream_id, data, end)
+        except (RuntimeError, ValueError) as error:
+            raise StreamRefused(str(error)) from None
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """End our side of a stream at once. One that has ended is left as it is."""
+        try:
+            self._require_core().reset_stream(stream_id, code)
+        except (RuntimeError, ValueError):
+            pass
+
+    def stop(self, stream_id: int, code: int) -> None:
+        """Ask the peer to end its side of a stream. One that has ended is left as it is."""
+        try:
+            self._require_core().stop_sending(stream_id, code)
+        except (RuntimeError, ValueError):
+            pass
+
+    def ping(self) -> None:
+        """Make the peer answer, which keeps the connection from being taken for idle."""
+        self.send_ping(0)
+
+    # -- what the library calls -------------------------------------------------------------------------------------------
+
+    def _drain_core(self) -> None:
+        """Let the handshake see its messages between two packets; once it is complete events wait until they are taken."""
+        assert self._core is not None
+        while not self._handshake_complete:
+            event = self._core.next_event()
+            if event is None:
+                return
+            if self._is_for_the_owner(event):
+                self._early.append(event)
+
+    def _is_for_the_owner(self, event: Event) -> bool:
+        """Do what the library does with an event of its own; False for those."""
+        kind = event[0]
+        if kind == "crypto_data":
+            self._receive_crypto(event)
+        elif kind == "handshake_done":
+            self._handshake_confirmed = True
+            self._require_core().handshake_confirmed()
+        elif kind == "peer_closed":
+            self._close_event = ConnectionTerminated(event[2], event[3], event[4].decode("utf8", "replace"))
+        elif kind == "protocol_error":
+            self._close_event = ConnectionTerminated(event[1], event[2], event[3])
+        elif kind == TERMINATED:
+            self._state = QuicConnectionState.TERMINATED
+            self._close_event = ConnectionTerminated(event[1], event[2], event[3].decode("utf8", "replace"))
+        return kind in REPORTED
+
+    def _receive_crypto(self, event: Event) -> None:
+        core = self._require_core()
+        assert self._tls is not None
+        try:
+            self._tls.receive_crypto(Epoch(event[1]), event[3], event[2], version=core.version)
+            self._drain_tls()
+        except QuicTlsBridgeError as error:
+            core.close(error.error_code, int(error.frame_type), error.reason_phrase.encode())
+            self._close_event = ConnectionTerminated(error.error_code, error.frame_type, error.reason_phrase)
+
+    def _create_core(self, remote_addr: Address, initial_dcid: bytes, now: float) -> None:
+        settings = self._settings
+        self._core = QuicConnectionCore(
+            is_client=self._is_client,
+            version=VERSION,
+            local_addr=("0.0.0.0", 0),  # noqa: S104 - not bound to; the core wants some address of its own
+            remote_addr=remote_addr,
+            source_cid=self.host_cid,
+            destination_cid=initial_dcid,
+            peer_address_validated=self._is_client or self._retry_source_connection_id is not None,
+            active_connection_id_limit=CONNECTION_IDS_MAX,
+            max_datagram_size=settings.datagram_bytes,
+            probe_datagram_size=False,
+            idle_timeout=settings.idle_s_max,
+            ack_delay_exponent=ACK_DELAY_EXPONENT,
+            max_datagram_frame_size=None,
+            peer_max_datagram_frame_size=None,
+            connection_receive_window=settings.connection_window_bytes,
+            connection_send_limit=0,
+            stream_receive_window=settings.stream_window_bytes,
+            stream_send_limit_bidi_local=0,
+            stream_send_limit_bidi_remote=0,
+            stream_send_limit_uni=0,
+            max_stream_reassembly=settings.stream_window_bytes,
+            local_max_streams_bidi=settings.streams_max,
+            local_max_streams_uni=settings.streams_max,
+            peer_max_streams_bidi=0,
+            peer_max_streams_uni=0,
+            initial_rtt=INITIAL_RTT_S,
+            max_ack_delay=MAX_ACK_DELAY_S,
+            initial_time=now,
+        )
+        self._applied_transport_parameters = None
+        self._pre_handshake_state_replayed = False
+
+    def _create_tls(self, remote_source_cid: bytes | None) -> TlsBridge:
+        bridge = TlsBridge(
+            self._configuration,
+            self._tls_settings,
+            self._settings.streams_max,
+            version=self._version,
+            local_initial_source_connection_id=self.host_cid,
+            remote_initial_source_connection_id=remote_source_cid,
+            original_destination_connection_id=self._original_destination_connection_id,
+            retry_source_connection_id=self._retry_source_connection_id,
+        )
+        self._tls = bridge
+        return bridge

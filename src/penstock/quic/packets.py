@@ -1,0 +1,81 @@
+"""What an endpoint must know of QUIC packets before there is a connection: whom they are for, and the two answers that need no state."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from qh3._hazmat import pull_quic_header
+from qh3.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, encode_quic_version_negotiation
+
+VERSION: Final = int(QuicProtocolVersion.VERSION_1)
+CID_BYTES: Final = 8
+"""Ours. In a short header nothing says how long the id is, so all of an endpoint's are of one length."""
+CID_BYTES_MAX: Final = 20
+INITIAL_BYTES_MIN: Final = 1_200
+"""A first datagram is at least so long, so that an answer to a forged address is no larger than what was asked."""
+LONG_HEADER: Final = 0x80
+FIXED_BIT: Final = 0x40
+SHORT_HEADER_BYTES_MIN: Final = 1 + CID_BYTES + 20
+"""Flags, id, packet number and what encryption adds; shorter ones cannot be ours."""
+
+
+class LongHeader(NamedTuple):
+    """The readable part of a packet that opens or negotiates a connection."""
+
+    version: int
+    is_initial: bool
+    destination_cid: bytes
+    source_cid: bytes
+    token: bytes
+
+
+def short_destination(datagram: bytes) -> bytes | None:
+    """Whom a datagram of an established connection is for; None where it is something else."""
+    if len(datagram) < SHORT_HEADER_BYTES_MIN or datagram[0] & (LONG_HEADER | FIXED_BIT) != FIXED_BIT:
+        return None
+    return datagram[1 : 1 + CID_BYTES]
+
+
+def long_header(datagram: bytes) -> LongHeader | None:
+    """The header of a datagram that begins with a long one; None for garbage and everything else."""
+    if len(datagram) < 7 or not datagram[0] & LONG_HEADER:
+        return None
+    version = int.from_bytes(datagram[1:5], "big")
+    if version != VERSION:
+        return _unknown_version_header(version, datagram)
+    try:
+        _, kind, _, destination, source, token, _, _, _, _ = pull_quic_header(datagram, 0, CID_BYTES)
+    except ValueError:
+        return None
+    return LongHeader(version, kind == QuicPacketType.INITIAL, destination, source, token)
+
+
+def version_negotiation(header: LongHeader) -> bytes:
+    """The answer to a version we do not speak: the one we do."""
+    return encode_quic_version_negotiation(
+        source_cid=header.destination_cid, destination_cid=header.source_cid, supported_versions=[VERSION]
+    )
+
+
+def retry(header: LongHeader, source_cid: bytes, token: bytes) -> bytes:
+    """Ask the client to come again with a token, under the connection id `source_cid`."""
+    return encode_quic_retry(
+        version=VERSION,
+        source_cid=source_cid,
+        destination_cid=header.source_cid,
+        original_destination_cid=header.destination_cid,
+        retry_token=token,
+    )
+
+
+def _unknown_version_header(version: int, datagram: bytes) -> LongHeader | None:
+    """Only the ids stand where every version has them."""
+    if version == 0:
+        return None  # a version negotiation, which nobody sends to a server
+    destination_end = 6 + datagram[5]
+    if datagram[5] > CID_BYTES_MAX or len(datagram) <= destination_end:
+        return None
+    source_end = destination_end + 1 + datagram[destination_end]
+    if datagram[destination_end] > CID_BYTES_MAX or len(datagram) < source_end:
+        return None
+    return LongHeader(version, False, datagram[6:destination_end], datagram[destination_end + 1 : source_end], b"")
