@@ -171,6 +171,8 @@ class Extent(NamedTuple):
     """The position after the last block of the stretch."""
     next_offset: int
     """The offset that reading goes on with behind it."""
+    file_bytes: int
+    """The size of the file where it is finished, 0 where it still grows. A file of another size is another file."""
 
 
 class LogFiles(NamedTuple):

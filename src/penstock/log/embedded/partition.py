@@ -364,7 +364,8 @@ class EmbeddedPartition(Partition):
                 end, next_offset = marks[stop].position, marks[stop].offset
             left_bytes -= end - marks[0].position
             path = str(segment.path.relative_to(root))
-            found.append(Extent(path, marks[:stop], end, min(next_offset, end_offset)))
+            file_bytes = committed if segment.index.sealed else 0
+            found.append(Extent(path, marks[:stop], end, min(next_offset, end_offset), file_bytes))
         return found
 
     def _find_time(self, extents: list[_Extent], timestamp_ms: int) -> int | None:

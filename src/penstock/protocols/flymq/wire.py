@@ -69,7 +69,8 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     18 READ_PLAN             {str topic, {i32 partition, u64 offset, u64 end,     str directory, str proof, str token, {str topic, str id
                              u64 max_bytes}*}*, u32 step_bytes (0: no extents),   (empty: none), bool retained, {i32 partition,
                              u32 wait_ms; not in the contract                     u64 start, u64 end, {str path, u64 end_position,
-                                                                                  u64 next, {u64 offset, u64 position}*}*}*}*
+                                                                                  u64 next, u64 file_bytes (0: it grows),
+                                                                                  {u64 offset, u64 position}*}*}*}*
     53 CLUSTER_METADATA      [str topic] (empty: all)                             str cluster, {str topic, {i32 partition, str leader,
                                                                                   str address, u64 epoch, str state,
                                                                                   str* replicas, str* in_sync}*}*

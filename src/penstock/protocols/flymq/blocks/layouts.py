@@ -7,7 +7,7 @@ from itertools import chain
 from struct import Struct, pack, unpack_from
 from typing import NamedTuple
 
-from penstock.protocols.bytes import U32, U64, ByteReader, text16
+from penstock.protocols.bytes import U32, ByteReader, text16
 from penstock.protocols.flymq.blocks.messages import (
     BlocksBody,
     FetchBlocks,
@@ -25,6 +25,7 @@ _FETCH = Struct(">iQII")
 _SPAN = Struct(">iQQQ")
 _BLOCKS_HEAD = Struct(">QQI")
 _PARTITION = Struct(">iQQ")
+_EXTENT = Struct(">QQQ")
 _MARK_BYTES = 16
 
 # --- requests ---
@@ -114,7 +115,7 @@ def encode_plan(plan: Plan) -> bytes:
         for partition in topic.partitions:
             parts += _PARTITION.pack(*partition[:3]), U32.pack(len(partition.extents))
             for extent in partition.extents:
-                parts += text16(extent.path), U64.pack(extent.end), U64.pack(extent.next_offset)
+                parts += text16(extent.path), _EXTENT.pack(*extent[2:])
                 parts += U32.pack(len(extent.marks)), pack(f">{2 * len(extent.marks)}Q", *chain(*extent.marks))
     return frame(Opcode.READ_PLAN, b"".join(parts))
 
@@ -145,12 +146,13 @@ def _partition(reader: ByteReader) -> PlannedPartition:
         reader.i32("partition"),
         reader.u64("start offset"),
         reader.u64("end offset"),
-        [_extent(reader) for _ in range(reader.count32("extents", 22))],
+        [_extent(reader) for _ in range(reader.count32("extents", 30))],
     )
 
 
 def _extent(reader: ByteReader) -> PlannedExtent:
-    path, end, next_offset = reader.text16("path"), reader.u64("end"), reader.u64("next offset")
+    path = reader.text16("path")
+    end, next_offset, file_bytes = reader.u64("end"), reader.u64("next offset"), reader.u64("size of the file")
     count = reader.count32("marks", _MARK_BYTES)
     numbers = unpack_from(f">{2 * count}Q", reader.take(count * _MARK_BYTES, "marks"))
-    return PlannedExtent(path, list(zip(numbers[::2], numbers[1::2], strict=True)), end, next_offset)
+    return PlannedExtent(path, list(zip(numbers[::2], numbers[1::2], strict=True)), end, next_offset, file_bytes)

@@ -64,6 +64,8 @@ class PlannedExtent(NamedTuple):
     """Offset and position of blocks, rising; reading begins at the first."""
     end: int
     next_offset: int
+    file_bytes: int
+    """The size of the file where it is finished, 0 where it still grows."""
 
 
 class PlannedPartition(NamedTuple):

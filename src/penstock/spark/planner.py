@@ -1,0 +1,225 @@
+"""From ranges of offsets to tasks of about the same size in bytes.
+
+The broker tells where blocks lie; a range is cut at blocks into pieces, and consecutive pieces are dealt out to tasks. A task costs
+Spark tens of milliseconds however little it reads, so small ranges of several partitions share one, and a task has some megabytes at
+least where there are as many. Cores are those of the machine that plans; `minPartitions` is for those who have more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from penstock.protocols.flymq.blocks.messages import PartitionSpan, Plan, PlannedExtent, TopicSpans
+from penstock.protocols.flymq.sync import FlyMQClient
+
+TASK_BYTES_MIN: Final = 8 << 20
+TASK_BYTES_MAX: Final = 256 << 20
+TASKS_PER_CORE: Final = 2
+STEP_BYTES: Final = 1 << 20
+"""How far apart the broker's marks are: pieces are about as large."""
+PLANS_MAX: Final = 1000
+"""How often the broker is asked again where one answer cannot hold all of a plan."""
+_RECORD_BYTES_ASSUMED: Final = 100
+"""Where the broker does not tell where blocks lie."""
+
+
+class Range(NamedTuple):
+    """Records of one partition that are to be read."""
+
+    topic: str
+    topic_id: str
+    retained: bool
+    partition: int
+    offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Records of one partition, in one file, for one task."""
+
+    topic: str
+    topic_id: str
+    retained: bool
+    partition: int
+    offset: int
+    end_offset: int
+    path: str = ""
+    """Of the file, from the log's directory; empty: ask the broker."""
+    position: int = 0
+    """Of a block in it, at or before the one that holds `offset`."""
+    block_offset: int = 0
+    """The first offset of that block: the file must have it there."""
+    end_position: int = 0
+    """How far the file may be read."""
+    file_bytes: int = 0
+    """How large the file must be; 0 where it still grows."""
+    size_bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.end_offset - self.offset
+
+
+class Files(NamedTuple):
+    """Where the broker's files are, and the proof that a reader is on the same machine."""
+
+    directory: str = ""
+    proof: str = ""
+    token: str = ""
+
+
+class Bounds(NamedTuple):
+    """What was asked of the number and size of tasks."""
+
+    tasks_min: int | None = None
+    task_records_max: int | None = None
+    task_bytes_max: int | None = None
+
+
+Tasks = list[tuple[Slice, ...]]
+
+
+def plan_tasks(client: FlyMQClient, ranges: Sequence[Range], bounds: Bounds) -> tuple[Files, Tasks]:
+    """Ask the broker where the ranges lie, and deal them out."""
+    ranges = [each for each in ranges if each.offset < each.end_offset]
+    if not ranges:
+        return Files(), []
+    step_bytes = STEP_BYTES
+    if bounds.task_bytes_max is not None:
+        step_bytes = max(min(step_bytes, bounds.task_bytes_max // 2), 1)
+    files = Files()
+    slices: list[Slice] = []
+    reached = {(each.topic, each.partition): each.offset for each in ranges}
+    for _ in range(PLANS_MAX):
+        left = [each for each in ranges if reached[each.topic, each.partition] < each.end_offset]
+        if not left:
+            break
+        plan = client.blocks.plan(_spans(left, reached), step_bytes=step_bytes)
+        files = Files(plan.directory, plan.proof, plan.token)
+        found = _pieces(plan, left, reached)
+        if not found:
+            break
+        slices += found
+    # What the broker has not told about (a topic that is gone, say) is for the task to find out.
+    for each in ranges:
+        offset = reached[each.topic, each.partition]
+        if offset < each.end_offset:
+            size = (each.end_offset - offset) * _RECORD_BYTES_ASSUMED
+            slices.append(Slice(*each[:4], offset, each.end_offset, size_bytes=size))
+    slices.sort(key=lambda each: (each.topic, each.partition, each.offset))
+    return files, deal(slices, bounds, cores())
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _spans(ranges: Sequence[Range], reached: dict[tuple[str, int], int]) -> list[TopicSpans]:
+    topics: dict[str, list[PartitionSpan]] = {}
+    for each in ranges:
+        span = PartitionSpan(each.partition, reached[each.topic, each.partition], each.end_offset)
+        topics.setdefault(each.topic, []).append(span)
+    return [TopicSpans(topic, spans) for topic, spans in topics.items()]
+
+
+def _pieces(plan: Plan, ranges: Sequence[Range], reached: dict[tuple[str, int], int]) -> list[Slice]:
+    """The pieces that the answer tells of; notes in `reached` how far they go."""
+    extents = {
+        (topic.topic, topic.id, each.partition): each.extents for topic in plan.topics for each in topic.partitions
+    }
+    pieces: list[Slice] = []
+    for each in ranges:
+        key = each.topic, each.partition
+        for extent in extents.get((each.topic, each.topic_id, each.partition), ()):
+            pieces += _cut(each, extent, reached[key])
+            reached[key] = max(reached[key], min(extent.next_offset, each.end_offset))
+    return pieces
+
+
+def _cut(each: Range, extent: PlannedExtent, offset: int) -> Iterator[Slice]:
+    behind = [*extent.marks[1:], (extent.next_offset, extent.end)]
+    for (block_offset, position), (next_offset, next_position) in zip(extent.marks, behind, strict=True):
+        end_offset = min(next_offset, each.end_offset)
+        if end_offset > offset:
+            yield Slice(
+                *each[:4],
+                offset,
+                end_offset,
+                extent.path,
+                position,
+                block_offset,
+                extent.end,
+                extent.file_bytes,
+                next_position - position,
+            )
+            offset = end_offset
+
+
+# -- dealing out ------------------------------------------------------------------------------------------------------------
+
+
+def deal(pieces: Sequence[Slice], bounds: Bounds, core_count: int) -> Tasks:
+    """Consecutive pieces to tasks, so that each has about the same number of bytes."""
+    if bounds.task_records_max is not None:
+        pieces = [part for piece in pieces for part in _split(piece, -(-piece.rows // bounds.task_records_max))]
+    if bounds.tasks_min is not None and len(pieces) < bounds.tasks_min:
+        parts = -(-bounds.tasks_min // max(len(pieces), 1))
+        pieces = [part for piece in pieces for part in _split(piece, parts)]
+    total_bytes = sum(piece.size_bytes for piece in pieces)
+    task_bytes = min(max(total_bytes // (core_count * TASKS_PER_CORE), TASK_BYTES_MIN), TASK_BYTES_MAX)
+    if bounds.task_bytes_max is not None:
+        task_bytes = min(task_bytes, bounds.task_bytes_max)
+    count = max(-(-total_bytes // task_bytes), 1, bounds.tasks_min or 1)
+    tasks: Tasks = []
+    task: list[Slice] = []
+    dealt_bytes = rows = task_so_far = 0
+    for at, piece in enumerate(pieces):
+        too_many_rows = bounds.task_records_max is not None and rows + piece.rows > bounds.task_records_max
+        too_many_bytes = bounds.task_bytes_max is not None and task_so_far + piece.size_bytes > bounds.task_bytes_max
+        # As many pieces as tasks that are still to come: one for each.
+        scarce = bounds.tasks_min is not None and len(pieces) - at <= bounds.tasks_min - len(tasks) - 1
+        if task and (
+            too_many_rows or too_many_bytes or scarce or dealt_bytes * count >= total_bytes * (len(tasks) + 1)
+        ):
+            tasks.append(_joined(task))
+            task, rows, task_so_far = [], 0, 0
+        task.append(piece)
+        rows += piece.rows
+        task_so_far += piece.size_bytes
+        dealt_bytes += piece.size_bytes
+    if task:
+        tasks.append(_joined(task))
+    return tasks
+
+
+def _split(piece: Slice, parts: int) -> list[Slice]:
+    """A piece by offsets; each part begins reading at the same block."""
+    parts = min(parts, piece.rows)
+    cuts = [piece.offset + piece.rows * part // parts for part in range(parts + 1)]
+    return [
+        replace(piece, offset=cuts[part], end_offset=cuts[part + 1], size_bytes=max(piece.size_bytes // parts, 1))
+        for part in range(parts)
+    ]
+
+
+def _joined(pieces: Sequence[Slice]) -> tuple[Slice, ...]:
+    """Pieces that follow one another in one file, as one."""
+    joined: list[Slice] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and (last.topic_id, last.partition, last.path) == (piece.topic_id, piece.partition, piece.path)
+            and last.end_offset == piece.offset
+            and piece.path
+        ):
+            end_position = max(last.end_position, piece.end_position)
+            size_bytes = last.size_bytes + piece.size_bytes
+            joined[-1] = replace(last, end_offset=piece.end_offset, end_position=end_position, size_bytes=size_bytes)
+        else:
+            joined.append(piece)
+    return tuple(joined)

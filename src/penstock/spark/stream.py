@@ -1,0 +1,194 @@
+"""`spark.readStream.format("penstock")`: the stream reader.
+
+Spark keeps one reader for the life of a query and asks it, over and over, how far the next batch may go. `offsets` has what it is told
+and why. An answer waits a moment for new records, so an idle query costs next to nothing and a new record is seen at once.
+
+What a batch has read is published as offsets of a group once Spark has committed the batch after it, so tools that watch groups see the
+lag of the query. It is for them only: the query goes on from its checkpoint, whatever the group says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.errors import PenstockError
+from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.connection import pooled_client
+from penstock.spark.holdings import Holdings, check_all_exist, look, lost, starting_positions, without_lost
+from penstock.spark.limits import waiting_rows, within_bytes, within_rows
+from penstock.spark.offsets import START, Positions, StreamOffset, group_offsets, is_start
+from penstock.spark.options import SourceOptions
+from penstock.spark.publishing import publish
+from penstock.spark.source import planned, read_task
+
+_log = structlog.get_logger(__name__)
+
+
+class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._began: tuple[Positions, Mapping[str, str]] | None = None
+        """Where the query begins, once that was found out."""
+        self._target: Positions | None = None
+        """Where `Trigger.AvailableNow` ends."""
+        self._seen: dict[str, Any] | None = None
+        """The ends of the log when they were last looked at."""
+        self._batch_s = float("-inf")
+        """When a batch was last begun."""
+
+    @property
+    def _client(self) -> FlyMQClient:
+        return pooled_client(self._options.connection)
+
+    # -- how far ---------------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return dict(START)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        options = self._options
+        if options.offsets_per_trigger_max is not None:
+            return ReadMaxRows(options.offsets_per_trigger_max)
+        if options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(options.bytes_per_trigger_max)
+        if options.offsets_per_trigger_min is not None:
+            return ReadMaxRows((1 << 63) - 1)  # tells the usual trigger from one that wants all there is
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        holdings = look(self._client, self._options.subscription)
+        self._target = {topic: held.ends for topic, held in holdings.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        options = self._options
+        if is_start(start):
+            return self._first_batch(limit)
+        before = StreamOffset.decode(start)
+        wait_ms = options.poll_wait_ms if self._target is None else 0
+        holdings = self._look(before.positions, wait_ms)
+        begin = without_lost(holdings, before.positions, before.ids, fail=options.fail_on_data_loss)
+        begin = {
+            topic: {index: begin.get(topic, {}).get(index, offset) for index, offset in held.starts.items()}
+            for topic, held in holdings.items()
+        }
+        end = self._limited(begin, self._available(holdings, begin), limit, first=False)
+        # Only what was there before or has something to read: a topic that is empty shall not make a batch.
+        positions = {
+            topic: kept
+            for topic, numbers in end.items()
+            if (
+                kept := {
+                    index: offset
+                    for index, offset in numbers.items()
+                    if index in before.positions.get(topic, {}) or offset > begin[topic][index]
+                }
+            )
+        }
+        if positions == before.positions and all(before.ids.get(topic) == holdings[topic].id for topic in positions):
+            return start
+        self._batch_s = time.monotonic()
+        return StreamOffset(positions, {topic: holdings[topic].id for topic in positions}).encode()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        return self._seen
+
+    def _first_batch(self, limit: ReadLimit) -> dict[str, Any]:
+        """The end of the first batch, and with it where it begins. It may be empty: what "latest" was is then on record."""
+        options = self._options
+        holdings = self._look({}, 0)
+        if self._began is None:
+            check_all_exist(holdings, options.subscription)
+            began_ids = {topic: held.id for topic, held in holdings.items()}
+            self._began = starting_positions(self._client, holdings, options), began_ids
+        began, ids = self._began
+        begin = without_lost(holdings, began, ids, fail=options.fail_on_data_loss)
+        available = {topic: numbers for topic, numbers in self._available(holdings, begin).items() if topic in begin}
+        end = self._limited(begin, available, limit, first=True)
+        self._batch_s = time.monotonic()
+        return StreamOffset(end, {topic: holdings[topic].id for topic in end}, begin).encode()
+
+    def _look(self, known: Positions, wait_ms: int) -> Holdings:
+        holdings = look(self._client, self._options.subscription, known=known, wait_ms=wait_ms)
+        ends = {topic: held.ends for topic, held in holdings.items()}
+        self._seen = StreamOffset(ends, {topic: held.id for topic, held in holdings.items()}).encode()
+        return holdings
+
+    def _available(self, holdings: Holdings, begin: Positions) -> Positions:
+        """How far there is anything to read, up to where an AvailableNow trigger ends."""
+        if self._target is None:
+            return {topic: held.ends for topic, held in holdings.items()}
+        return {
+            topic: {
+                index: max(min(offset, self._target.get(topic, {}).get(index, 0)), begin[topic][index])
+                for index, offset in held.ends.items()
+            }
+            for topic, held in holdings.items()
+            if topic in begin
+        }
+
+    def _limited(self, begin: Positions, end: Positions, limit: ReadLimit, *, first: bool) -> Positions:
+        options = self._options
+        if isinstance(limit, ReadAllAvailable):
+            return end
+        if not first and self._target is None and self._too_few(waiting_rows(begin, end)):
+            return begin
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else options.offsets_per_trigger_max
+        if rows_max is not None:
+            end = within_rows(begin, end, rows_max)
+        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else options.bytes_per_trigger_max
+        return end if bytes_max is None else within_bytes(self._client, begin, end, bytes_max)
+
+    def _too_few(self, rows: int) -> bool:
+        """Whether to wait for more records, because there are few and the last batch was not long ago."""
+        rows_min = self._options.offsets_per_trigger_min
+        waited_s = time.monotonic() - self._batch_s
+        return rows_min is not None and rows < rows_min and waited_s * 1000 < self._options.trigger_delay_ms_max
+
+    # -- a batch ---------------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        until = StreamOffset.decode(end)
+        if is_start(start):
+            begin, ids = until.began or {}, until.ids
+        else:
+            before = StreamOffset.decode(start)
+            begin, ids = before.positions, before.ids
+        fail = self._options.fail_on_data_loss
+        holdings = look(self._client, self._options.subscription)
+        there: Holdings = {topic: held for topic, held in holdings.items() if until.ids.get(topic, held.id) == held.id}
+        for topic in until.positions:
+            if topic not in there:
+                lost(f"topic {topic} was deleted before all of it was read", fail=fail)
+        # A topic that was created again since `start` is read from its start, which is what its end counts from.
+        begin = {topic: numbers for topic, numbers in begin.items() if ids.get(topic) == until.ids.get(topic)}
+        begin = without_lost(there, {t: n for t, n in begin.items() if t in there}, ids, fail=fail)
+        return planned(self._options, there, begin, until.positions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(self._options, partition, self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.group is None:
+            return
+        try:
+            publish(self._client, self._options.group, group_offsets(end))
+        except PenstockError as error:
+            # The query does not depend on it.
+            _log.warning("group offsets not published", group=self._options.group, error=str(error))
+
+    def stop(self) -> None:
+        """Spark ends the process instead of calling this."""
