@@ -47,6 +47,8 @@ from penstock.protocols.flymq.reply_encoding import encode_fetched, encode_produ
 from penstock.protocols.flymq.reply_messages import Fetched, Placed, Rows
 from penstock.protocols.flymq.request_encoding import encode_produce
 from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
+from penstock.protocols.flymq.staging import layouts as staging
+from penstock.protocols.flymq.staging.messages import Winner
 from penstock.protocols.flymq.transactions.messages import TxnProduce
 from penstock.protocols.flymq.transactions.requests import encode_produce_many
 from penstock.protocols.flymq.wire import Opcode, frame
@@ -75,6 +77,25 @@ calls = st.one_of(
     st.builds(request_encoding.encode_describe_group, names, names),
     st.builds(request_encoding.encode_seek_to_timestamp, names, names, numbers, st.integers(-(1 << 63), (1 << 63) - 1)),
     st.builds(request_encoding.encode_auth, names, names),
+    st.builds(
+        staging.encode_stage,
+        names,
+        offsets,
+        offsets,
+        names,
+        st.integers(0, (1 << 32) - 1),
+        names,
+        st.lists(st.tuples(numbers, st.binary(max_size=40)), max_size=3),
+    ),
+    st.builds(
+        staging.encode_commit,
+        names,
+        offsets,
+        offsets,
+        st.lists(st.builds(Winner, names, st.integers(0, (1 << 32) - 1)), max_size=3),
+    ),
+    st.builds(staging.encode_abort, names, offsets, offsets),
+    st.builds(staging.encode_begin_run, names, names, lasting=st.booleans()),
     st.just(request_encoding.encode_list_topics()),
 )
 transactional = st.builds(
@@ -287,6 +308,8 @@ def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> No
         decode_names,
         decode_offset,
         decode_topic_metadata,
+        staging.decode_outcome,
+        staging.decode_run,
         lambda data: decode_fetched(data, native=True),
         lambda data: decode_fetched(data, native=False),
     ):

@@ -66,6 +66,7 @@ from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_o
 from penstock.protocols.flymq.reply_messages import GroupState
 from penstock.protocols.flymq.schemas import requests as schema_requests
 from penstock.protocols.flymq.schemas.client import AsyncSchemas
+from penstock.protocols.flymq.staging.client import AsyncStaging
 from penstock.protocols.flymq.transactions.client import AsyncTransaction
 
 SCHEMES = ("flymq", "flymqs")
@@ -123,6 +124,8 @@ class AsyncFlyMQClient:
         self.access = AsyncAccess(self._read, self._write)
         """Users, roles, ACLs, the audit trail and the cluster."""
         self.pipelines = AsyncPipelines(self._read)
+        self.staging = AsyncStaging(self._read)
+        """Records that are published when a commit names them, for writers of many processes."""
         self.keys = AsyncKeys(self._read, self._write)
         """API keys of other protocols: create, list, revoke."""
         self.blocks = AsyncBlocks(self._read)

@@ -71,6 +71,7 @@ from penstock.protocols.flymq.request_messages import (
     WhoAmI,
 )
 from penstock.protocols.flymq.schemas import operations as schema_operations
+from penstock.protocols.flymq.staging import operations as staging_operations
 from penstock.protocols.flymq.transactions import operations as transaction_operations
 
 LEADER_ID = 0
@@ -321,10 +322,12 @@ _FEATURE_METHODS: Mapping[type, Callable[[Caller, int, Any], Answer]] = {
     **pipeline_operations.METHODS,
     **lifetime_operations.METHODS,
     **schema_operations.METHODS,
+    **staging_operations.METHODS,
     **transaction_operations.METHODS,
 }
 
 _WRITES: Mapping[type, Callable[[Caller, Clock, Any, OnWritten], None]] = {
     **lifetime_operations.WRITES,
     **schema_operations.WRITES,
+    **staging_operations.WRITES,
 }

@@ -11,6 +11,7 @@ from penstock.protocols.flymq.keys.messages import KeyBody
 from penstock.protocols.flymq.lifetime.messages import LifetimeBody
 from penstock.protocols.flymq.pipelines.messages import PipelineBody
 from penstock.protocols.flymq.schemas.messages import SchemaBody
+from penstock.protocols.flymq.staging.messages import StagingBody
 from penstock.protocols.flymq.transactions.messages import TransactionBody
 
 
@@ -202,6 +203,7 @@ Body = (
     | PipelineBody
     | LifetimeBody
     | SchemaBody
+    | StagingBody
     | TransactionBody
     | BadRequest
     | Compressed

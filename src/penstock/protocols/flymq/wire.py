@@ -44,6 +44,16 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     42 TXN_ROLLBACK          str transaction                                      str transaction, bool (0: there is none)
     43 TXN_PRODUCE           str transaction, str topic, blob value               RM (offset 0, timestamp 0: the commit decides)
                              [, blob key, i32 partition] (ours)
+    44 STAGE                 str application, u64 run, u64 epoch, str attempt,    bool 1, once they are stored (also where they were before)
+                             u32 sequence, str topic, {i32 partition,
+                             blob block}*; ours, as the next three are:
+                             records that are shown to nobody until an epoch
+                             of their application is committed. Blocks as
+                             `log/block.py` lays them out
+    45 STAGE_COMMIT          str application, u64 run, u64 epoch,                 u8: 0 was committed before, 1 done now, 2 decided and
+                             {str attempt, u32 requests}*                         still being published: ask again
+    46 STAGE_ABORT           str application, u64 run, u64 epoch                  bool (0: it is committed and stays)
+    47 BEGIN_RUN             str application, str run, bool lasting               u64 number of the run, i64 last epoch (-1: none)
     50 CLUSTER_JOIN          [str peer]                                           always ERROR: one node
     51 CLUSTER_LEAVE         -                                                    always ERROR: one node
     52 CLUSTER_STATUS        -                                                    str cluster, str leader, {str node, str address,
@@ -198,6 +208,10 @@ class Opcode(IntEnum):
     TXN_COMMIT = 0x41
     TXN_ROLLBACK = 0x42
     TXN_PRODUCE = 0x43
+    STAGE = 0x44
+    STAGE_COMMIT = 0x45
+    STAGE_ABORT = 0x46
+    BEGIN_RUN = 0x47
     CLUSTER_JOIN = 0x50
     CLUSTER_LEAVE = 0x51
     CLUSTER_STATUS = 0x52

@@ -35,6 +35,7 @@ from penstock.protocols.flymq.pipelines.messages import PipelineReport
 from penstock.protocols.flymq.reply_decoding import decode_cluster_metadata_reply
 from penstock.protocols.flymq.schemas import requests as schemas
 from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.flymq.staging import layouts as staging
 from penstock.protocols.flymq.transactions import requests as transactions
 from penstock.protocols.flymq.wire import Opcode, frame
 from penstock.testing.clock import START_MS, ManualClock
@@ -403,6 +404,10 @@ ATTEMPTS: dict[Opcode, Attempt] = {
     Opcode.TXN_COMMIT: Attempt(transactions.encode_commit("gone"), WRITERS),
     Opcode.TXN_ROLLBACK: Attempt(transactions.encode_rollback("gone"), WRITERS),
     Opcode.TXN_PRODUCE: Attempt(transactions.encode_produce_many("gone", "orders", [b"x"]), WRITERS),
+    Opcode.STAGE: Attempt(staging.encode_stage("app", 1, 0, "a", 0, "orders", []), WRITERS),
+    Opcode.STAGE_COMMIT: Attempt(staging.encode_commit("app", 1, 0, []), WRITERS),
+    Opcode.STAGE_ABORT: Attempt(staging.encode_abort("app", 1, 0), WRITERS),
+    Opcode.BEGIN_RUN: Attempt(staging.encode_begin_run("app", "run", lasting=True), WRITERS),
     Opcode.CLUSTER_JOIN: Attempt(access.encode_named(Opcode.CLUSTER_JOIN, "peer"), ROOT),
     Opcode.CLUSTER_LEAVE: Attempt(frame(Opcode.CLUSTER_LEAVE), ROOT),
     Opcode.CLUSTER_STATUS: Attempt(frame(Opcode.CLUSTER_STATUS), EVERYONE),

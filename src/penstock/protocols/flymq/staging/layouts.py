@@ -1,0 +1,134 @@
+"""Requests and replies about staged records as bytes, both ways. Layouts are in `wire`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from struct import Struct
+
+from penstock.errors import ProtocolViolation
+from penstock.protocols.bytes import U32, ByteReader, text16
+from penstock.protocols.flymq.staging.messages import BeginRun, Run, Stage, StageAbort, StageCommit, StagingBody, Winner
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, VERSION, Opcode, frame
+
+_EPOCH = Struct(">QQ")
+_RUN = Struct(">Qq")
+_PART = Struct(">iI")
+_PART_BYTES_MIN = 8
+_WINNER_BYTES_MIN = 6
+
+# --- requests ---
+
+
+def _stage(reader: ByteReader) -> Stage:
+    body = Stage(
+        reader.text16("application"),
+        reader.u64("run"),
+        reader.u64("epoch"),
+        reader.text16("attempt"),
+        reader.u32("sequence"),
+        reader.text16("topic"),
+        [(reader.i32("partition"), reader.blob32("block")) for _ in range(reader.count32("blocks", _PART_BYTES_MIN))],
+    )
+    reader.finish("blocks")
+    return body
+
+
+def _commit(reader: ByteReader) -> StageCommit:
+    body = StageCommit(
+        reader.text16("application"),
+        reader.u64("run"),
+        reader.u64("epoch"),
+        [
+            Winner(reader.text16("attempt"), reader.u32("requests"))
+            for _ in range(reader.count32("attempts", _WINNER_BYTES_MIN))
+        ],
+    )
+    reader.finish("attempts")
+    return body
+
+
+def _abort(reader: ByteReader) -> StageAbort:
+    body = StageAbort(reader.text16("application"), reader.u64("run"), reader.u64("epoch"))
+    reader.finish("epoch")
+    return body
+
+
+def _begin_run(reader: ByteReader) -> BeginRun:
+    body = BeginRun(reader.text16("application"), reader.text16("run"), reader.boolean("lasting"))
+    reader.finish("lasting")
+    return body
+
+
+READERS: Mapping[int, Callable[[ByteReader], StagingBody]] = {
+    Opcode.STAGE: _stage,
+    Opcode.STAGE_COMMIT: _commit,
+    Opcode.STAGE_ABORT: _abort,
+    Opcode.BEGIN_RUN: _begin_run,
+}
+
+
+def encode_stage(
+    application: str,
+    run: int,
+    epoch: int,
+    attempt: str,
+    sequence: int,
+    topic: str,
+    parts: Sequence[tuple[int, bytes]],
+) -> bytes:
+    """The blocks are copied once, into the frame."""
+    pieces = [
+        text16(application),
+        _EPOCH.pack(run, epoch),
+        text16(attempt),
+        U32.pack(sequence),
+        text16(topic),
+        U32.pack(len(parts)),
+    ]
+    for partition, block in parts:
+        pieces += _PART.pack(partition, len(block)), block
+    header = HEADER.pack(MAGIC, VERSION, Opcode.STAGE, FLAG_BINARY, sum(map(len, pieces)))
+    return b"".join((header, *pieces))
+
+
+def encode_commit(application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bytes:
+    pieces = [text16(application), _EPOCH.pack(run, epoch), U32.pack(len(winners))]
+    for attempt, requests in winners:
+        pieces += text16(attempt), U32.pack(requests)
+    return frame(Opcode.STAGE_COMMIT, b"".join(pieces))
+
+
+def encode_abort(application: str, run: int, epoch: int) -> bytes:
+    return frame(Opcode.STAGE_ABORT, text16(application) + _EPOCH.pack(run, epoch))
+
+
+def encode_begin_run(application: str, name: str, *, lasting: bool) -> bytes:
+    return frame(Opcode.BEGIN_RUN, text16(application) + text16(name) + bytes((lasting,)))
+
+
+# --- replies ---
+
+
+def encode_outcome(opcode: int, outcome: int) -> bytes:
+    """The reply of STAGE, STAGE_COMMIT and STAGE_ABORT."""
+    return frame(opcode, bytes((outcome,)))
+
+
+def decode_outcome(payload: bytes, outcomes: int = 2) -> int:
+    reader = ByteReader(payload)
+    outcome = reader.u8("outcome")
+    reader.finish("outcome")
+    if outcome >= outcomes:
+        raise ProtocolViolation(f"invalid binary format: outcome must be below {outcomes}, not {outcome}")
+    return outcome
+
+
+def encode_run(run: Run) -> bytes:
+    return frame(Opcode.BEGIN_RUN, _RUN.pack(*run))
+
+
+def decode_run(payload: bytes) -> Run:
+    reader = ByteReader(payload)
+    run = Run(reader.u64("run"), reader.i64("epoch"))
+    reader.finish("epoch")
+    return run
