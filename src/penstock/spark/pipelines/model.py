@@ -1,0 +1,242 @@
+"""The file that describes one pipeline: every setting, with its default, checked before anything starts.
+
+A pipeline is the topics it reads and up to three kinds of stages over them. A section that is in the file is a stage that runs; one that
+is not, does not. Relative paths are taken from the directory of the file.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from penstock.clients.arguments import check_topic
+from penstock.config import messages
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.connection import BOOTSTRAP, BOOTSTRAP_DEFAULT, ConnectionSettings, connection_settings
+from penstock.units import parse_duration_ms, parse_size
+
+FILE_BYTES_MAX: Final = 1 << 20
+NAME_CHARS_MAX: Final = 100
+TOPICS_MAX: Final = 100
+GOLD_MAX: Final = 50
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WILDCARDS: Final = re.compile(r"[*?\[]")
+_REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+Format = Literal["parquet", "delta", "iceberg"]
+
+
+def _with_unit(parse: Any) -> Any:
+    def checked(value: object) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError("write a number, or a text with a unit")  # noqa: TRY004  what pydantic makes a message of
+        return parse(value)
+
+    return BeforeValidator(checked)
+
+
+DurationMs = Annotated[int, _with_unit(parse_duration_ms)]
+Size = Annotated[int, _with_unit(parse_size)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text) or len(text) > NAME_CHARS_MAX:
+        raise ValueError(f"{text!r} is not a name: use letters, digits, '.', '_' and '-', at most {NAME_CHARS_MAX}")
+    return text
+
+
+def _topic(text: str) -> str:
+    try:
+        check_topic(text)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+class Connection(Section):
+    """`[connection]`: who asks, and how. The password comes from PENSTOCK_PASSWORD and never stands in the file."""
+
+    user: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class Bronze(Section):
+    """`[bronze]`: every record as it is, one table a topic."""
+
+
+class Silver(Section):
+    """`[silver]`: records decoded by the schemas of their topics, one table a topic."""
+
+    schemas: dict[str, str] = Field(default_factory=dict)
+    """The schema of a topic, where it is neither bound to it nor registered under its name."""
+    without_schema: Literal["error", "pass"] = "error"
+    """What to do with a topic that has none: do not start, or pass its records on undecoded."""
+    rejects: Literal["dead_letters", "fail"] = "dead_letters"
+    """What to do with records that do not fit: put them into the topic's dead letters, or stop."""
+
+
+class Gold(Section):
+    """`[[gold]]`: the result of a query over windows of event time, to a table, a topic, or both."""
+
+    name: Annotated[str, BeforeValidator(_name)]
+    sql: Annotated[str, Field(min_length=1)]
+    event_time: str = "timestamp"
+    """The column that says when something happened."""
+    watermark_ms: DurationMs = 600_000
+    """How long records may come late: a window is done when something so much later has been seen."""
+    mode: Literal["append", "update"] = "append"
+    table: bool = True
+    topic: Annotated[str, BeforeValidator(_topic)] | None = None
+    key: str | None = None
+    """The column that becomes the key of records written to the topic."""
+
+    @model_validator(mode="after")
+    def _has_somewhere_to_go(self) -> Gold:
+        if not self.table and self.topic is None:
+            raise ValueError(f"gold {self.name} writes nowhere: give it a topic, or table = true")
+        if self.key is not None and self.topic is None:
+            raise ValueError(f"gold {self.name} has a key and no topic: add the topic, or remove the key")
+        if self.mode == "update" and self.table:
+            raise ValueError(
+                f"gold {self.name} updates results that it gave before, which a table of these formats cannot take: "
+                'set table = false and give it a topic, or use mode = "append"'
+            )
+        return self
+
+
+class Spark(Section):
+    """`[spark]`: where it runs."""
+
+    master: str | None = None
+    config: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _as_texts(cls, config: object) -> object:
+        if isinstance(config, dict):
+            return {
+                name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in config.items()
+            }
+        return config
+
+
+class Pipeline(Section):
+    """A whole file."""
+
+    name: Annotated[str, BeforeValidator(_name)]
+    bootstrap: str = BOOTSTRAP_DEFAULT
+    connection: Connection = Connection()
+    topics: Annotated[list[str], Field(min_length=1, max_length=TOPICS_MAX)]
+    directory: Annotated[str, Field(min_length=1)]
+    format: Format = "parquet"
+    starting: Literal["earliest", "latest"] = "earliest"
+    trigger_ms: Annotated[DurationMs, Field(ge=0)] = 1_000
+    batch_records_max: Annotated[int, Field(ge=1)] = 1_000_000
+    batch_bytes_max: Annotated[Size, Field(ge=1 << 10)] = 256 << 20
+    bronze: Bronze | None = None
+    silver: Silver | None = None
+    gold: Annotated[list[Gold], Field(max_length=GOLD_MAX)] = Field(default_factory=list)
+    spark: Spark = Spark()
+
+    @field_validator("topics")
+    @classmethod
+    def _are_topics(cls, topics: list[str]) -> list[str]:
+        for topic in topics:
+            if not _WILDCARDS.search(topic):
+                _topic(topic)
+        if len(set(topics)) != len(topics):
+            raise ValueError("a topic is named twice: name each once")
+        return topics
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Pipeline:
+        if self.bronze is None and self.silver is None and not self.gold:
+            raise ValueError("there is nothing to do: add a [bronze], [silver] or [[gold]] section")
+        names = [gold.name for gold in self.gold]
+        if len(set(names)) != len(names):
+            raise ValueError("two [[gold]] sections have one name: give each its own")
+        for gold in self.gold:
+            if gold.topic in self.topics:
+                raise ValueError(
+                    f"gold {gold.name} would write to topic {gold.topic}, which the pipeline reads: choose another"
+                )
+        return self
+
+    # -- where things are -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether tables and checkpoints are somewhere that only Spark's file systems reach."""
+        return bool(_REMOTE.match(self.directory)) and not self.directory.startswith("file:")
+
+    def table(self, stage: str, name: str) -> str:
+        return f"{self.directory}/{stage}/{path_name(name)}"
+
+    def checkpoint(self, stage: str, name: str) -> str:
+        return f"{self.directory}/_checkpoints/{stage}/{path_name(name)}"
+
+    # -- the broker -------------------------------------------------------------------------------------------------------
+
+    def broker_options(self, password: str | None) -> dict[str, str]:
+        """What the source and the sink have to be told to reach the broker."""
+        options = {BOOTSTRAP: self.bootstrap}
+        given: Mapping[str, str | None] = {
+            "penstock.user": self.connection.user,
+            "penstock.password": password if self.connection.user is not None else None,
+            "penstock.tls": "true" if self.connection.tls else None,
+            "penstock.tls.ca": self.connection.ca,
+            "penstock.tls.cert": self.connection.cert,
+            "penstock.tls.key": self.connection.key,
+        }
+        return options | {name: value for name, value in given.items() if value is not None}
+
+    def connection_settings(self, password: str | None) -> ConnectionSettings:
+        if self.connection.user is not None and password is None:
+            raise ConfigError(f"set PENSTOCK_PASSWORD to the password of {self.connection.user}")
+        return connection_settings(self.broker_options(password))
+
+
+def path_name(name: str) -> str:
+    """A topic's name as one level of a path."""
+    quoted = quote(name, safe="").replace("~", "%7E")
+    return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[0] in "._" else quoted  # Spark takes those for hidden
+
+
+def load_pipeline(file: Path) -> Pipeline:
+    """Raises ConfigError with everything that is wrong with the file, a line each."""
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist: make one with penstock pipeline init {file}") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{file} is larger than {FILE_BYTES_MAX} bytes, which no pipeline is: name another file")
+    try:
+        values = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    try:
+        pipeline = Pipeline.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(messages.describe(error, Pipeline, lambda path: str(file)))) from None
+    if _REMOTE.match(pipeline.directory):
+        return pipeline
+    directory = (file.resolve().parent / Path(pipeline.directory).expanduser()).resolve()
+    return pipeline.model_copy(update={"directory": str(directory)})

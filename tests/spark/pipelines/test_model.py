@@ -1,0 +1,119 @@
+"""The file of a pipeline: what may stand in it, and what is said where something may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.spark.pipelines.model import load_pipeline, path_name
+
+WHOLE = """
+name = "sales"
+bootstrap = "127.0.0.1:19092"
+topics = ["orders", "payments-*"]
+directory = "tables"
+format = "delta"
+trigger_ms = "2s"
+batch_bytes_max = "64 MiB"
+[bronze]
+[silver]
+schemas = { orders = "order:2" }
+[[gold]]
+name = "revenue"
+sql = "SELECT 1"
+watermark_ms = "1m"
+topic = "revenue"
+key = "country"
+[spark]
+master = "local[2]"
+config = { "spark.driver.memory" = "2g", "spark.ui.enabled" = true }
+"""
+SMALL = 'name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n'
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "pipeline.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, WHOLE))
+    assert (pipeline.name, pipeline.format, pipeline.trigger_ms) == ("sales", "delta", 2000)
+    assert pipeline.batch_bytes_max == 64 << 20
+    assert pipeline.directory == str(tmp_path / "tables"), "relative to the file"
+    assert pipeline.silver is not None
+    assert pipeline.silver.schemas == {"orders": "order:2"}
+    assert (pipeline.gold[0].watermark_ms, pipeline.gold[0].mode) == (60_000, "append")
+    assert pipeline.spark.config == {"spark.driver.memory": "2g", "spark.ui.enabled": "true"}
+    assert pipeline.table("bronze", "orders") == f"{tmp_path}/tables/bronze/orders"
+
+
+def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SMALL))
+    assert (pipeline.bootstrap, pipeline.format, pipeline.starting) == ("127.0.0.1:9092", "parquet", "earliest")
+    assert (pipeline.silver, pipeline.gold, pipeline.spark.master) == (None, [], None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('name = "p"|', "name is missing"),
+        ('name = "p"|name = "a b"', "'a b' is not a name"),
+        ('topics = ["t"]|topics = []', "topics"),
+        ('topics = ["t"]|topics = ["t", "t"]', "named twice"),
+        ('topics = ["t"]|topics = [""]', "topics"),
+        ('directory = "d"|', "directory is missing"),
+        ("[bronze]|", "nothing to do"),
+        ("[bronze]|[brnze]", "brnze is not a setting; did you mean bronze?"),
+        ("[bronze]|[bronze]\ntable = 1", "bronze.table is not a setting"),
+        ('directory = "d"|directory = "d"\nformat = "csv"', "'parquet', 'delta' or 'iceberg'"),
+        ('directory = "d"|directory = "d"\ntrigger_ms = "soon"', "trigger_ms"),
+        ("[bronze]|[silver]\nwithout_schema = 1", "silver.without_schema"),
+        ('[bronze]|[[gold]]\nname = "g"\nsql = ""', "gold[0].sql is empty"),
+        ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\ntable = false', "writes nowhere"),
+        ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\nkey = "k"', "has a key and no topic"),
+        ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\nmode = "update"', "cannot take"),
+        ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\ntopic = "t"', "which the pipeline reads"),
+        ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\n[[gold]]\nname = "g"\nsql = "y"', "have one name"),
+        ("[bronze]|[bronze", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, change: str, message: str) -> None:
+    old, new = change.split("|")
+    file = write(tmp_path, SMALL.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(file)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(file))
+
+
+def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="penstock pipeline init"):
+        load_pipeline(tmp_path / "gone.toml")
+
+
+def test_a_directory_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SMALL.replace('"d"', '"hdfs://namenode/d"')))
+    assert pipeline.directory == "hdfs://namenode/d"
+    assert pipeline.is_remote
+
+
+def test_a_user_needs_a_password_from_the_environment(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SMALL + '[connection]\nuser = "ada"\n'))
+    with pytest.raises(ConfigError, match="PENSTOCK_PASSWORD"):
+        pipeline.connection_settings(None)
+    settings = pipeline.connection_settings("secret")
+    assert (settings.user, settings.password) == ("ada", "secret")
+
+
+def test_names_of_topics_are_one_level_of_a_path() -> None:
+    assert [path_name(name) for name in ("orders", "shop/orders", "_x", ".x", "ä")] == [
+        "orders",
+        "shop%2Forders",
+        "%5Fx",
+        "%2Ex",
+        "%C3%A4",
+    ]
