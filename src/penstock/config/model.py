@@ -261,7 +261,7 @@ class FelixListener(QuicListener):
     auto_create: bool = False
     """Create a stream that is published or subscribed to and does not exist, instead of refusing."""
     slow_subscriber: Literal["drop", "pause", "close"] = "drop"
-    """What happens to a subscriber that falls too far behind: it skips to the newest records, reads the log from where it is, or is ended."""
+    """What happens to a subscriber that falls too far behind: it skips to the end, stays where it is, or is ended."""
     subscriber_lag_records_max: int = Field(100_000, ge=1)
     """How far behind is too far."""
 

@@ -123,11 +123,21 @@ def encode_publish(
 
 def join_payloads(payloads: Sequence[bytes]) -> bytes:
     """A count, and the payloads, each behind its length."""
-    pack = U32.pack
-    parts = [pack(len(payloads))]
+    return b"".join([U32.pack(len(payloads)), *lay_out(payloads)])
+
+
+def lay_out(payloads: Sequence[bytes]) -> list[bytes]:
+    """Each payload behind its length, in pieces to join; payloads of one size are two pieces."""
+    if not payloads:
+        return []
+    size = len(payloads[0])
+    if all(map(size.__eq__, map(len, payloads))):
+        length = U32.pack(size)
+        return [length, length.join(payloads)]
+    pieces: list[bytes] = []
     for payload in payloads:
-        parts += (pack(len(payload)), payload)
-    return b"".join(parts)
+        pieces += (U32.pack(len(payload)), payload)
+    return pieces
 
 
 # -- acknowledging --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,90 @@
+"""Who is asking: a tenant by its token, somebody by an API key, the subject of a certificate, or nobody in particular.
+
+A token of the configuration stands for its tenant and opens nothing else. An API key is the broker's own: it stands for its name and
+roles, whatever tenant its holder says to be, and the access rules decide. Tokens are compared by their digests, in constant time;
+after some failures the next attempts are refused unseen for a while, by tenant and by address.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.api_keys import DEFAULT_ROLES, PRINCIPAL_PREFIX, digest_of
+from penstock.broker.broker import Broker
+from penstock.broker.throttle import Throttle
+from penstock.clock import Clock
+from penstock.errors import AuthenticationFailed
+
+TENANT_PREFIX: Final = "tenant:"
+CONFIGURED_KEY: Final = PRINCIPAL_PREFIX + "configured"
+NO_DIGEST: Final = bytes(32)
+"""No token has it; so that an unknown tenant takes as long to refuse as a known one."""
+
+
+class Identity(NamedTuple):
+    principal: Principal
+    tenant_id: str | None = None
+    """The only tenant it may name; None for any."""
+    key_digest: bytes | None = None
+    """Of the API key it rests on, which may be revoked."""
+
+
+class Identities:
+    """How one listener finds out."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        required: bool,
+        tokens: Mapping[str, str] | None = None,
+        api_keys: Iterable[str] = (),
+    ) -> None:
+        """`api_keys` are accepted beside those that the broker keeps."""
+        self.required = required
+        self._broker = broker
+        self._throttle = Throttle(clock)
+        self._tokens = {tenant: digest_of(token) for tenant, token in (tokens or {}).items()}
+        self._configured = frozenset(map(digest_of, api_keys))
+
+    def stranger(self, peer: str, certificate_subject: str | None) -> Identity:
+        """Somebody who has said nothing yet."""
+        given = UNAUTHENTICATED if self.required else ANONYMOUS
+        if certificate_subject is None:
+            return Identity(replace(given, address=peer))
+        return Identity(Principal(certificate_subject, trusted=given.trusted, address=peer))
+
+    def authenticate(self, tenant_id: str, token: str, stranger: Identity) -> Identity:
+        """Raises AuthenticationFailed. Where nobody is asked who they are, everybody is whom they were before."""
+        if not self.required:
+            return stranger
+        address = stranger.principal.address
+        wait_s = self._throttle.wait_s(tenant_id, address)
+        if wait_s:
+            raise AuthenticationFailed(f"auth failed: too many failed attempts, try again in {wait_s:.1f} s")
+        digest = digest_of(token)
+        identity = self._known(tenant_id, token, digest, address)
+        if identity is None:
+            self._throttle.failed(tenant_id, address)
+            claimed = Principal(TENANT_PREFIX + tenant_id, address=address)
+            self._broker.audit.note_refusal(claimed, "auth.failure", tenant_id, "login", "failure")
+            raise AuthenticationFailed(f"auth failed: this token is not accepted for tenant {tenant_id}")
+        self._throttle.succeeded(tenant_id, address)
+        return identity
+
+    def _known(self, tenant_id: str, token: str, digest: bytes, address: str) -> Identity | None:
+        if hmac.compare_digest(self._tokens.get(tenant_id, NO_DIGEST), digest):
+            return Identity(Principal(TENANT_PREFIX + tenant_id, frozenset(DEFAULT_ROLES), address=address), tenant_id)
+        if digest in self._configured:
+            return Identity(Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES), address=address))
+        principal = self._broker.api_keys.authenticate(token, address)
+        return None if principal is None else Identity(principal, key_digest=digest)
+
+    def holds(self, identity: Identity) -> bool:
+        """Whether what an identity rests on has not been revoked since."""
+        return identity.key_digest is None or self._broker.api_keys.is_valid(identity.key_digest)

@@ -1,0 +1,74 @@
+"""One Felix connection: its streams, and the subscriptions that outlive them; and what makes them, one a listener."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from penstock.broker.broker import Broker
+from penstock.clock import Clock
+from penstock.net.quic_session import QuicConnection, Stream
+from penstock.protocols.felix.feed import Feeds, SlowPolicy
+from penstock.protocols.felix.identities import Identities
+from penstock.protocols.felix.scopes import Scopes
+from penstock.protocols.felix.shared import Dialect, Shared
+from penstock.protocols.felix.stats import FelixStats
+from penstock.protocols.felix.stream import FelixStream
+from penstock.protocols.felix.subscribing import Subscriptions
+
+
+class Felix:
+    """Called with a connection, it opens a session: it is the listener's factory."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        dialect: Dialect = "auto",
+        required: bool = False,
+        tokens: Mapping[str, str] | None = None,
+        api_keys: Iterable[str] = (),
+        scopes: Scopes | None = None,
+        auto_create: bool = False,
+        slow_subscriber: SlowPolicy = "drop",
+        subscriber_lag_records_max: int = 100_000,
+    ) -> None:
+        """`required`: clients must present their tenant's token, or an API key; `api_keys` are accepted beside those of the broker."""
+        self.stats = FelixStats()
+        identities = Identities(broker, clock=clock, required=required, tokens=tokens, api_keys=api_keys)
+        feeds = Feeds(
+            broker,
+            identities,
+            self.stats,
+            clock=clock,
+            slow=slow_subscriber,
+            lag_records_max=subscriber_lag_records_max,
+        )
+        self.shared = Shared(broker, dialect, scopes or Scopes(), auto_create, identities, feeds, count(1), self.stats)
+
+    def __call__(self, connection: QuicConnection) -> FelixConnection:
+        return FelixConnection(self.shared, connection)
+
+
+class FelixConnection:
+    """Implements `penstock.net.quic_session.QuicSession`."""
+
+    def __init__(self, shared: Shared, connection: QuicConnection) -> None:
+        self._shared = shared
+        self._connection = connection
+        self._subscriptions = Subscriptions(shared, connection)
+        self._streams: dict[FelixStream, None] = {}
+
+    def stream_opened(self, stream: Stream) -> FelixStream:
+        session = FelixStream(self._shared, self._connection, self._subscriptions, stream, on_closed=self._streams.pop)
+        self._streams[session] = None
+        return session
+
+    def stopping(self) -> None:
+        self._subscriptions.end_all()
+        for session in list(self._streams):
+            session.finish()
+
+    def closed(self) -> None:
+        """Every stream was closed before, and with them every subscription."""

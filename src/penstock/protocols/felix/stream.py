@@ -1,0 +1,475 @@
+"""One stream of a Felix client: frames in, answers out in the order of what they answer, and nothing of sockets.
+
+Publishes are started without waiting for one another's commit. A subscription waits until what its stream published is committed, so
+that nobody subscribes to their own past; it then lives on a stream that we open, and this one may end before it. Everything else is
+answered at once.
+
+There are two dialects, the contract's (spec) and that of deployed clients (native). Unless the listener says which, a request is native
+if its stream has authenticated, of which the contract knows nothing, or if it carries an integer id and the whole scope, as no request of
+the contract does; otherwise it follows the contract. Whatever id came is given back as it came.
+
+Overload stops the reading of the stream (`hold`). A broken frame header ends the connection; everything else is answered with an error
+and goes on, also an exception that is a bug of ours. A stream on which we cannot answer is for publishing: it is stopped where it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+import structlog
+from msgspec import UNSET
+
+from penstock.broker.access import Operation, Resource, ResourceKind, authorize
+from penstock.broker.spreading import Placement, Scattered
+from penstock.errors import AccessDenied, PenstockError, TopicNotFound
+from penstock.log.api import Appended
+from penstock.net.quic_session import QuicConnection, Stream
+from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
+from penstock.protocols.felix.messages import (
+    Auth,
+    AuthOk,
+    BadRequest,
+    BinaryPublish,
+    CacheGet,
+    CacheOk,
+    CachePut,
+    CacheValue,
+    Error,
+    Id,
+    Message,
+    Ok,
+    Publish,
+    PublishBatch,
+    Request,
+    SpecCacheValue,
+    Subscribe,
+    Subscribed,
+)
+from penstock.protocols.felix.publishing import Acknowledgement, acknowledgement, binary_acknowledgement
+from penstock.protocols.felix.refusals import INTERNAL, refusal
+from penstock.protocols.felix.scopes import Scope
+from penstock.protocols.felix.shared import Shared
+from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
+from penstock.protocols.felix.wire import CLOSE_PROTOCOL_ERROR, HEADER_BYTES, SUPPORTED
+from penstock.protocols.replies import ReplyQueue, ReplySlot
+
+REQUEST_BYTES_MIN: Final = 256
+"""What a waiting request counts for at least: a frame may take 12 bytes on the wire, its message takes some 200 in memory."""
+EVENT_BYTES: Final = 48
+"""What an event that is being written takes in memory beside its bytes."""
+REQUESTS_PER_TURN_MAX: Final = 256
+"""Requests that one stream has answered before it lets others have their turn of the loop."""
+
+log = structlog.get_logger("penstock.protocols.felix")
+
+
+class FelixStream:
+    """Implements `penstock.net.quic_session.StreamSession`."""
+
+    __slots__ = (
+        "_bug_logged",
+        "_busy",
+        "_client_flags",
+        "_connection",
+        "_decoder",
+        "_ended",
+        "_identity",
+        "_loop",
+        "_muted",
+        "_next",
+        "_on_closed",
+        "_one_way",
+        "_replies",
+        "_said_who",
+        "_shared",
+        "_stats",
+        "_stream",
+        "_subscriptions",
+        "_task",
+        "_turn_scheduled",
+        "_waiting",
+        "_writes_in_flight",
+    )
+
+    def __init__(
+        self,
+        shared: Shared,
+        connection: QuicConnection,
+        subscriptions: Subscriptions,
+        stream: Stream,
+        *,
+        on_closed: Callable[[FelixStream], object],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._shared = shared
+        self._stats = shared.stats
+        self._connection = connection
+        self._subscriptions = subscriptions
+        self._stream = stream
+        self._on_closed = on_closed
+        self._decoder = FrameDecoder()
+        self._replies = ReplyQueue(self._send, self._loop.call_soon)
+        self._waiting: deque[Frame] = deque()
+        self._next: Request | None = None
+        """What the first waiting frame says, where it was looked into and had to wait."""
+        self._identity = shared.identities.stranger(stream.peer, stream.principal_hint)
+        self._said_who = False
+        self._client_flags: int | None = None
+        self._writes_in_flight = 0
+        self._busy = False
+        """A request is being dealt with that cannot be answered at once; those behind it wait."""
+        self._task: asyncio.Task[None] | None = None
+        self._turn_scheduled = False
+        self._ended = False
+        self._one_way = not stream.can_send
+        self._muted = self._one_way
+        self._bug_logged = False
+
+    # --- what the network calls ---
+
+    def receive(self, data: bytes) -> None:
+        frames = self._decoder.feed(data)
+        if frames:
+            self._stream.hold(sum(map(_held_bytes, frames)))
+            self._waiting += frames
+            self._advance()
+        self._stream.frame_pending(self._decoder.partial)
+        violation = self._decoder.violation
+        if violation is not None:
+            self._stats.errors += 1
+            log.info("connection_refused", peer=self._stream.peer, reason=str(violation))
+            self._connection.close(CLOSE_PROTOCOL_ERROR, str(violation))
+
+    def resume(self) -> None:
+        self._advance()
+
+    def ended(self) -> None:
+        self._ended = True
+        if self._decoder.payload_begun:
+            self._fill(self._replies.reserve(), self._error("the stream ended inside a frame"))
+        self._advance()
+
+    def aborted(self, code: int) -> None:
+        self._muted = True
+
+    def closed(self) -> None:
+        self._muted = True
+        self._on_closed(self)
+        waiting, self._waiting = self._waiting, deque()
+        self._next = None
+        if waiting:
+            self._stream.release(sum(map(_held_bytes, waiting)))
+
+    def finish(self) -> None:
+        """The broker stops: answer what is here, take nothing more."""
+        self._stream.close()
+
+    # --- the order of things ---
+
+    def _advance(self) -> None:
+        """Deal with what may be dealt with."""
+        requests = 0
+        while self._waiting and not self._busy and (self._muted or self._stream.writable):
+            if requests == REQUESTS_PER_TURN_MAX:
+                self._advance_later()
+                break
+            requests += 1
+            request = decode_request(self._waiting[0]) if self._next is None else self._next
+            if isinstance(request, Subscribe) and self._writes_in_flight:
+                self._next = request
+                break
+            self._next = None
+            self._deal_with(request, _held_bytes(self._waiting.popleft()))
+        self._replies.flush()
+        if self._ended and not (self._muted or self._waiting or self._busy or self._writes_in_flight):
+            self._muted = True
+            self._stream.end()
+
+    def _advance_later(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_scheduled = False
+        self._advance()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what must wait. Nothing else is started meanwhile, and it is not cancelled: half a new topic helps no one."""
+        self._busy = True
+        self._task = self._loop.create_task(self._until_done(work))
+
+    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
+        self._busy = False
+        self._task = None
+        self._advance()
+
+    def _fill(self, slot: ReplySlot, reply: bytes, held_bytes: int = 0) -> None:
+        self._replies.fill(slot, reply)
+        if held_bytes:
+            self._stream.release(held_bytes)
+
+    def _send(self, data: bytes) -> None:
+        if data and not self._muted:
+            self._stream.send(data)
+
+    # --- who asks for what ---
+
+    def _deal_with(self, request: Request, held_bytes: int) -> None:
+        self._stats.count(_name_of(request))
+        if not self._shared.identities.holds(self._identity):  # revoked since
+            self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
+        if isinstance(request, Publish | PublishBatch | BinaryPublish):
+            self._publish(request, held_bytes)
+            return
+        slot = self._replies.reserve()
+        try:
+            reply = self._reply(request, slot, held_bytes)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._failed(request, error)
+        if reply is not None:
+            self._fill(slot, reply, held_bytes)
+
+    def _reply(
+        self, request: Auth | Subscribe | CachePut | CacheGet | BadRequest, slot: ReplySlot, held_bytes: int
+    ) -> bytes | None:
+        """The answer; None where it comes later."""
+        if isinstance(request, Auth):
+            return self._auth(request)
+        if self._one_way:
+            self._stream.stop_receiving()
+        if isinstance(request, CacheGet):
+            return self._cache_get(request)
+        if isinstance(request, CachePut):
+            return self._cache_put(request)
+        if isinstance(request, Subscribe):
+            return self._subscribe(request, slot, held_bytes)
+        return self._malformed(request)
+
+    def _is_native(self, id_: Id, whole_scope: bool = True) -> bool:
+        dialect = self._shared.dialect
+        if dialect == "auto":
+            return self._said_who or (isinstance(id_, int) and whole_scope)
+        return dialect == "native"
+
+    def _topic(self, scope: Scope) -> str:
+        """The topic that a scope means to whom asks. Raises AccessDenied where it is another tenant's."""
+        tenant_id = self._identity.tenant_id
+        if tenant_id is not None and tenant_id != scope.tenant_id:
+            raise AccessDenied(f"unauthorized: tenant mismatch, this token is of tenant {tenant_id}")
+        return self._shared.scopes.topic(scope)
+
+    def _auth(self, request: Auth) -> bytes:
+        if self._said_who:
+            return self._error("auth already established on this stream")
+        stranger = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
+        self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, stranger)
+        self._said_who = True
+        if not isinstance(request.client_flags, int):
+            return encode_message(Ok())
+        self._client_flags = request.client_flags
+        return encode_message(AuthOk(server_flags=SUPPORTED))
+
+    def _malformed(self, request: BadRequest) -> bytes:
+        if request.binary:
+            assert isinstance(request.request_id, int)
+            self._stats.errors += 1
+            return binary_acknowledgement(request.request_id, self._client_flags).error(request.text)
+        return self._error(request.text, request.request_id)
+
+    # --- publishing ---
+
+    def _publish(self, request: Publish | PublishBatch | BinaryPublish, held_bytes: int) -> None:
+        scope = Scope(request.tenant_id, request.namespace, request.stream)
+        ack = acknowledgement(request, native=self._is_native(request.request_id), client_flags=self._client_flags)
+        values = [request.payload] if isinstance(request, Publish) else request.payloads
+        key = request.key if isinstance(request, BinaryPublish) else None
+        more_bytes = EVENT_BYTES * len(values)
+        self._stream.hold(more_bytes)
+        write = _Write(
+            scope, values, key, ack, self._replies.reserve() if ack.awaited else None, held_bytes + more_bytes
+        )
+        try:
+            topic = self._topic(scope)
+            if self._shared.auto_create and not self._shared.broker.has_topic(topic):
+                self._in_background(self._create_and_write(topic, write))
+            else:
+                self._write(topic, write)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._written(write, error)
+
+    async def _create_and_write(self, topic: str, write: _Write) -> None:
+        try:
+            await self._shared.broker.ensure_topic(self._identity.principal, topic)
+            self._write(topic, write)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._written(write, error)
+
+    def _write(self, topic: str, write: _Write) -> None:
+        broker, principal = self._shared.broker, self._identity.principal
+        if not write.values:
+            authorize(broker.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
+            if not broker.has_topic(topic):
+                raise TopicNotFound(f"topic not found: {topic}")
+            self._written(write, None)
+            return
+        self._writes_in_flight += 1
+        try:
+            broker.produce_together(principal, topic, write.values, write.key, done=partial(self._committed, write))
+        except BaseException:
+            self._writes_in_flight -= 1
+            raise
+
+    def _committed(self, write: _Write, placed: list[Placement] | Scattered) -> None:
+        self._writes_in_flight -= 1
+        assert isinstance(placed, list)  # one partition, so one placement
+        self._written(write, placed[0].result)
+        if self._writes_in_flight or self._busy:
+            self._replies.flush_soon()
+        else:
+            self._advance()
+
+    def _written(self, write: _Write, result: Appended | Exception | None) -> None:
+        """Answer a publish, if it wants an answer. Its place among the answers was kept only where it awaits one."""
+        if isinstance(result, Exception):
+            self._stats.errors += 1
+            reply = write.ack.error(self._text(result, write.scope))
+        else:
+            self._stats.published_events += len(write.values)
+            reply = write.ack.ok(None if result is None else result.base_offset)
+        slot = write.slot
+        if slot is None and reply:
+            slot = self._replies.reserve()
+        if slot is not None:
+            self._replies.fill(slot, reply)
+        self._stream.release(write.held_bytes)
+
+    # --- subscribing ---
+
+    def _subscribe(self, request: Subscribe, slot: ReplySlot, held_bytes: int) -> bytes | None:
+        scope = Scope(request.tenant_id, request.namespace, request.stream)
+        topic = self._topic(scope)
+        if self._shared.auto_create and not self._shared.broker.has_topic(topic):
+            self._in_background(self._create_and_subscribe(request, scope, topic, slot, held_bytes))
+            return None
+        return self._subscribed(request, scope, topic)
+
+    async def _create_and_subscribe(
+        self, request: Subscribe, scope: Scope, topic: str, slot: ReplySlot, held_bytes: int
+    ) -> None:
+        try:
+            await self._shared.broker.ensure_topic(self._identity.principal, topic)
+            reply = self._subscribed(request, scope, topic)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._failed(request, error)
+        self._fill(slot, reply, held_bytes)
+
+    def _subscribed(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
+        given = request.subscription_id
+        native = self._is_native(given if isinstance(given, int) else request.request_id)
+        try:
+            id_ = self._subscriptions.open(
+                request, self._identity, scope, topic, native=native, client_flags=self._client_flags
+            )
+        except BadCursor as bad:
+            self._stats.errors += 1
+            return encode_message(bad.answer) if native else self._error(str(bad), request.request_id)
+        return encode_message(Subscribed(subscription_id=id_) if native else Ok(request_id=_known(request.request_id)))
+
+    # --- caching ---
+
+    def _cache_put(self, request: CachePut) -> bytes:
+        cache = self._topic(self._cache_scope(request))
+        self._shared.broker.cache.put(self._identity.principal, cache, request.key, request.value, request.ttl_ms)
+        id_ = _known(request.request_id)
+        native = self._is_native(id_, _whole_scope(request)) and id_ is not UNSET
+        return encode_message(CacheOk(request_id=id_) if native else Ok(request_id=id_))
+
+    def _cache_get(self, request: CacheGet) -> bytes:
+        cache = self._topic(self._cache_scope(request))
+        value = self._shared.broker.cache.get(self._identity.principal, cache, request.key)
+        id_ = _known(request.request_id)
+        form = CacheValue if self._is_native(id_, _whole_scope(request)) else SpecCacheValue
+        return encode_message(
+            form(
+                tenant_id=request.tenant_id,
+                namespace=request.namespace,
+                cache=request.cache,
+                key=request.key,
+                value=value,
+                request_id=id_,
+            )
+        )
+
+    def _cache_scope(self, request: CachePut | CacheGet) -> Scope:
+        scope = self._shared.scopes.cache(request.tenant_id, request.namespace, request.cache)
+        if not isinstance(request.tenant_id, str) and self._identity.tenant_id is not None:
+            return scope._replace(tenant_id=self._identity.tenant_id)
+        return scope
+
+    # --- what went wrong ---
+
+    def _failed(self, request: Any, error: Exception) -> bytes:
+        scope = None
+        if isinstance(request, Subscribe):
+            scope = Scope(request.tenant_id, request.namespace, request.stream)
+        return self._error(self._text(error, scope), getattr(request, "request_id", UNSET))
+
+    def _error(self, text: str, request_id: Id = UNSET) -> bytes:
+        self._stats.errors += 1
+        return encode_message(Error(request_id=_known(request_id), message=text))
+
+    def _text(self, error: Exception, scope: Scope | None = None) -> str:
+        if isinstance(error, PenstockError):
+            return refusal(error, scope)
+        self._stats.internal_errors += 1
+        if not self._bug_logged:
+            self._bug_logged = True
+            log.error("request_failed", listener=self._stream.listener, peer=self._stream.peer, exc_info=error)
+        return INTERNAL
+
+
+class _Write:
+    """One publish on its way to the log."""
+
+    __slots__ = ("ack", "held_bytes", "key", "scope", "slot", "values")
+
+    def __init__(
+        self,
+        scope: Scope,
+        values: list[bytes],
+        key: bytes | None,
+        ack: Acknowledgement,
+        slot: ReplySlot | None,
+        held_bytes: int,
+    ) -> None:
+        self.scope = scope
+        self.values = values
+        self.key = key
+        self.ack = ack
+        self.slot = slot
+        self.held_bytes = held_bytes
+
+
+def _known(id_: Id) -> Id:
+    """A null is no id."""
+    return UNSET if id_ is None else id_
+
+
+def _whole_scope(request: CachePut | CacheGet) -> bool:
+    return all(isinstance(name, str) for name in (request.tenant_id, request.namespace, request.cache))
+
+
+def _name_of(request: Request) -> str:
+    if isinstance(request, Message):
+        return str(request.__struct_config__.tag)
+    return "publish_binary" if isinstance(request, BinaryPublish) else "malformed"
+
+
+def _held_bytes(frame: Frame) -> int:
+    return max(HEADER_BYTES + len(frame.payload), REQUEST_BYTES_MIN)
