@@ -30,12 +30,13 @@ _WRITE = int(Request.WRITE)
 class Writer:
     """Implements `Role`."""
 
-    __slots__ = ("_replies", "_talk", "_transaction", "_writes_in_flight")
+    __slots__ = ("_committing", "_replies", "_talk", "_transaction", "_writes_in_flight")
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
         self._replies = ReplyQueue(talk.send, talk.call_soon)
         self._transaction: str | None = None
+        self._committing = False
         self._writes_in_flight = 0
         talk.stats.requests[Request.CONNECT_WRITER] += 1
 
@@ -173,6 +174,7 @@ class Writer:
             reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, INVALID_TX_STATE)
             self._answer(slot, reply, held_bytes)
         elif kind == Request.COMMIT:
+            self._committing = True
             self._talk.in_background(self._commit(command, slot, held_bytes))
         else:
             try:
@@ -196,18 +198,21 @@ class Writer:
             reply = reply_encoding.done(Reply.COMMIT, command.correlation_id)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = reply_encoding.failed(Reply.COMMIT, command.correlation_id, talk.reason(error))
+        self._committing = False
         self._answer(slot, reply, held_bytes)
         self._replies.flush()
         if talk.over:
             self._roll_back()  # the stream has ended meanwhile, and the commit may have failed
 
     def _roll_back(self) -> None:
+        if self._committing:
+            return
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             try:
                 self._talk.broker.transactions.rollback(self._talk.principal, transaction)
             except PenstockError:
-                pass  # it has ended, or is being committed: then the commit decides
+                pass  # it has ended already
 
     # -- answers ----------------------------------------------------------------------------------------------------------
 
