@@ -99,7 +99,11 @@ class Rounds:
 
     def _reads(self, sides: Sequence[Side]) -> dict[str, list[float]]:
         def read(side: Side) -> Callable[[int], float]:
-            return lambda _: _timed(lambda: _into_nothing(side.rows("read")))
+            def once(_: int) -> float:
+                with side.apart("read"):
+                    return _timed(lambda: _into_nothing(side.rows("read")))
+
+            return once
 
         for side in sides:
             read(side)(0)  # warm-up: the data is in the page cache, the code compiled

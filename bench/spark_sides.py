@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.dialects import RecordLost
+from penstock.protocols.flymq.blocks.messages import TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 
 if TYPE_CHECKING:
@@ -32,15 +35,15 @@ class Side(ABC):
     def _format(self) -> tuple[str, dict[str, str]]:
         """The name Spark knows it by, and the options that say where it is."""
 
-    @property
-    def _reading(self) -> dict[str, str]:
-        """More options of reads."""
-        return {}
+    @contextmanager
+    def apart(self, topic: str) -> Iterator[None]:
+        """What must be so while a topic is read."""
+        yield
 
     def rows(self, topic: str) -> DataFrame:
         """All that a topic holds now, all columns of it."""
         name, options = self._format
-        return self._spark.read.format(name).options(**options, **self._reading, subscribe=topic).load()
+        return self._spark.read.format(name).options(**options, subscribe=topic).load()
 
     def write(self, rows: DataFrame, topic: str) -> None:
         name, options = self._format
@@ -49,7 +52,7 @@ class Side(ABC):
     def triggers_ms(self, source: str, sink: str | None, checkpoint: Path) -> list[float]:
         """How long each trigger took that took one record, from a topic to Spark's `noop` sink or to another topic."""
         name, options = self._format
-        stream = self._spark.readStream.format(name).options(**options, **self._reading, subscribe=source)
+        stream = self._spark.readStream.format(name).options(**options, subscribe=source)
         rows = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger="1").load().select("value")
         writing = rows.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
         writing = writing.format("noop") if sink is None else writing.format(name).options(**options, topic=sink)
@@ -79,13 +82,21 @@ class Penstock(Side):
 
 
 class PenstockOverTheWire(Penstock):
-    """As if the broker were on another machine."""
+    """As if the broker were on another machine: its files are there only for who finds the proof that they are its own."""
 
     name = "Penstock over the wire"
 
-    @property
-    def _reading(self) -> dict[str, str]:
-        return {"penstock.readFiles": "false"}
+    @contextmanager
+    def apart(self, topic: str) -> Iterator[None]:
+        with FlyMQClient(f"flymq://{self._address}") as client:
+            plan = client.blocks.plan([TopicSpans(topic, [])])
+        proof = Path(plan.directory, plan.proof)
+        hidden = proof.with_name(f"{proof.name}.hidden")
+        proof.rename(hidden)
+        try:
+            yield
+        finally:
+            hidden.rename(proof)
 
 
 class Kafka(Side):
