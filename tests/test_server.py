@@ -33,7 +33,7 @@ from penstock.errors import (
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.wire import HEADER, Opcode
-from penstock.server import PROTOCOLS, SETUP_FILE, Server
+from penstock.server import PROTOCOLS, QUIC_PROTOCOLS, SETUP_FILE, Server
 from penstock.testing.faults import FaultyDisk
 from tests.net.line_session import hang_up, open_sockets, read_to_end, until
 
@@ -81,7 +81,7 @@ async def test_every_address_is_named_with_the_port_that_was_picked(tmp_path: Pa
 
 
 def test_every_listener_of_the_configuration_has_a_protocol() -> None:
-    assert {name for name, _ in Config().listeners.enabled()} == set(PROTOCOLS)
+    assert {name for name, _ in Config().listeners.enabled()} == {*PROTOCOLS, *QUIC_PROTOCOLS}
 
 
 async def test_configured_topics_are_created_once_and_then_left_alone(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Parts start from the inside out and stop in reverse, also when one of them fails to start. Stopping first lets requests in flight
 be answered, which needs the broker; the broker then finishes, which needs the log; the log commits what it was given and closes.
 
-A new protocol is a folder under `protocols/` and a line in `PROTOCOLS`.
+A new protocol is a folder under `protocols/` and a line in `PROTOCOLS` or `QUIC_PROTOCOLS`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -31,22 +32,35 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.policy import AccessSettings
 from penstock.broker.subscription import DeliveryPolicy
 from penstock.clock import Clock, SystemClock
-from penstock.config import BlipMQListener, Config, FlyMQListener, RustLogListener
+from penstock.config import BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
 from penstock.config import Listener as ListenerSettings
+from penstock.config import QuicListener as QuicListenerSettings
 from penstock.errors import ConfigError, TopicExists
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
+from penstock.net.certificates import own_certificate
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
 from penstock.net.flow import InFlightBudget
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import ListenerLimits, QuicLimits
+from penstock.net.quic import QuicListener
+from penstock.net.quic_session import QuicConnection, QuicSession
+from penstock.net.quic_tls import quic_server_tls
 from penstock.net.session import Connection, Session
 from penstock.net.tcp import STOP_GRACE_S, TcpListener
 from penstock.net.tls import server_context
 from penstock.protocols.blipmq.session import BlipMQ
+from penstock.protocols.felix.scopes import Scopes
+from penstock.protocols.felix.session import Felix
 from penstock.protocols.flymq.operations import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.fujin.codec import WriteForm
+from penstock.protocols.fujin.session import Fujin
+from penstock.protocols.fujin.settings import Alias, FujinSettings
 from penstock.protocols.rustlog.session import RustLog
+from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
+from penstock.quic.tls import TlsSettings
+from penstock.units import is_loopback, parse_address
 
 NODE_ID = "penstock"
 SETUP_FILE = "setup-token"
@@ -65,6 +79,15 @@ class SessionSource(Protocol):
     def stats(self) -> SessionStats: ...
 
     def __call__(self, connection: Connection, /) -> Session: ...
+
+
+class QuicSessionSource(Protocol):
+    """The same for a protocol over QUIC."""
+
+    @property
+    def stats(self) -> SessionStats: ...
+
+    def __call__(self, connection: QuicConnection, /) -> QuicSession: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +125,16 @@ def _blipmq(given: Surroundings) -> BlipMQ:
 
 
 def _rustlog(given: Surroundings) -> RustLog:
-    settings, flymq = given.settings, given.config.listeners.flymq
+    settings = given.settings
     assert isinstance(settings, RustLogListener)
-    required = settings.auth == "required" or (
-        settings.auth == "auto" and flymq is not None and flymq.auth == "required"
-    )
+    required = _is_required(given, settings.auth)
     return RustLog(given.broker, clock=given.clock, principal=UNAUTHENTICATED if required else ANONYMOUS)
+
+
+def _is_required(given: Surroundings, auth: str) -> bool:
+    """Whether strangers are turned away; `auto` is as FlyMQ has it."""
+    flymq = given.config.listeners.flymq
+    return auth == "required" or (auth == "auto" and flymq is not None and flymq.auth == "required")
 
 
 PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
@@ -115,6 +142,60 @@ PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
     "blipmq": _blipmq,
     "rustlog": _rustlog,
 }
+
+
+def _fujin(given: Surroundings) -> Fujin:
+    settings = given.settings
+    assert isinstance(settings, FujinListener)
+    aliases = {
+        name: Alias(alias.topic, alias.group or settings.group, alias.start or settings.start)
+        for name, alias in settings.aliases.items()
+    }
+    return Fujin(
+        given.broker,
+        settings=FujinSettings(
+            aliases=aliases,
+            group=settings.group,
+            start=settings.start,
+            auto_create=settings.auto_create,
+            write_form=None if settings.write_form == "auto" else WriteForm(settings.write_form),
+            body_bytes_max=settings.body_bytes_max,
+            ping_interval_s=settings.ping_interval_s,
+            ping_timeout_s=settings.ping_timeout_s,
+            fetch_wait_s=settings.fetch_wait_s,
+            empty_fetch=settings.empty_fetch,
+            empty_values=settings.empty_values,
+            unacknowledged_max=settings.unacknowledged_max,
+            ack_ms_max=settings.ack_ms_max,
+        ),
+        principal=UNAUTHENTICATED if _is_required(given, settings.auth) else ANONYMOUS,
+    )
+
+
+def _felix(given: Surroundings) -> Felix:
+    settings = given.settings
+    assert isinstance(settings, FelixListener)
+    return Felix(
+        given.broker,
+        clock=given.clock,
+        dialect=settings.dialect,
+        required=_is_required(given, settings.auth) or (settings.auth == "auto" and bool(settings.tokens)),
+        tokens={tenant: token.get_secret_value() for tenant, token in settings.tokens.items()},
+        api_keys=[DEVELOPMENT_API_KEY] if given.config.dev else [],
+        scopes=Scopes(settings.default_tenant, settings.default_namespace),
+        auto_create=settings.auto_create,
+        slow_subscriber=settings.slow_subscriber,
+        subscriber_lag_records_max=settings.subscriber_lag_records_max,
+    )
+
+
+QUIC_PROTOCOLS: Mapping[str, Callable[[Surroundings], QuicSessionSource]] = {
+    "fujin": _fujin,
+    "felix": _felix,
+}
+# What a client offers in its handshake: Fujin's must, Felix's may.
+ALPN = {"fujin": ("fujin",), "felix": ("felix/1",)}
+ALPN_REQUIRED = frozenset({"fujin"})
 # Their deployed clients send an answer and the next request as two small writes, and the second waits for our TCP acknowledgement.
 QUICKACK = frozenset({"blipmq"})
 
@@ -137,7 +218,7 @@ class Server:
             topic_defaults=config.topic_defaults,
             deliveries=_delivery_policy(config),
         )
-        self.listeners: dict[str, TcpListener] = {}
+        self.listeners: dict[str, TcpListener | QuicListener] = {}
         self.sessions: dict[str, SessionStats] = {}
         self.admin: AdminServer | None = None
         self.needs_setup = False
@@ -154,7 +235,8 @@ class Server:
     async def start(self) -> None:
         """Start every part. Where one cannot start, those before it are stopped again and its error is raised."""
         async with AsyncExitStack() as parts:
-            contexts = _tls_contexts(self.config)  # before the log is opened: a wrong path should cost no recovery
+            # Before the log is opened: a wrong path should cost no recovery.
+            contexts, quic_contexts = _tls_contexts(self.config), _quic_contexts(self.config)
             await self.engine.start()
             parts.push_async_callback(self.engine.close)
             await self.broker.start()
@@ -162,7 +244,8 @@ class Server:
             await self._create_topics()
             parts.callback(self._offer_setup())
             await self._start_admin(parts)
-            await self._start_listeners(parts, contexts)
+            quic_contexts |= self._own_certificates()
+            await self._start_listeners(parts, contexts, quic_contexts)
             self._parts = parts.pop_all()
         if self.admin is not None:
             self.admin.state = "ready"
@@ -211,28 +294,61 @@ class Server:
             parts.push_async_callback(admin.stop)
             self.admin = admin
 
-    async def _start_listeners(self, parts: AsyncExitStack, contexts: Mapping[str, ssl.SSLContext]) -> None:
+    def _own_certificates(self) -> dict[str, TlsSettings]:
+        """For QUIC listeners on loopback that were given no certificate."""
+        config = self.config
+        without = [
+            name for name, settings in config.listeners.enabled() if name in QUIC_PROTOCOLS and settings.tls is None
+        ]
+        if not without:
+            return {}
+        files = own_certificate(config.data_dir, self._clock)
+        log.info(
+            "self_signed_certificate", listeners=without, certificate=str(files.cert), advice="clients must trust it"
+        )
+        return {name: _quic_tls(name, files.cert, files.key, None) for name in without}
+
+    async def _start_listeners(
+        self,
+        parts: AsyncExitStack,
+        contexts: Mapping[str, ssl.SSLContext],
+        quic_contexts: Mapping[str, TlsSettings],
+    ) -> None:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
         parts.push_async_callback(self._stop_listeners)
         for name, settings in self.config.listeners.enabled():
-            if name not in PROTOCOLS:
-                continue
-            source = PROTOCOLS[name](
-                Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name))
-            )
-            listener = TcpListener(
-                name,
-                settings.bind,
-                source,
-                _listener_limits(self.config, settings),
-                contexts.get(name),
-                clock=self._clock,
-                budget=budget,
-                quickack=name in QUICKACK,
-            )
-            self.listeners[name] = listener
-            self.sessions[name] = source.stats
-            await listener.start()
+            given = Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name))
+            if name in PROTOCOLS:
+                await self._start_tcp(name, given, contexts.get(name), budget)
+            elif name in QUIC_PROTOCOLS:
+                await self._start_quic(name, given, quic_contexts[name], budget)
+
+    async def _start_tcp(
+        self, name: str, given: Surroundings, tls: ssl.SSLContext | None, budget: InFlightBudget
+    ) -> None:
+        source = PROTOCOLS[name](given)
+        listener = TcpListener(
+            name,
+            given.settings.bind,
+            source,
+            _listener_limits(self.config, given.settings),
+            tls,
+            clock=self._clock,
+            budget=budget,
+            quickack=name in QUICKACK,
+        )
+        self.listeners[name] = listener
+        self.sessions[name] = source.stats
+        await listener.start()
+
+    async def _start_quic(self, name: str, given: Surroundings, tls: TlsSettings, budget: InFlightBudget) -> None:
+        assert isinstance(given.settings, QuicListenerSettings)
+        source = QUIC_PROTOCOLS[name](given)
+        limits = _quic_limits(self.config, given.settings)
+        listener = QuicListener(name, given.settings.bind, source, tls, limits, clock=self._clock, budget=budget)
+        self.listeners[name] = listener
+        self.sessions[name] = source.stats
+        await listener.start()
 
     async def _stop_listeners(self) -> None:
         await asyncio.gather(*(listener.stop(STOP_GRACE_S) for listener in self.listeners.values()))
@@ -296,12 +412,46 @@ def _listener_limits(config: Config, settings: ListenerSettings) -> ListenerLimi
     )
 
 
+def _quic_limits(config: Config, settings: QuicListenerSettings) -> QuicLimits:
+    limits = config.limits
+    datagram_bytes = settings.datagram_bytes
+    if datagram_bytes == "auto":
+        host = parse_address(settings.bind).host
+        datagram_bytes = DATAGRAM_BYTES_LOOPBACK if is_loopback(host) else DATAGRAM_BYTES
+    return QuicLimits(
+        connections_max=settings.max_connections,
+        in_flight_bytes_max=limits.in_flight_bytes_max,
+        in_flight_total_bytes_max=limits.in_flight_total_bytes_max,
+        idle_s_max=settings.idle_s_max,
+        header_s_max=settings.header_s_max,
+        handshake_s_max=settings.handshake_s_max,
+        send_buffer_high_bytes=limits.send_buffer_bytes_max,
+        send_buffer_low_bytes=limits.send_buffer_bytes_max // 4,
+        streams_max=settings.streams_max,
+        handshakes_max=settings.handshakes_max,
+        retry_above=settings.retry_above,
+        datagram_bytes=datagram_bytes,
+    )
+
+
 def _tls_contexts(config: Config) -> dict[str, ssl.SSLContext]:
     return {
         name: server_context(settings.tls.cert, settings.tls.key, settings.tls.client_ca)
         for name, settings in config.listeners.enabled()
-        if settings.tls is not None
+        if settings.tls is not None and name in PROTOCOLS
     }
+
+
+def _quic_contexts(config: Config) -> dict[str, TlsSettings]:
+    return {
+        name: _quic_tls(name, settings.tls.cert, settings.tls.key, settings.tls.client_ca)
+        for name, settings in config.listeners.enabled()
+        if settings.tls is not None and name in QUIC_PROTOCOLS
+    }
+
+
+def _quic_tls(name: str, cert: Path, key: Path, client_ca: Path | None) -> TlsSettings:
+    return quic_server_tls(cert, key, client_ca, alpn=ALPN.get(name, ()), alpn_required=name in ALPN_REQUIRED)
 
 
 def run(config: Config, announce: Callable[[str], None]) -> None:
@@ -326,7 +476,9 @@ def _prepare_process(config: Config) -> None:
             f"this process may open only {limit} files, and a broker needs at least {DESCRIPTORS_MIN}: raise the limit,"
             " with `ulimit -n` in the shell or LimitNOFILE= in a systemd unit"
         )
-    connections_max = sum(settings.max_connections for _, settings in config.listeners.enabled())
+    connections_max = sum(
+        settings.max_connections for name, settings in config.listeners.enabled() if name in PROTOCOLS
+    )
     if limit < connections_max + DESCRIPTORS_FOR_THE_LOG:
         log.warning(
             "descriptors_short",
@@ -371,7 +523,7 @@ async def _serve(config: Config, announce: Callable[[str], None]) -> None:
         gc.collect()
         gc.freeze()
         for name, address in server.addresses.items():
-            announce(f"{name} on {address}")
+            announce(f"{name} on {address}{'/udp' if name in QUIC_PROTOCOLS else ''}")
         if server.needs_setup:
             announce(_setup_advice(server))
         announce("ready")

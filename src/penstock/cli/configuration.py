@@ -48,7 +48,9 @@ def check(
 def _check_as_the_server_does(config: Config) -> None:
     """What only starting would find out otherwise: topic names, and what the TLS files hold."""
     from penstock.broker.topics import validate_topic_name
+    from penstock.config import QuicListener
     from penstock.errors import ConfigError, PenstockError
+    from penstock.net.quic_tls import quic_server_tls
     from penstock.net.tls import server_context
 
     problems = []
@@ -61,7 +63,8 @@ def _check_as_the_server_does(config: Config) -> None:
     for name, listener in config.listeners.enabled():
         if listener.tls is not None:
             try:
-                server_context(listener.tls.cert, listener.tls.key, listener.tls.client_ca)
+                check = quic_server_tls if isinstance(listener, QuicListener) else server_context
+                check(listener.tls.cert, listener.tls.key, listener.tls.client_ca)
             except PenstockError as error:
                 problems.append(f"listeners.{name}: {error}")
     if problems:

@@ -14,8 +14,9 @@ from penstock.clients.options import ClientOptions
 from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.net.certificates import CERTIFICATE_FILE
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.server import Server
+from penstock.server import QUIC_PROTOCOLS, Server
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 
@@ -132,6 +133,7 @@ class RunningBroker:
             "flymq": {},
             "blipmq": {"api_keys": [TEST_API_KEY]},
             "rustlog": {},
+            **{name: {} for name in QUIC_PROTOCOLS},
         }
         given: dict[str, dict[str, Any]] = self._config.get("listeners", {})
         for name in {**listeners, **given}:
@@ -155,6 +157,11 @@ class RunningBroker:
     def addresses(self) -> dict[str, str]:
         """host:port of each listener, by protocol; and of the admin address, where it is on."""
         return self._server.addresses
+
+    @property
+    def certificate(self) -> Path:
+        """What clients of the QUIC listeners must trust, where those were given no certificate of their own."""
+        return self.data_dir / CERTIFICATE_FILE
 
     @property
     def blipmq_url(self) -> str:

@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import Self
 
 from penstock.clients.options import ClientOptions
+from penstock.net.certificates import CERTIFICATE_FILE
 from penstock.protocols.flymq.sync import FlyMQClient
 
 OUTPUT_LINES_MAX = 500
 READY = "ready"
-_LISTENING = re.compile(r"(\w+) on ((?:\d{1,3}\.){3}\d{1,3}:\d+)")
+_LISTENING = re.compile(r"(\w+) on ((?:\d{1,3}\.){3}\d{1,3}:\d+)(?:/udp)?")
 
 
 class BrokerProcessFailed(RuntimeError):
@@ -166,6 +167,11 @@ class BrokerProcess:
     def address(self) -> str:
         """host:port of the FlyMQ listener."""
         return self.addresses.get("flymq", "")
+
+    @property
+    def certificate(self) -> Path:
+        """What clients of the QUIC listeners must trust, where those were given no certificate of their own."""
+        return self.data_dir / CERTIFICATE_FILE
 
     @property
     def url(self) -> str:
