@@ -1,0 +1,123 @@
+"""Felix over QUIC: durable binary batches from publish to delivery, to one reader and to ten, and cache operations on one stream."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from bench.dialects import RecordLost
+from bench.felix_load import FelixJob, FelixResult
+from bench.load import cpu_seconds
+from bench.processes import HOST, Broker, finish_program, run_program, start_program
+from bench.rounds import Plan, Row, alone
+
+CONFIG = f"""
+[listeners.felix]
+bind = "{HOST}:0"
+auth = "none"
+slow_subscriber = "pause"
+"""
+BATCH = 64
+PAYLOAD_BYTES = 1024
+BATCHES_IN_FLIGHT = 16
+EVENTS = 1024 * BATCH
+EVENTS_QUICK = 128 * BATCH
+READER_PROCESSES_MAX = 2
+"""One would be what is measured, where there are ten readers."""
+FAN_OUTS: dict[int, float | None] = {1: None, 10: 150_000.0}
+"""By number of readers, deliveries a second that are aimed at."""
+CACHE_IN_FLIGHT = 32
+CACHE_VALUE_BYTES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    rate: float
+    broker_cpu: float
+    load_cpu: float
+
+
+def measure(plan: Plan) -> list[Row]:
+    rows = []
+    with Broker(plan.directory / "felix", config=CONFIG) as broker:
+        for readers, aim in FAN_OUTS.items():
+            plan.say(f"felix: batches of {BATCH} to {readers} readers")
+            results = [_deliver(plan, broker, readers, number) for number in range(plan.rounds)]
+            rows.append(_delivery_row(readers, aim, results))
+        plan.say("felix: cache")
+        rows.append(_cache(plan, broker))
+    return rows
+
+
+def _deliver(plan: Plan, broker: Broker, readers: int, number: int) -> Delivered:
+    stream = f"felix-{readers}-{number}"
+    with broker.client() as client:
+        client.create_topic(stream, 1)
+    batches = plan.volume(EVENTS, EVENTS_QUICK) // BATCH
+
+    def job(part: str, readers: int = 1) -> FelixJob:
+        return FelixJob(
+            part="read" if part == "read" else "publish",
+            host=HOST,
+            port=broker.ports["felix"],
+            stream=stream,
+            payload_bytes=PAYLOAD_BYTES,
+            batch=BATCH,
+            batches=batches,
+            in_flight=BATCHES_IN_FLIGHT,
+            readers=readers,
+        )
+
+    processes = min(readers, READER_PROCESSES_MAX)
+    running = [start_program("bench.felix_load", job("read", readers // processes)) for _ in range(processes)]
+    for process in running:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise RecordLost("a reader could not subscribe; its error is above")
+    before = cpu_seconds(broker.pid)
+    published = run_program("bench.felix_load", job("publish"), FelixResult)
+    read = [finish_program(process, FelixResult) for process in running]
+    seconds = max(each.ended for each in read) - published.started
+    return Delivered(
+        sum(each.count for each in read) / seconds,
+        (cpu_seconds(broker.pid) - before) / seconds,
+        (published.cpu_s + sum(each.cpu_s for each in read)) / seconds,
+    )
+
+
+def _delivery_row(readers: int, aim: float | None, results: list[Delivered]) -> Row:
+    rates = [result.rate for result in results]
+    megabytes = statistics.median(rates) * PAYLOAD_BYTES / 1e6
+    return alone(
+        "felix delivery",
+        f"fsync, binary batches of {BATCH} x 1 KiB, {BATCHES_IN_FLIGHT} in flight, publish to delivery, "
+        f"{readers} reader{'s' if readers > 1 else ''} with a connection each",
+        "deliveries/s",
+        rates,
+        at_least=aim,
+        note=(
+            f"{megabytes:.0f} MB/s; cpu: broker {statistics.median(result.broker_cpu for result in results):.2f}"
+            f" + load {statistics.median(result.load_cpu for result in results):.2f}"
+        ),
+    )
+
+
+def _cache(plan: Plan, broker: Broker) -> Row:
+    job = FelixJob(
+        part="cache",
+        host=HOST,
+        port=broker.ports["felix"],
+        stream="bench",
+        payload_bytes=CACHE_VALUE_BYTES,
+        in_flight=CACHE_IN_FLIGHT,
+        seconds=plan.seconds,
+    )
+    results = [run_program("bench.felix_load", job, FelixResult) for _ in range(plan.rounds)]
+    cpu = statistics.median(result.cpu_s / (result.ended - result.started) for result in results)
+    return alone(
+        "felix cache",
+        f"puts and gets in turn, {CACHE_VALUE_BYTES} B, 1 stream, {CACHE_IN_FLIGHT} in flight",
+        "operations/s",
+        [result.count / (result.ended - result.started) for result in results],
+        note=f"cpu: load {cpu:.2f}",
+    )
