@@ -85,6 +85,17 @@ def test_a_taken_port_fails_and_a_free_one_does_not() -> None:
     assert checks.port("flymq", bind).status == "ok"
 
 
+def test_a_port_over_udp_is_another_one() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        finding = checks.port("fujin", f"{bind}/udp")
+        assert (finding.status, finding.check) == ("fail", "port fujin")
+        assert finding.found.startswith(f"{bind}/udp: ")
+        assert checks.port("flymq", bind).status == "ok"
+    assert checks.port("fujin", f"{bind}/udp").found == f"{bind}/udp is free"
+
+
 def test_an_address_of_another_machine_fails() -> None:
     finding = checks.port("flymq", "192.0.2.1:9092")
     assert finding.status == "fail"

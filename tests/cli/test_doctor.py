@@ -58,5 +58,6 @@ def test_it_looks_at_the_ports_and_the_directory_of_the_configuration(
     monkeypatch.setattr(checks, "all_checks", remember)
     monkeypatch.setenv("PENSTOCK_LISTENERS__FLYMQ__BIND", "127.0.0.1:7")
     run("doctor", "--data-dir", "there")
-    others = [("blipmq", "127.0.0.1:5555"), ("rustlog", "127.0.0.1:9292"), ("admin", "127.0.0.1:9600")]
-    assert asked == [("there", [("flymq", "127.0.0.1:7"), *others])]
+    others = [("blipmq", "127.0.0.1:5555"), ("rustlog", "127.0.0.1:9292")]
+    quic = [("fujin", "127.0.0.1:4848/udp"), ("felix", "127.0.0.1:5000/udp")]
+    assert asked == [("there", [("flymq", "127.0.0.1:7"), *others, *quic, ("admin", "127.0.0.1:9600")])]

@@ -47,10 +47,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def test_it_names_each_listener_then_is_ready_and_stops_cleanly(
     tmp_path: Path, serve: Serve, number: signal.Signals
 ) -> None:
-    anywhere = [f"--set=listeners.{protocol}.bind=127.0.0.1:0" for protocol in ("blipmq", "rustlog")]
+    anywhere = [f"--set=listeners.{protocol}.bind=127.0.0.1:0" for protocol in ("blipmq", "rustlog", "fujin", "felix")]
     server = serve("--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--data-dir", "data", *anywhere)
     assert server.stdout is not None
-    flymq, blipmq, rustlog, admin, ready = (server.stdout.readline() for _ in range(5))
+    flymq, blipmq, rustlog, fujin, felix, admin, ready = (server.stdout.readline() for _ in range(7))
+    assert re.fullmatch(r"fujin on 127\.0\.0\.1:[1-9]\d*/udp\n", fujin)
+    assert re.fullmatch(r"felix on 127\.0\.0\.1:[1-9]\d*/udp\n", felix)
     assert re.fullmatch(r"rustlog on 127\.0\.0\.1:[1-9]\d*\n", rustlog)
     assert re.fullmatch(r"blipmq on 127\.0\.0\.1:[1-9]\d*\n", blipmq)
     assert re.fullmatch(r"flymq on 127\.0\.0\.1:[1-9]\d*\n", flymq)

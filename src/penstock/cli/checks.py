@@ -23,6 +23,8 @@ from typing import Literal
 
 from penstock.units import Address, parse_address, round_size
 
+UDP = "/udp"
+"""Behind an address that is listened on over UDP."""
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 OPEN_FILES_ADVISED = 16_384
@@ -98,11 +100,11 @@ def open_files(limits: Callable[[], tuple[int, int]] = lambda: resource.getrlimi
 
 
 def port(name: str, bind: str) -> Finding:
-    """Whether the address can be listened on now."""
+    """Whether the address can be listened on now; over UDP where it ends in `/udp`."""
     check = f"port {name}"
-    address = parse_address(bind)
+    address = parse_address(bind.removesuffix(UDP))
     try:
-        _listen_once(address)
+        _listen_once(address, socket.SOCK_DGRAM if bind.endswith(UDP) else socket.SOCK_STREAM)
     except OSError as error:
         advice = (
             "another program listens there, perhaps a broker that runs already: stop it or choose another port"
@@ -113,9 +115,12 @@ def port(name: str, bind: str) -> Finding:
     return Finding(check, "ok", f"{bind} is free")
 
 
-def _listen_once(address: Address) -> None:
-    family, kind, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+def _listen_once(address: Address, wanted: socket.SocketKind) -> None:
+    family, kind, _, _, target = socket.getaddrinfo(address.host, address.port, type=wanted)[0]
     with socket.socket(family, kind) as probe:
+        if kind is not socket.SOCK_STREAM:
+            probe.bind(target)
+            return
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(target)
         probe.listen(1)

@@ -29,10 +29,14 @@ def doctor(
       penstock doctor
       penstock doctor --config penstock.toml --data-dir /var/lib/penstock
     """
-    from penstock.cli.checks import all_checks
+    from penstock.cli.checks import UDP, all_checks
+    from penstock.config import QuicListener
 
     effective = config_from_flags(config, data_dir=data_dir)
-    binds = [(name, listener.bind) for name, listener in effective.listeners.enabled()]
+    binds = [
+        (name, f"{listener.bind}{UDP}" if isinstance(listener, QuicListener) else listener.bind)
+        for name, listener in effective.listeners.enabled()
+    ]
     if effective.admin is not None:
         binds.append(("admin", effective.admin.bind))
     findings = []
