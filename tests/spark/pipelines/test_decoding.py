@@ -186,7 +186,7 @@ def test_avro_records_become_rows() -> None:
         "at": "timestamp[us, tz=UTC]",
         "note": "string",
         "either": "string",
-        "counts": "map<string, int32>",
+        "counts": "map<string, int64>",
         "next": "string",
     }
     order = {

@@ -23,9 +23,10 @@ DECIMAL_DIGITS_MAX: Final = 38
 
 _PRIMITIVES: Final = {
     "boolean": Shape(pa.bool_()),
-    "int": Shape(pa.int32()),
+    # Versions may widen int to long and float to double; a column that is wide from the start does not have to change.
+    "int": Shape(pa.int64()),
     "long": Shape(pa.int64()),
-    "float": Shape(pa.float32()),
+    "float": Shape(pa.float64()),
     "double": Shape(pa.float64()),
     "bytes": Shape(pa.binary()),
     "string": Shape(pa.string()),

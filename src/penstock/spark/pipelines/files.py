@@ -1,0 +1,91 @@
+"""Small files beside tables and checkpoints: on this machine through Python, anywhere else through the file systems that Spark knows.
+
+A file is replaced whole or not at all; what is written is on disk when the call returns.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Files(Protocol):
+    def names(self, directory: str) -> list[str]:
+        """What is in a directory; nothing where there is none."""
+
+    def read(self, path: str) -> str | None:
+        """A file's text; None where there is none."""
+
+    def write(self, path: str, text: str) -> None: ...
+
+
+class LocalFiles:
+    def names(self, directory: str) -> list[str]:
+        path = Path(directory)
+        return sorted(each.name for each in path.iterdir()) if path.is_dir() else []
+
+    def read(self, path: str) -> str | None:
+        try:
+            return Path(path).read_text()
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, text: str) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A name that Spark, which lists these directories too, takes for hidden.
+        temporary = target.with_name(f"_{target.name}.tmp")
+        with temporary.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class HadoopFiles:
+    """Whatever Spark's configuration reaches: hdfs://, s3a://, ..."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  the only way to Hadoop's file systems from Python
+        self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+
+    def names(self, directory: str) -> list[str]:
+        path, system = self._at(directory)
+        if not system.exists(path):
+            return []
+        return sorted(status.getPath().getName() for status in system.listStatus(path))
+
+    def read(self, path: str) -> str | None:
+        at, system = self._at(path)
+        if not system.exists(at):
+            return None
+        stream = system.open(at)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        at, system = self._at(path)
+        temporary = self._jvm.org.apache.hadoop.fs.Path(at.getParent(), f"_{at.getName()}.tmp")
+        stream = system.create(temporary, True)
+        try:
+            stream.write(bytearray(text.encode()))
+            stream.hsync()
+        finally:
+            stream.close()
+        system.delete(at, False)
+        system.rename(temporary, at)
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        at = self._jvm.org.apache.hadoop.fs.Path(path)
+        return at, at.getFileSystem(self._configuration)

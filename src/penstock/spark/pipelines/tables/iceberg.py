@@ -1,0 +1,81 @@
+"""Iceberg through the pyiceberg library, with a catalog in one SQLite file beside the tables.
+
+Executors write the files; one transaction on the driver adds them and sets the number of the batch as a property of the table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import ConfigError
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.tables.data_files import write_data_files
+from penstock.spark.pipelines.tables.table import Compacted, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CATALOG_FILE: Final = "iceberg.db"
+CATALOG: Final = "penstock"
+BATCH_PROPERTY: Final = "penstock.batch"
+
+
+class IcebergTable(Table):
+    def __init__(
+        self, spark: SparkSession, path: str, files: Files, directory: str, identifier: tuple[str, str]
+    ) -> None:
+        super().__init__(spark, path, files)
+        self._directory = directory
+        self._identifier = identifier
+        self._catalog: Any = None
+
+    def exists(self) -> bool:
+        return bool(self._opened_catalog().table_exists(self._identifier))
+
+    def append(self, rows: DataFrame, batch_id: int) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        columns = to_arrow_schema(rows.schema, timezone="UTC")
+        catalog = self._opened_catalog()
+        catalog.create_namespace_if_not_exists(self._identifier[0])
+        table = catalog.create_table_if_not_exists(self._identifier, columns, location=f"file://{self.path}")
+        if int(table.properties.get(BATCH_PROPERTY, -1)) >= batch_id:
+            return
+        with table.update_schema() as update:
+            update.union_by_name(columns)
+        written = write_data_files(rows, f"{self.path}/data")
+        with table.transaction() as transaction:
+            if written:
+                transaction.add_files([f"file://{self.path}/data/{each.name}" for each in written])
+            transaction.set_properties({BATCH_PROPERTY: str(batch_id)})
+
+    def read(self) -> DataFrame:
+        scan = self._opened_catalog().load_table(self._identifier).scan()
+        files = [task.file.file_path for task in scan.plan_files()]
+        return self._spark.read.option("mergeSchema", "true").parquet(*files)
+
+    def compact(self, file_bytes: int, keep_s: float) -> Compacted:
+        from datetime import UTC, datetime, timedelta
+
+        table = self._opened_catalog().load_table(self._identifier)
+        before = len(list(table.scan().plan_files()))
+        if before > 1:
+            # The library knows no rewrite of some files, so that the whole table passes through memory.
+            table.overwrite(table.scan().to_arrow())
+        table.maintenance.expire_snapshots().older_than(datetime.now(UTC) - timedelta(seconds=keep_s)).commit()
+        return Compacted(before, len(list(table.refresh().scan().plan_files())))
+
+    def _opened_catalog(self) -> Any:
+        if self._catalog is None:
+            try:
+                from pyiceberg.catalog.sql import SqlCatalog
+            except ImportError:
+                raise ConfigError(
+                    'format = "iceberg" needs the pyiceberg library: run pip install "penstock[iceberg]"'
+                ) from None
+            Path(self._directory).mkdir(parents=True, exist_ok=True)
+            self._catalog = SqlCatalog(
+                CATALOG, uri=f"sqlite:///{self._directory}/{CATALOG_FILE}", warehouse=f"file://{self._directory}"
+            )
+        return self._catalog
