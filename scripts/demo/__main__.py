@@ -39,7 +39,7 @@ def main() -> None:
             travel.show_matrix(narrator, speakers)
             travel.show_relay(narrator, speakers)
             narrator.step(
-                "A morning of orders", "Each part of a shop has its own protocol; a few of its records are no orders."
+                "A day of orders", "Each part of a shop has its own protocol; a few of its records are no orders."
             )
             sent = intake.send_orders(narrator, speakers)
         narrator.step("A crash", "An acknowledged record survives kill -9 (and a power cut).")

@@ -1,4 +1,4 @@
-"""The orders of a shop on one morning, the same in every run: five channels, a rush at noon, and now and then a record that is no order.
+"""The orders of a shop on one day, the same in every run: five channels, a rush at noon, and now and then a record that is no order.
 
 Each channel has its own way into the broker, and so its own protocol. What is broken is broken in ways that real senders find: cut off,
 in the wrong encoding, with a field missing or of another type.
@@ -17,7 +17,10 @@ CHANNELS: Final = {"FlyMQ": "web", "BlipMQ": "kiosk", "RustLog": "partner", "Fuj
 """Which part of the shop speaks which protocol."""
 ITEMS: Final = {"anvil": 189.0, "bellows": 64.5, "crucible": 38.0, "hammer": 27.5, "tongs": 19.9}
 OPENS: Final = datetime(2026, 3, 2, 8, tzinfo=UTC)
-OPEN_HOURS: Final = 6
+MORNING_HOURS: Final = 6
+EVENING: Final = OPENS.replace(hour=18)
+EVENING_ORDERS: Final = 20
+"""Of each channel: few, but much later than all the others, so that nobody waits for a morning's order any more."""
 WINDOW_MINUTES: Final = 30
 MALFORMED_EVERY: Final = 200
 
@@ -52,7 +55,9 @@ def orders_of(channel: str, count: int, first_id: int) -> Sent:
     """Orders of one channel in the order in which they were placed, with the malformed among them."""
     chance = random.Random(f"{channel} {first_id}")  # noqa: S311 - sample data
     sent = Sent()
-    for number, at in enumerate(sorted(_moment(chance) for _ in range(count))):
+    moments = sorted(_morning(chance) for _ in range(count - EVENING_ORDERS))
+    moments += [EVENING + timedelta(seconds=10 * number) for number in range(EVENING_ORDERS)]
+    for number, at in enumerate(moments):
         customer = f"customer-{chance.randrange(400)}"
         item = chance.choices(list(ITEMS), weights=(1, 2, 4, 8, 6))[0]
         quantity = chance.choices((1, 2, 3, 10), weights=(70, 20, 8, 2))[0]
@@ -81,10 +86,10 @@ def window_of(at: datetime) -> datetime:
     return at - timedelta(minutes=at.minute % WINDOW_MINUTES, seconds=at.second, microseconds=at.microsecond)
 
 
-def _moment(chance: random.Random) -> datetime:
+def _morning(chance: random.Random) -> datetime:
     """When somebody orders: any time, but mostly around noon."""
     while True:
-        hours = chance.uniform(0, OPEN_HOURS)
+        hours = chance.uniform(0, MORNING_HOURS)
         if chance.random() < 0.25 + 0.75 * math.exp(-(((hours - 4) / 1.1) ** 2)):
             return OPENS + timedelta(milliseconds=int(hours * 3_600_000))
 
