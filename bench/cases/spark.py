@@ -40,10 +40,10 @@ def measure(plan: Plan) -> list[Row]:
             rounds=plan.rounds,
         )
         result = run_program("bench.spark", job, SparkResult)
-    return [*_batch_rows(result, rows), *_floor_rows(result)]
+    return [*batch_rows(result, rows), *floor_rows(result)]
 
 
-def _batch_rows(result: SparkResult, rows: int) -> list[Row]:
+def batch_rows(result: SparkResult, rows: int) -> list[Row]:
     def rates(seconds: list[float]) -> list[float]:
         return [rows / each for each in seconds]
 
@@ -76,7 +76,7 @@ def _batch_rows(result: SparkResult, rows: int) -> list[Row]:
     return [*reading, writing]
 
 
-def _floor_rows(result: SparkResult) -> list[Row]:
+def floor_rows(result: SparkResult) -> list[Row]:
     return [
         compared(
             "spark micro-batch",

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.cases.spark import batch_rows, floor_rows
+from bench.spark import MADE, SparkResult
+
+RESULT = SparkResult(
+    read_s={"Penstock": [1.0, 2.0, 4.0], "Penstock over the wire": [4.0], "Kafka": [5.0, 4.0, 3.0]},
+    write_s={"Penstock": [2.0], "Kafka": [1.0], MADE: [0.5]},
+    to_noop_ms={"Penstock": [100.0], "Kafka": [120.0]},
+    to_topic_ms={"Penstock": [200.0], "Kafka": [150.0]},
+)
+
+
+def test_seconds_become_rates_and_each_way_is_held_against_kafka() -> None:
+    files, wire, write = batch_rows(RESULT, 1_000)
+    assert (files.value, files.against_value, files.ratio, files.met) == (500.0, 250.0, 2.0, True)
+    assert (wire.ratio, wire.met) == (1.0, True)
+    assert (write.value, write.ratio, write.met) == (500.0, 0.5, False)
+    assert "2,000 rows/s" in write.note
+
+
+def test_promises_stand_beside_the_figures_they_cost() -> None:
+    *_, write = batch_rows(RESULT, 1_000)
+    assert "exactly once" in write.setting
+    assert "fsync" in write.setting
+    assert "at least once" in write.against
+    assert "page cache" in write.against
+
+
+def test_the_floor_is_in_milliseconds_and_less_is_better() -> None:
+    to_noop, to_topic = floor_rows(RESULT)
+    assert (to_noop.value, to_noop.unit) == (100.0, "ms")
+    assert to_noop.ratio == pytest.approx(100 / 120)
+    assert to_topic.value == 200.0
+    assert {to_noop.note, to_topic.note} == {"less is better"}
