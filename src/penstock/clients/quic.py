@@ -263,6 +263,12 @@ class QuicConnection(Connection):
         self._wake(self._room)
         self._room = None
 
+    def failed(self, error: Exception) -> None:
+        self.close(reason=f"{type(error).__name__}: {error}")
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"the connection to {self.peer} was closed because of an error", "exception": error}
+        )
+
     def lost(self, code: int, reason: str) -> None:
         words = f": {reason}" if reason else f" (code {code})" if code else ""
         self.loss = ConnectionLost(f"the connection to {self.peer} was closed{words}")
@@ -284,7 +290,7 @@ class QuicConnection(Connection):
 
     def _stay_alive(self) -> None:
         if not self.is_lost:
-            interval_s = self.settings.idle_s_max / KEEP_ALIVE_OF_IDLE
+            interval_s = self.core.idle_s_max / KEEP_ALIVE_OF_IDLE
             self._keep_alive = asyncio.get_running_loop().call_later(interval_s, self._show_life)
 
     def _show_life(self) -> None:

@@ -45,6 +45,9 @@ from penstock.units import parse_address
 CONNECTION_SEND_BUFFERS = 8
 """What one connection may have waiting to be sent, in streams' worth."""
 
+FAREWELLS_MAX = 1_024
+FAREWELL_REPEATS_MAX = 3
+
 log = structlog.get_logger("penstock.net")
 
 
@@ -86,6 +89,8 @@ class QuicListener:
         self._by_cid: dict[bytes, QuicServerConnection] = {}
         # Keyed by themselves: ordered, unlike a set, so that what happens to all of them happens in the same order every time.
         self._connections: dict[QuicServerConnection, None] = {}
+        self._farewells: dict[bytes, tuple[list[tuple[bytes, Address]], int]] = {}
+        """What to repeat to peers that have not heard that their connection is closed, and how often still; oldest first."""
         self._unanswered: set[QuicServerConnection] = set()
         self._all_answered = asyncio.Event()
 
@@ -151,6 +156,8 @@ class QuicListener:
     def lost(self, connection: QuicServerConnection) -> None:
         for cid in connection.cids:
             self._by_cid.pop(cid, None)
+            if connection.farewell:
+                self._remember_farewell(cid, connection.farewell)
         self._connections.pop(connection, None)
         self.stats.connections_open -= 1
         if not connection.is_established:
@@ -173,7 +180,8 @@ class QuicListener:
                 return
         connection = self._by_cid.get(cid)
         if connection is None:
-            self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
+            if not self._say_farewell(cid):
+                self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
             return
         self._deliver(connection, buffer, segment_bytes, address)
 
@@ -185,6 +193,8 @@ class QuicListener:
         connection = None if cid is None else self._by_cid.get(cid)
         if connection is not None:
             self._deliver(connection, datagram, len(datagram), address)
+        elif cid is not None and self._say_farewell(cid):
+            pass
         elif header is None or len(datagram) < INITIAL_BYTES_MIN or self._stopping:
             self.stats.datagrams_dropped += 1
         elif header.version != VERSION:
@@ -197,15 +207,16 @@ class QuicListener:
     def _deliver(self, connection: QuicServerConnection, buffer: bytes, segment_bytes: int, address: Address) -> None:
         try:
             connection.take_datagrams(buffer, segment_bytes, address)
-        except Exception as error:
-            # Nothing that a peer sends should get here; if it does, it ends this connection and no other.
-            log.exception("quic_connection_failed", listener=self.name, peer=connection.peer)
-            connection.abandon(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection and no other
+            if connection.is_established:
+                connection.failed(error)
+            else:  # the library raises all kinds of errors over handshakes that make no sense
+                connection.abandon(f"a handshake that makes no sense: {error}")
 
     def _begin(self, header: LongHeader, datagram: bytes, address: Address) -> None:
         """The first datagram of a connection."""
         if self.stats.connections_open >= self.limits.connections_max:
-            self._refuse()
+            self._refuse(header, datagram, address)
             return
         if self.stats.handshakes_open >= self.limits.handshakes_max:
             self.stats.handshakes_dropped += 1
@@ -238,6 +249,8 @@ class QuicListener:
         self.add_cid(header.destination_cid, connection)
         self.add_cid(core.host_cid, connection)
         self._deliver(connection, datagram, len(datagram), address)
+        if not core.believable and not connection.is_lost:
+            connection.abandon("")
 
     def _send_retry(self, header: LongHeader, address: Address) -> None:
         self.stats.retries_sent += 1
@@ -250,11 +263,30 @@ class QuicListener:
         if not self._endpoint.blocked:  # what cannot be sent now need not be sent at all: the client asks again
             self._endpoint.send([(datagram, address)])
 
-    def _refuse(self) -> None:
+    def _refuse(self, header: LongHeader, datagram: bytes, address: Address) -> None:
         self.stats.connections_refused += 1
+        core = QuicCore(self._settings, self._tls, is_client=False, original_destination_cid=header.destination_cid)
+        core.refuse(datagram, header.destination_cid, address, self._now_s())
+        for refusal, _ in core.take_datagrams(self._now_s(), 1):
+            self._answer(refusal, address)
         if not self._full:  # one line when the bound is reached, not one per refusal: a flood must not fill the log
             self._full = True
             log.warning("connections_refused", listener=self.name, connections_max=self.limits.connections_max)
+
+    def _remember_farewell(self, cid: bytes, farewell: list[tuple[bytes, Address]]) -> None:
+        if len(self._farewells) >= FAREWELLS_MAX:
+            del self._farewells[next(iter(self._farewells))]
+        self._farewells[cid] = (farewell, FAREWELL_REPEATS_MAX)
+
+    def _say_farewell(self, cid: bytes) -> bool:
+        """Tell a peer again that its connection is closed; False where there was none, or it was told often enough."""
+        farewell, repeats = self._farewells.pop(cid, ([], 0))
+        if not repeats:
+            return False
+        self._farewells[cid] = (farewell, repeats - 1)
+        for datagram, address in farewell:
+            self._answer(datagram, address)
+        return True
 
     async def _bind(self, address: HostAndPort) -> socket.socket:
         setting = f"listeners.{self.name}.bind"

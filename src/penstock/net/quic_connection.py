@@ -146,6 +146,11 @@ class QuicServerConnection(Connection):
     def cid_retired(self, cid: bytes) -> None:
         self._owner.drop_cid(cid)
 
+    def failed(self, error: Exception) -> None:
+        log.error("quic_connection_failed", listener=self.listener, peer=self.peer, exc_info=error)
+        self.stats.session_errors += 1
+        self.abandon(f"{type(error).__name__}: {error}")
+
     def lost(self, code: int, reason: str) -> None:
         self.flow.lost()
         session, self._session = self._session, None

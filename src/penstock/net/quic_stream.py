@@ -47,6 +47,7 @@ class QuicServerStream(Stream):
         """When a sweep first saw the frame that is pending."""
 
     def open(self, talk: Callable[[QuicServerStream], StreamSession]) -> None:
+        """Begin the conversation."""
         self._connection.stats.streams_open += 1
         self._connection.stats.streams_total += 1
         self.guarded(self._begin, talk)
@@ -156,9 +157,9 @@ class QuicServerStream(Stream):
 
     def closed(self) -> None:
         self._forget_frame()
+        self._connection.stats.streams_open -= 1
         session, self._session = self._session, None
         if session is not None:
-            self._connection.stats.streams_open -= 1
             self.guarded(session.closed)
         self._connection.answered()
 

@@ -49,6 +49,8 @@ class Connection:
         """Too much waits on all streams together: none of them is writable."""
         self.is_established = False
         self.is_lost = False
+        self.farewell: list[tuple[bytes, Address]] = []
+        """The datagrams that told the peer that we closed the connection, should it not have received them."""
         self.sent_bytes = 0
         """Of stream data, over the connection's life, whether it is on the wire yet or not."""
         self._now_s = now_s
@@ -84,6 +86,10 @@ class Connection:
     def cid_retired(self, cid: bytes) -> None:
         """The peer will not use this id any more."""
 
+    def failed(self, error: Exception) -> None:
+        """Something that should not happen: the connection cannot go on."""
+        raise error
+
     def lost(self, code: int, reason: str) -> None:
         """The connection is over; every stream was closed before."""
 
@@ -113,7 +119,8 @@ class Connection:
         """End every stream and the connection; the peer is told."""
         if not self.is_lost:
             self.core.close(code, None, reason)
-            self._send(self._now_s())
+            self.farewell = self.core.take_datagrams(self._now_s(), self._datagrams_per_turn)
+            self.endpoint.send(self.farewell)
             self._lose(code, reason)
 
     def abandon(self, reason: str) -> None:
@@ -127,13 +134,21 @@ class Connection:
         self.endpoint.touch(self)
 
     def run(self, now_s: float) -> None:
+        try:
+            self._run(now_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection and no other
+            self.failed(error)
+
+    def _run(self, now_s: float) -> None:
         if self._is_there() and (self.reading or self.core.over):
             self._take_events()
         if self._is_there():
-            self._send(now_s)
             if self.core.over:
+                self.farewell = self.core.take_datagrams(now_s, self._datagrams_per_turn)
+                self.endpoint.send(self.farewell)
                 self._lose(self.core.end_code, self.core.end_reason)
             else:
+                self._send(now_s)
                 self._look_at_streams()
         if self._is_there():
             self._arm_timer(now_s)
@@ -155,6 +170,8 @@ class Connection:
 
     def stream_closed(self, stream: Stream) -> None:
         """It is kept until QUIC has finished with it, so that what still comes for it is not taken for a new one."""
+        if stream.is_finished:
+            self.streams.pop(stream.id, None)
         self._sending.pop(stream, None)
         if self._full.pop(stream, self) is None:
             self.touch()
@@ -192,7 +209,6 @@ class Connection:
             elif kind == STOP_SENDING:
                 stream.take_stop(event[2])
             else:
-                del self.streams[stream.id]
                 stream.take_finished()
         elif kind == STREAMS_AVAILABLE:
             self.streams_available()

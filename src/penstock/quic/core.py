@@ -60,6 +60,7 @@ REPORTED: Final = frozenset(
 )
 ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
+CONNECTION_REFUSED: Final = 2
 INITIAL_RTT_S = 0.1
 """Assumed until the first measurement. The standard's third of a second makes a lost first packet cost a second on a local network."""
 
@@ -124,6 +125,19 @@ class QuicCore(QuicConnection):
         return None if certificate is None else certificate.public_bytes()
 
     @property
+    def idle_s_max(self) -> float:
+        """After how long without a sign of life the connection is gone: the shorter time of both sides."""
+        ours_s = self._settings.idle_s_max
+        theirs = None if self._tls is None else self._tls.remote_transport_parameters
+        theirs_ms = 0 if theirs is None else theirs.max_idle_timeout or 0
+        return min(ours_s, theirs_ms / 1000) if theirs_ms else ours_s
+
+    @property
+    def believable(self) -> bool:
+        """Whether anything came that was encrypted as it should be."""
+        return self._core is not None and self._core.received_authenticated_packet
+
+    @property
     def peer_address(self) -> Address:
         """Where the peer is now."""
         address: Address = self._require_core().active_path[2]
@@ -165,6 +179,14 @@ class QuicCore(QuicConnection):
             if event[0] == STREAM_DATA or self._is_for_the_owner(event):
                 return event
         return None
+
+    def refuse(self, datagram: bytes, destination_cid: bytes, address: Address, now_s: float) -> None:
+        """Answer the first datagram of a connection by closing it, which costs no key exchange."""
+        self._version = VERSION
+        self._create_core(address, destination_cid, now_s)
+        core = self._require_core()
+        core.receive_datagram(datagram, address, now_s)
+        core.close(CONNECTION_REFUSED, 0, b"")
 
     # -- out --------------------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,11 @@ class Stream:
     def closed(self) -> None:
         """Both sides have ended, or the connection has."""
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether QUIC has nothing more to say about it."""
+        return self._finished
+
     # -- sending -----------------------------------------------------------------------------------------------------------
 
     @property
@@ -183,7 +188,9 @@ class Stream:
     def take_finished(self) -> None:
         """Both sides have ended for QUIC; for us once what waits was taken."""
         self._finished = True
-        if not self._backlog:
+        if self._is_closed:
+            self._connection.stream_closed(self)
+        elif not self._backlog:
             self.close_now()
 
     def sent_some(self) -> bool:
