@@ -100,6 +100,11 @@ class _Clients:
                 client = self._clients[settings] = open_client(settings)
             return client
 
+    def close(self) -> None:
+        with self._lock:
+            while self._clients:
+                self._clients.popitem()[1].close()
+
 
 _clients = _Clients()
 
@@ -107,6 +112,11 @@ _clients = _Clients()
 def pooled_client(settings: ConnectionSettings) -> FlyMQClient:
     """The client of this process for a broker, opened with the first call. It stays open; do not close it."""
     return _clients.get(settings)
+
+
+def close_pooled_clients() -> None:
+    """Hang up. Whoever asks for a pooled client later gets a new one."""
+    _clients.close()
 
 
 def open_client(settings: ConnectionSettings) -> FlyMQClient:
