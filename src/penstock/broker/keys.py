@@ -30,6 +30,7 @@ VECTOR_KEY_BYTES_MAX: Final = 128
 CACHED_KEYS_MAX: Final = 1 << 14
 CACHED_KEY_BYTES_MAX: Final = 64
 
+Int64s = npt.NDArray[np.int64]
 Partitions = npt.NDArray[np.int64]
 """The partition of each record of a run."""
 
@@ -45,21 +46,35 @@ _fnv1a_cached = lru_cache(CACHED_KEYS_MAX)(fnv1a)
 
 
 def _fnv1a_run(keys: Sequence[bytes]) -> list[int]:
-    """FNV-1a of each key, one byte position of all keys at a time; longest keys first, so that each step takes a prefix."""
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    order = np.argsort(-lengths, kind="stable")
-    sorted_lengths = lengths[order]
-    starts = (np.cumsum(lengths) - lengths)[order]
     data = np.frombuffer(b"".join(keys), np.uint8)
-    digests = np.full(len(keys), _OFFSET_BASIS, np.uint32)
-    positions = np.arange(int(sorted_lengths[0]))
-    for position, alive in enumerate(np.searchsorted(-sorted_lengths, -positions, side="left").tolist()):
+    return hashes_of_column(data, np.cumsum(lengths) - lengths, lengths).tolist()  # type: ignore[no-any-return]
+
+
+def hashes_of_column(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> npt.NDArray[np.uint32]:
+    """FNV-1a of each key `data[start:start + length]`, one byte position of all keys at a time.
+
+    Longest keys come first, so that each step takes a prefix; where all have one length, they need no sorting.
+    """
+    digests = np.full(len(lengths), _OFFSET_BASIS, np.uint32)
+    if not len(lengths):
+        return digests
+    longest = int(lengths.max())
+    if longest == int(lengths.min()):
+        for position in range(longest):
+            digests ^= data[starts + position]
+            digests *= np.uint32(_PRIME)
+        return digests
+    order = np.argsort(-lengths, kind="stable")
+    sorted_lengths, starts = lengths[order], starts[order]
+    alive_at = np.searchsorted(-sorted_lengths, -np.arange(longest), side="left").tolist()
+    for position, alive in enumerate(alive_at):
         step = digests[:alive]
         step ^= data[starts[:alive] + position]
         step *= np.uint32(_PRIME)
     unsorted = np.empty_like(digests)
     unsorted[order] = digests
-    return unsorted.tolist()
+    return unsorted
 
 
 def key_hashes(keys: Sequence[bytes]) -> list[int]:

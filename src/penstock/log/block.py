@@ -38,7 +38,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -155,6 +155,39 @@ def encode_block(
         (first_timestamp, last_timestamp),
         sizes,
         compress=compress,
+    )
+
+
+class RawColumn(NamedTuple):
+    """A column as a block stores it: lengths (-1 for null), and the bytes of all cells in any number of pieces."""
+
+    lengths: Int32s
+    data: Sequence[bytes | memoryview]
+
+
+def encode_columns(values: RawColumn, keys: RawColumn | None = None, headers: RawColumn | None = None) -> bytes:
+    """One block of columns that somebody has laid out, at no place in a log yet (see `place_block`)."""
+    flags = 0
+    vectors, sizes = [values.lengths], [0, 0, 0]
+    data: list[list[bytes | memoryview]] = [[], [], []]
+    for turn, (flag, column) in enumerate(((KEYS, keys), (0, values), (HEADERS, headers))):
+        if column is None:
+            continue
+        data[turn] = [piece for piece in column.data if len(piece)]
+        sizes[turn] = sum(map(len, data[turn]))
+        if flag == KEYS and not (column.lengths >= 0).any():
+            continue
+        if flag == HEADERS and not sizes[turn]:
+            continue
+        if flag:
+            flags |= flag
+            vectors.append(column.lengths)
+    lengths = [vector.astype("<i4", copy=False).tobytes() for vector in vectors]
+    body = b"".join((*lengths, *data[0], *data[1], *data[2]))
+    count = len(values.lengths)
+    key_bytes, value_bytes, header_bytes = sizes
+    return _assemble(
+        [body], flags, count, (0, count - 1), (0, 0), (key_bytes, value_bytes, header_bytes), compress=False
     )
 
 

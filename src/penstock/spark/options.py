@@ -51,6 +51,8 @@ _STREAM_ONLY: Final = (
     "maxTriggerDelay",
     "pollWaitMs",
 )
+SOURCE_OPTIONS: Final = (*_BOTH, *_BATCH_ONLY, *_STREAM_ONLY)
+"""For the sink, which may be handed them with a table that is both read and written."""
 _ELSEWHERE: Final = {
     "path": "topics are not paths; call load() without one and set the option subscribe to the topic",
     "topic": "is an option of writing; to read, set the option subscribe to the topic",
