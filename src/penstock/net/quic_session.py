@@ -37,7 +37,12 @@ class Stream(Connection, Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was given to `send` and is not on the wire yet, or not acknowledged yet."""
+        """What was given to `send` and is not on the wire yet."""
+        ...
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """No more than this of what was given to `send` has yet to arrive; what else the connection has in flight counts too."""
         ...
 
     def send(self, data: bytes, *, end: bool = False) -> None:

@@ -89,6 +89,11 @@ class Stream:
         """What was given to `send` and is not on the wire yet."""
         return self._unsent_bytes
 
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """No more than this of what was given to `send` has yet to arrive: what is not on the wire, and all the connection has in flight."""
+        return self._unsent_bytes + self._connection.core.in_flight_bytes
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         """Queue bytes; with `end` they are our last. Dropped without a word once our side has ended."""
         if not self.can_send or self._is_closed:

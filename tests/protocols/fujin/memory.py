@@ -64,6 +64,7 @@ class MemoryStream:
         self.can_receive = True
         self.can_send = True
         self.unsent_bytes = 0
+        self.unacknowledged_bytes = 0
         self.sends: list[tuple[bytes, bool]] = []
         self.held_bytes = 0
         self.pending = False

@@ -381,12 +381,12 @@ async def test_with_auto_commit_a_record_is_settled_when_its_bytes_have_arrived(
     client: Client, broker: Broker, timers: Timers
 ) -> None:
     reader = await client.reader(b"orders", auto_commit=True)
-    reader.stream.unsent_bytes = 12
+    reader.stream.unacknowledged_bytes = 12
     await produce(broker, "orders", [b"a", b"b", b"c"])
     await reader.hear(18)
     timers.advance(0.05)
     assert in_flight(broker) == 3
-    reader.stream.unsent_bytes = 0
+    reader.stream.unacknowledged_bytes = 0
     timers.advance(0.05)
     assert in_flight(broker) == 0
 
@@ -398,7 +398,7 @@ async def test_with_auto_commit_what_has_not_arrived_goes_to_another(
     reader = await client.reader(b"orders", auto_commit=True)
     await reader.hear(6)
     timers.advance(0.05)
-    reader.stream.unsent_bytes = 6
+    reader.stream.unacknowledged_bytes = 6
     await produce(broker, "orders", [b"b"])
     await reader.hear(6)
     reader.session.aborted(0)

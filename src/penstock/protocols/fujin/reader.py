@@ -339,7 +339,7 @@ class Reader:
         subscription, talk = self._subscription, self._talk
         if subscription is None:
             return
-        arrived = talk.sent_bytes - talk.stream.unsent_bytes
+        arrived = talk.sent_bytes - talk.stream.unacknowledged_bytes
         tags: list[int] = []
         full = self._unconfirmed >= UNCONFIRMED_MAX
         while self._sent and self._sent[0].end <= arrived:
