@@ -91,7 +91,7 @@ class Stream:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """No more than this of what was given to `send` has yet to arrive: what is not on the wire, and all the connection has in flight."""
+        """No more than this of what was given to `send` has yet to arrive: what is not on the wire, and what the connection has there."""
         return self._unsent_bytes + self._connection.core.in_flight_bytes
 
     def send(self, data: bytes, *, end: bool = False) -> None:
