@@ -28,7 +28,7 @@ class MemoryStream:
         self.stalled = False
         """The peer takes nothing."""
         self.sent: list[bytes] = []
-        self.unsent_bytes = 0
+        self.unsent_bytes = self.unacknowledged_bytes = 0
         self.held_bytes = 0
         self.pending = False
         self.our_side_ended = False
