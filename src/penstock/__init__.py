@@ -35,6 +35,7 @@ class _Protocol(NamedTuple):
 _FLYMQ = _Protocol("penstock.protocols.flymq", "FlyMQClient", "AsyncFlyMQClient")
 _BLIPMQ = _Protocol("penstock.protocols.blipmq", "BlipMQClient", "AsyncBlipMQClient")
 _RUSTLOG = _Protocol("penstock.protocols.rustlog", "RustLogClient", "AsyncRustLogClient")
+_FELIX = _Protocol("penstock.protocols.felix", "FelixClient", "AsyncFelixClient")
 _SCHEMES = {
     "flymq": _FLYMQ,
     "flymqs": _FLYMQ,
@@ -44,12 +45,17 @@ _SCHEMES = {
     "rustlogs": _RUSTLOG,
     "rustlog+json": _RUSTLOG,
     "rustlogs+json": _RUSTLOG,
+    "felix": _FELIX,
 }
-"""A scheme that ends in `s` is the same protocol over TLS."""
+"""A scheme that ends in `s` is the same protocol over TLS, which those over QUIC have anyway."""
 
 
 def connect(
-    url: str = DEFAULT_URL, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
+    url: str = DEFAULT_URL,
+    *,
+    tls: ssl.SSLContext | bool | None = None,
+    options: ClientOptions | None = None,
+    **of_protocol: Any,
 ) -> Any:
     """Connect to a broker, for programs without an event loop.
 
@@ -57,20 +63,26 @@ def connect(
     `flymq://user:password@host:9092` gives a `penstock.protocols.flymq.sync.FlyMQClient`, `blipmq://key@host:5555` a
     `penstock.protocols.blipmq.sync.BlipMQClient`, `rustlog://host:9292` (`rustlog+json://` for the other dialect) a
     `penstock.protocols.rustlog.sync.RustLogClient`. `flymqs://`, `blipmqs://` and `rustlogs://` mean TLS, with `?ca=FILE` for an
-    authority of your own. Raises `penstock.errors.Unreachable` where nothing answers. Use the client in a `with` block, or close it.
+    authority of your own. `felix://host:5000?ca=FILE` gives a `penstock.protocols.felix.sync.FelixClient`. What a client takes besides is
+    given by its name, as in `connect("felix://...", tenant="t1", token="secret")`. Raises `penstock.errors.Unreachable` where nothing
+    answers. Use the client in a `with` block, or close it.
     """
     protocol = _protocol_of(url)
     client_class = getattr(importlib.import_module(f"{protocol.package}.sync"), protocol.sync_class)
-    return client_class(url, tls=tls, options=options)
+    return client_class(url, tls=tls, options=options, **of_protocol)
 
 
 async def connect_async(
-    url: str = DEFAULT_URL, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
+    url: str = DEFAULT_URL,
+    *,
+    tls: ssl.SSLContext | bool | None = None,
+    options: ClientOptions | None = None,
+    **of_protocol: Any,
 ) -> Any:
     """Connect to a broker from an asyncio program: `async with await penstock.connect_async(url) as client:`."""
     protocol = _protocol_of(url)
     client_class = getattr(importlib.import_module(f"{protocol.package}.client"), protocol.async_class)
-    client = client_class(url, tls=tls, options=options)
+    client = client_class(url, tls=tls, options=options, **of_protocol)
     await client.open()
     return client
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -50,9 +52,9 @@ def frame(text: str) -> bytes:
     return b"FLX1\x00\x01\x00\x00" + len(payload).to_bytes(4, "big") + payload
 
 
-SCOPE = {"tenant_id": "acme", "namespace": "shop", "stream": "orders"}
+SCOPE: Any = {"tenant_id": "acme", "namespace": "shop", "stream": "orders"}
 SCOPED = '"tenant_id":"acme","namespace":"shop","stream":"orders"'
-CACHE = {"tenant_id": "acme", "namespace": "shop", "cache": "prices"}
+CACHE: Any = {"tenant_id": "acme", "namespace": "shop", "cache": "prices"}
 CACHED = '"tenant_id":"acme","namespace":"shop","cache":"prices"'
 
 REQUESTS: list[tuple[str, Message]] = [
