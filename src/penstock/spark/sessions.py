@@ -30,6 +30,8 @@ EVERYWHERE = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # What every other reader of Parquet understands; the default is a type that the format has long given up.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
 }
 

@@ -26,7 +26,7 @@ class ParquetTable(Table):
     def append(self, rows: DataFrame, batch_id: int) -> None:
         jvm: Any = self._spark.sparkContext._jvm  # noqa: SLF001  the sink has no Python face
         sink = jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSink(
-            self._spark._jsparkSession,  # noqa: SLF001
+            rows._jdf.sparkSession(),  # noqa: SLF001
             self.path,
             jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat(),
             jvm.PythonUtils.toSeq([]),

@@ -1,0 +1,47 @@
+"""What Spark throws, in one line that a person can do something about.
+
+An error of ours that was raised in a Python worker arrives as text inside a Java exception inside another; its own line is still in there.
+Errors of Spark have a condition and a sentence; the pages of Java behind them are for `--verbose`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock.errors import PenstockError
+
+LINE_CHARS_MAX: Final = 600
+_OURS: Final = re.compile(r"penstock\.(?:errors|spark\.[\w.]+)\.(\w+): (.+)")
+_PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt)): (.+)$", re.MULTILINE)
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
+_TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
+# Say that something failed and not what: the cause inside is what people need.
+_WRAPPERS: Final = frozenset(
+    {"STREAM_FAILED", "FAILED_EXECUTE_UDF", "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR", "PYTHON_DATA_SOURCE_ERROR"}
+)
+
+
+def explain_failure(error: BaseException) -> str:
+    """One line."""
+    if isinstance(error, PenstockError):
+        return str(error)
+    text = str(error)
+    ours = _OURS.findall(text)
+    if ours:
+        return _line(ours[-1][1])
+    conditions = [(name, said) for name, said in _CONDITION.findall(text) if name not in _WRAPPERS]
+    if conditions:
+        name, said = conditions[0]
+        return _line(f"Spark: {_TAIL.sub('', said)} [{name}]")
+    python = _PYTHON.findall(text)
+    if python:
+        name, said = python[-1]
+        return _line(f"{name}: {said}")
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return _line(f"Spark: {_TAIL.sub('', first)}")
+
+
+def _line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LINE_CHARS_MAX else text[: LINE_CHARS_MAX - 3] + "..."

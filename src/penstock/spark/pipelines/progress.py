@@ -1,0 +1,110 @@
+"""How the stages of a run are doing, out of what Spark says after each batch."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.errors import InvalidRequest
+from penstock.protocols.flymq.pipelines.messages import StageReport
+from penstock.spark.offsets import Positions, StreamOffset, is_start
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    name: str
+    state: str = "starting"
+    rows: int = 0
+    """Since the run began, like the rejects and the batches."""
+    rejects: int = 0
+    lag: int = -1
+    batches: int = 0
+    batch_id: int = -1
+    batch_ms: int = 0
+    batch_rows: int = 0
+    rows_per_s: float = 0.0
+    positions: Positions = field(default_factory=dict)
+    """How far it has read."""
+
+    def report(self) -> StageReport:
+        return StageReport(self.name, self.state, self.rows, self.rejects, self.lag, self.batches, self.batch_ms)
+
+
+class Progress:
+    """The stages of one run. Spark tells from a thread of its own."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._lock = threading.Lock()
+        self._stages = {name: StageProgress(name) for name in names}
+
+    def stages(self) -> list[StageProgress]:
+        with self._lock:
+            return list(self._stages.values())
+
+    def state(self, name: str, state: str) -> None:
+        with self._lock:
+            self._stages[name] = replace(self._stages[name], state=state)
+
+    def states(self, state: str) -> None:
+        """Of all stages that have not ended."""
+        with self._lock:
+            for name, stage in self._stages.items():
+                if stage.state in ("starting", "running", "stopping"):
+                    self._stages[name] = replace(stage, state=state)
+
+    def batch(self, name: str, said: Mapping[str, Any], rejects: int) -> StageProgress | None:
+        """Spark has told of a batch; None where there was none."""
+        durations = said.get("durationMs") or {}
+        with self._lock:
+            before = self._stages[name]
+            ends, latest = _positions(said, "endOffset"), _positions(said, "latestOffset")
+            lag = _lag(ends, latest) if ends else before.lag
+            if "addBatch" not in durations:
+                self._stages[name] = replace(before, lag=lag, rows_per_s=0.0)
+                return None
+            rows = int(said.get("numInputRows") or 0)
+            batch_ms = int(durations.get("triggerExecution") or 0)
+            stage = replace(
+                before,
+                rows=before.rows + rows,
+                rejects=rejects,
+                lag=lag,
+                batches=before.batches + 1,
+                batch_id=int(said.get("batchId", -1)),
+                batch_ms=batch_ms,
+                batch_rows=rows,
+                rows_per_s=rows * 1000 / batch_ms if batch_ms else 0.0,
+                positions={**before.positions, **ends},
+            )
+            self._stages[name] = stage
+            return stage
+
+
+def _positions(said: Mapping[str, Any], which: str) -> Positions:
+    """Over all sources of a query."""
+    found: dict[str, Mapping[int, int]] = {}
+    for source in said.get("sources") or ():
+        offset = source.get(which)
+        if isinstance(offset, str):
+            try:
+                offset = json.loads(offset)
+            except ValueError:
+                continue
+        if not isinstance(offset, Mapping) or is_start(offset):
+            continue
+        try:
+            found |= StreamOffset.decode(offset).positions
+        except InvalidRequest:
+            continue
+    return found
+
+
+def _lag(ends: Positions, latest: Positions) -> int:
+    return sum(
+        max(0, end - ends.get(topic, {}).get(partition, 0))
+        for topic, numbers in latest.items()
+        for partition, end in numbers.items()
+    )
