@@ -37,7 +37,16 @@ OnData = Callable[[bytes], None]
 class QuicStream(Stream):
     """One stream, as a client uses it."""
 
-    __slots__ = ("_chunks", "_chunks_bytes", "_drained", "_error", "_on_data", "_readable", "_waits_for_end")
+    __slots__ = (
+        "_chunks",
+        "_chunks_bytes",
+        "_cut_off",
+        "_drained",
+        "_on_data",
+        "_readable",
+        "_refused",
+        "_waits_for_end",
+    )
 
     _connection: QuicConnection
 
@@ -51,7 +60,10 @@ class QuicStream(Stream):
         self._readable: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._waits_for_end = self.can_receive
-        self._error: ConnectionLost | None = None
+        self._cut_off: ConnectionLost | None = None
+        """Why no more can be read, where the server's side did not end in good order."""
+        self._refused: ConnectionLost | None = None
+        """Why no more can be written, where our side was not ended by us."""
 
     @property
     def is_one_way(self) -> bool:
@@ -67,7 +79,7 @@ class QuicStream(Stream):
     async def write(self, data: bytes, *, end: bool = False) -> None:
         """Send, and wait while too much is under way. Raises ConnectionLost where the server takes no more."""
         if not self.can_send:
-            raise self._error or ConnectionLost("this side of the stream has ended")
+            raise self._refused or ConnectionLost("this side of the stream has ended")
         self.send(data, end=end)
         if not self.writable and not end:
             await self.drain()
@@ -78,8 +90,8 @@ class QuicStream(Stream):
             if self._drained is None:
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._drained)
-        if self._error is not None:
-            raise self._error
+        if self._refused is not None:
+            raise self._refused
 
     # -- reading -----------------------------------------------------------------------------------------------------------
 
@@ -97,8 +109,8 @@ class QuicStream(Stream):
     async def read(self) -> bytes:
         """What has come, once there is some; `b""` where the server's side has ended. Raises ConnectionLost where it was cut off."""
         while not self._chunks:
-            if self._error is not None:
-                raise self._error
+            if self._cut_off is not None:
+                raise self._cut_off
             if not self._waits_for_end:
                 return b""
             if self._readable is None:
@@ -129,11 +141,10 @@ class QuicStream(Stream):
         self._wake_reader()
 
     def aborted(self, code: int) -> None:
-        self._fail(ConnectionLost(f"the server cut stream {self.id} off (code {code})"))
+        self._cut(ConnectionLost(f"the server cut stream {self.id} off (code {code})"))
 
     def stopped(self, code: int) -> None:
-        if self._error is None:
-            self._error = ConnectionLost(f"the server takes no more on stream {self.id} (code {code})")
+        self._refused = ConnectionLost(f"the server takes no more on stream {self.id} (code {code})")
         self.drained()
 
     def drained(self) -> None:
@@ -142,16 +153,18 @@ class QuicStream(Stream):
             future.set_result(None)
 
     def closed(self) -> None:
+        loss = self._connection.loss
+        if loss is not None and self._refused is None:
+            self._refused = loss
         if self._waits_for_end:
-            self._fail(self._connection.loss or ConnectionLost("the connection was closed"))
+            self._cut(loss or ConnectionLost("the stream was closed"))
         self.drained()
 
-    def _fail(self, error: ConnectionLost) -> None:
-        self._error = error
-        if self._waits_for_end:
-            self._waits_for_end = False
-            if self._on_data is not None:
-                self._on_data(b"")
+    def _cut(self, error: ConnectionLost) -> None:
+        self._cut_off = error
+        self._waits_for_end = False
+        if self._on_data is not None:
+            self._on_data(b"")
         self._wake_reader()
 
     def _wake_reader(self) -> None:
@@ -269,15 +282,18 @@ class QuicConnection(Connection):
             {"message": f"the connection to {self.peer} was closed because of an error", "exception": error}
         )
 
-    def lost(self, code: int, reason: str) -> None:
+    def losing(self, code: int, reason: str) -> None:
         words = f": {reason}" if reason else f" (code {code})" if code else ""
         self.loss = ConnectionLost(f"the connection to {self.peer} was closed{words}")
         self.loss_code = code
+
+    def lost(self, code: int, reason: str) -> None:
+        assert self.loss is not None
         if self._keep_alive is not None:
             self._keep_alive.cancel()
         self.endpoint.close()
         if not self.connected.done():
-            self.connected.set_exception(Unreachable(f"{self.peer} cannot be reached{words}"))
+            self.connected.set_exception(Unreachable(str(self.loss)))
             self.connected.exception()  # it may be that nobody waits for it any more
         for waiting in (self._acceptor, self._room, self._over):
             self._wake(waiting)

@@ -90,6 +90,9 @@ class Connection:
         """Something that should not happen: the connection cannot go on."""
         raise error
 
+    def losing(self, code: int, reason: str) -> None:
+        """The connection is over; its streams are told next."""
+
     def lost(self, code: int, reason: str) -> None:
         """The connection is over; every stream was closed before."""
 
@@ -288,6 +291,7 @@ class Connection:
             self._timer.cancel()
             self._timer = None
         self.endpoint.forget(self)
+        self.losing(code, reason)
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.close_now()
