@@ -1,0 +1,48 @@
+"""Offsets of a stream as Spark writes them down."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.spark.offsets import START, StreamOffset, group_offsets, is_start
+
+
+def test_topics_partitions_and_offsets_are_written_as_kafka_writes_them() -> None:
+    assert json.dumps(StreamOffset({"orders": {0: 23, 1: 5}}).encode()) == '{"orders": {"0": 23, "1": 5}}'
+
+
+def test_keys_are_sorted_whatever_order_they_came_in() -> None:
+    one = StreamOffset({"b": {10: 1, 9: 2}, "a": {0: 3}}, {"b": "2", "a": "1"}, {"b": {9: 0}, "a": {0: 0}})
+    two = StreamOffset({"a": {0: 3}, "b": {9: 2, 10: 1}}, {"a": "1", "b": "2"}, {"a": {0: 0}, "b": {9: 0}})
+    assert json.dumps(one.encode()) == json.dumps(two.encode())
+    assert list(one.encode()["b"]) == ["9", "10"]
+
+
+def test_an_offset_comes_back_as_it_was() -> None:
+    offset = StreamOffset({"orders": {0: 23, 11: 5}}, {"orders": "ab"}, {"orders": {0: 1, 11: 0}})
+    assert StreamOffset.decode(json.loads(json.dumps(offset.encode()))) == offset
+
+
+def test_offsets_of_kafkas_connector_are_understood() -> None:
+    offset = StreamOffset.decode({"orders": {"0": 23}})
+    assert (offset.positions, offset.ids, offset.began) == ({"orders": {0: 23}}, {}, None)
+
+
+def test_the_start_is_always_the_same_and_told_from_all_else() -> None:
+    assert is_start(START)
+    assert is_start(json.loads(json.dumps(START)))
+    assert not is_start(StreamOffset({"orders": {0: 23}}).encode())
+
+
+def test_what_another_source_has_written_is_refused() -> None:
+    for other in ({"logOffset": 5}, {"orders": {"zero": 1}}, {"orders": {"0": "many"}}, {"orders": [1]}):
+        with pytest.raises(InvalidRequest, match="use a new one"):
+            StreamOffset.decode(other)
+
+
+def test_a_group_has_read_what_the_offset_says_and_nothing_at_the_start() -> None:
+    assert group_offsets(START) == {}
+    assert group_offsets(StreamOffset({"orders": {0: 23}}, {"orders": "ab"}).encode()) == {"orders": {0: 23}}
