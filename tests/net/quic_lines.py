@@ -33,7 +33,7 @@ class LineStream(LineSession):
 
     def ended(self) -> None:
         self.has_ended = True
-        self.stream.end()
+        self.stream.close()
 
     def aborted(self, code: int) -> None:
         self.aborts.append(code)

@@ -53,6 +53,8 @@ class Connection:
         """The datagrams that told the peer that we closed the connection, should it not have received them."""
         self.sent_bytes = 0
         """Of stream data, over the connection's life, whether it is on the wire yet or not."""
+        self._waiting_bytes = 0
+        self._sent_since_look_bytes = 0
         self._now_s = now_s
         self._own_bit = 0 if core.configuration.is_client else 1
         self._paused = False
@@ -161,6 +163,9 @@ class Connection:
     def stream_sent(self, stream: Stream, size_bytes: int) -> None:
         self.sent_bytes += size_bytes
         self._sending[stream] = None
+        self._sent_since_look_bytes += size_bytes
+        if self._sent_since_look_bytes > self.settings.connection_send_high_bytes // 4:
+            self._look_at_congestion()
         self.endpoint.touch(self)
 
     def stream_is_full(self, stream: Stream) -> None:
@@ -248,18 +253,21 @@ class Connection:
             for stream in list(self._sending):
                 if not stream.sent_some():
                     self._sending.pop(stream, None)
-        high = self.settings.connection_send_high_bytes
         if self.congested or self._sending:
-            waiting = self.core.unsent_bytes() + self.core.in_flight_bytes
-            if not self.congested and waiting > high:
-                self.congested = True
-                self.congestion_changed()
-            elif self.congested and waiting <= high // 2:
+            self._look_at_congestion()
+            if self.congested and self._waiting_bytes <= self.settings.connection_send_high_bytes // 2:
                 self.congested = False
                 self.congestion_changed()
                 for stream in list(self.streams.values()):
                     if stream.writable:
                         stream.drained()
+
+    def _look_at_congestion(self) -> None:
+        self._sent_since_look_bytes = 0
+        self._waiting_bytes = self.core.unsent_bytes() + self.core.in_flight_bytes
+        if not self.congested and self._waiting_bytes > self.settings.connection_send_high_bytes:
+            self.congested = True
+            self.congestion_changed()
 
     def _arm_timer(self, now_s: float) -> None:
         """One timer of the loop, moved only when it would be late; most deadlines move away from it."""

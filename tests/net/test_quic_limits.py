@@ -1,0 +1,327 @@
+"""Bounds of a QUIC listener: slow peers, greedy ones, and floods of handshakes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConnectionLost, Unreachable
+from penstock.net.limits import QuicLimits
+from penstock.net.quic_connection import QuicServerConnection
+from penstock.quic.core import QuicCore
+from penstock.quic.settings import QuicSettings
+from penstock.quic.tls import TlsSettings
+from tests.net.line_session import until
+from tests.net.quic_lines import ALPN, QuicService, read_all, read_line, serving_quic
+
+KIB, MIB = 1024, 1024 * 1024
+
+
+def connection_of(service: QuicService, number: int = 0) -> QuicServerConnection:
+    connection = service.sessions[number].connection
+    assert isinstance(connection, QuicServerConnection)
+    return connection
+
+
+async def until_nothing_moves(service: QuicService) -> None:
+    """Both sides have said what they could: for a while no byte came or went."""
+    before, quiet_since = (-1, -1, -1), time.monotonic()
+    while time.monotonic() - quiet_since < 0.3:
+        await asyncio.sleep(0)
+        now = (service.stats.bytes_in, service.stats.bytes_out, connection_of(service).unsent_bytes)
+        if now != before:
+            before, quiet_since = now, time.monotonic()
+
+
+# -- slow peers ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_never_reads_costs_bounded_memory_and_is_closed_in_time(tmp_path: Path) -> None:
+    limits = QuicLimits(send_buffer_high_bytes=256 * KIB, send_buffer_low_bytes=64 * KIB)
+    async with serving_quic(tmp_path, limits) as service:
+        lazy, diligent = await service.client(), await service.client()
+        lazy.pause_receiving()
+        stream = lazy.open_stream()
+        await stream.write(b"big 100000\n" * 1_000)
+        await until(lambda: bool(service.sessions[0].streams))
+        session = service.sessions[0].streams[0]
+        await until(lambda: not session.stream.writable)
+        await until_nothing_moves(service)
+        connection = connection_of(service)
+        assert session.put_off
+        assert 256 * KIB < connection.unsent_bytes <= 256 * KIB + 100_000
+        assert session.stream.unsent_bytes == connection.unsent_bytes
+        assert service.stats.bytes_out < 10 * MIB
+
+        other = diligent.open_stream()
+        await other.write(b"echo unaffected\n")
+        assert await read_line(other) == b"unaffected\n"
+
+        service.pass_time(limits.idle_s_max + 2)
+        assert service.stats.closed_unread == 1
+        assert session.is_closed
+        assert not service.sessions[1].is_closed
+        lazy.resume_receiving()
+        await asyncio.wait_for(lazy.wait_closed(), 20)
+        assert "unread" in str(lazy.loss)
+
+
+async def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path) -> None:
+    limits = QuicLimits(send_buffer_high_bytes=256 * KIB, send_buffer_low_bytes=64 * KIB)
+    async with serving_quic(tmp_path, limits) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"big 100000\n" * 200, end=True)
+        received = 0
+        async with asyncio.timeout(30):
+            while received < 200 * 100_000:
+                client.pause_receiving()
+                service.pass_time(2)
+                await asyncio.sleep(0)
+                client.resume_receiving()
+                received += len(await stream.read())
+        assert service.stats.closed_unread == 0
+        assert service.stats.bytes_out == received == 200 * 100_000
+
+
+async def test_all_streams_of_a_connection_together_are_bounded_too(tmp_path: Path) -> None:
+    limits = QuicLimits(send_buffer_high_bytes=256 * KIB, send_buffer_low_bytes=64 * KIB)
+    async with serving_quic(tmp_path, limits) as service:
+        client = await service.client()
+        client.pause_receiving()
+        streams = [client.open_stream() for _ in range(100)]
+        for stream in streams:
+            await stream.write(b"big 100000\n" * 10, end=True)
+        connection = await _congested(service)
+        await until_nothing_moves(service)
+        # What eight streams may have waiting, a quarter of it before that is looked at, and one answer.
+        assert connection.unsent_bytes < 10 * 256 * KIB + 100_000
+        assert not any(session.stream.writable for session in service.sessions[0].streams)
+        client.resume_receiving()
+        for stream in streams:
+            assert len(await read_all(stream)) == 10 * 100_000
+        assert not connection.congested
+
+
+async def _congested(service: QuicService) -> QuicServerConnection:
+    connection = connection_of(service)
+    await until(lambda: connection.congested)
+    return connection
+
+
+# -- greedy peers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_with_too_much_unanswered_is_not_read_while_others_are(tmp_path: Path) -> None:
+    limits = QuicLimits(in_flight_bytes_max=8 * MIB, stream_in_flight_bytes_max=64 * KIB)
+    async with serving_quic(tmp_path, limits) as service:
+        client = await service.client()
+        greedy, modest = client.open_stream(), client.open_stream()
+        line = b"later " + b"x" * 1_000 + b"\n"
+        greedy.send(line * 200)
+        await until(lambda: bool(service.sessions[0].streams))
+        session = service.sessions[0].streams[0]
+        await until(lambda: len(session.later) * 1_006 > 64 * KIB)
+        await modest.write(b"echo here\n")
+        assert await read_line(modest) == b"here\n"
+        assert service.stats.read_pauses >= 1
+        while (not greedy.is_over and session.received < len(line) * 200) or session.later:
+            while session.later:
+                session.answer()
+            await asyncio.sleep(0)
+        greedy.end()
+        assert await read_all(greedy) == (b"x" * 1_000 + b"\n") * 200
+
+
+async def test_a_connection_with_too_much_unanswered_gives_its_client_no_more_credit(tmp_path: Path) -> None:
+    limits = QuicLimits(in_flight_bytes_max=256 * KIB, stream_in_flight_bytes_max=4 * MIB)
+    async with serving_quic(tmp_path, limits) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        line = b"later " + b"x" * 1_000 + b"\n"
+        total = 20_000
+        stream.send(line * total, end=True)
+        await until(lambda: service.stats.read_pauses == 1)
+        await until_nothing_moves(service)
+        session = service.sessions[0].streams[0]
+        # One event more than the bound at most, which is no larger than the window of a stream.
+        assert 256 * KIB < session.received < 256 * KIB + QuicSettings().stream_window_bytes
+        assert client.unsent_bytes > 10 * MIB
+        answer = asyncio.ensure_future(read_all(stream))
+        async with asyncio.timeout(30):
+            while session.received < len(line) * total or session.later:
+                while session.later:
+                    session.answer()
+                await asyncio.sleep(0)
+        assert len(await answer) == 1_001 * total
+
+
+async def test_the_whole_server_has_a_bound_too(tmp_path: Path) -> None:
+    limits = QuicLimits(in_flight_bytes_max=8 * MIB, in_flight_total_bytes_max=100 * KIB)
+    async with serving_quic(tmp_path, limits) as service:
+        first, second = await service.client(), await service.client()
+        for client in (first, second):
+            client.open_stream().send((b"later " + b"x" * 1_000 + b"\n") * 80)
+        await until(lambda: service.listener.budget.held_bytes > 100 * KIB)
+        await until_nothing_moves(service)
+        assert service.listener.budget.waiting >= 1
+        paused = [
+            session
+            for session in service.sessions
+            if not connection_of(service, service.sessions.index(session)).reading
+        ]
+        assert len(paused) == service.listener.budget.waiting
+        for session in service.sessions:
+            for stream in session.streams:
+                while stream.later:
+                    stream.answer()
+        await until(lambda: service.listener.budget.waiting == 0)
+
+
+async def test_a_frame_that_stays_half_received_ends_its_stream(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream, other = client.open_stream(), client.open_stream()
+        await stream.write(b"echo hal")
+        await other.write(b"echo whole\n")
+        assert await read_line(other) == b"whole\n"
+        await until(lambda: len(service.sessions[0].streams) == 2)
+        service.pass_time(service.listener.limits.header_s_max + 2)
+        assert await read_all(stream) == b""
+        assert service.stats.closed_header == 1
+        await other.write(b"echo still\n")
+        assert await read_line(other) == b"still\n"
+
+
+async def test_many_streams_with_half_frames_are_one_peer_too_many(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(half_frames_bytes_max=1 * MIB)) as service:
+        client = await service.client()
+        for _ in range(1_000):
+            client.open_stream().send(b"echo " + b"x" * 4_000)
+        await asyncio.wait_for(client.wait_closed(), 20)
+        assert service.stats.closed_header == 1
+        assert service.stats.bytes_in <= 1 * MIB + 64 * KIB
+        assert service.stats.connections_open == 0
+        assert "unfinished frames" in str(client.loss)
+
+
+async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(half_frames_bytes_max=64 * KIB)) as service:
+        client = await service.client()
+        streams = [client.open_stream() for _ in range(10)]
+        for _ in range(10):
+            for stream in streams:
+                await stream.write(b"echo " + b"x" * 2_000)
+            for stream in streams:
+                await stream.write(b"\n")
+                assert await read_line(stream) == b"x" * 2_000 + b"\n"
+        connection = connection_of(service)
+        assert connection.half_frames_bytes == 0
+        assert not connection.half_frames
+
+
+# -- floods of connections ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stranger() -> Iterator[socket.socket]:
+    """A socket that speaks no QUIC of its own."""
+    with socket.socket(type=socket.SOCK_DGRAM) as own:
+        own.setblocking(False)
+        own.bind(("127.0.0.1", 0))
+        yield own
+
+
+def first_flight(where: tuple[str, int]) -> tuple[QuicCore, list[bytes]]:
+    core = QuicCore(QuicSettings(), TlsSettings(alpn=(ALPN,), verify=False, server_name="localhost"), is_client=True)
+    core.connect(where, time.monotonic())
+    return core, [datagram for datagram, _ in core.take_datagrams(time.monotonic(), 10)]
+
+
+async def test_a_thousand_half_open_handshakes_are_bounded_and_a_real_client_still_gets_in(tmp_path: Path) -> None:
+    limits = QuicLimits(handshakes_max=200, retry_above=50)
+    async with serving_quic(tmp_path, limits) as service:
+        with stranger() as flooder:
+            for _ in range(1_000):
+                _, datagrams = first_flight(service.where)
+                flooder.sendto(datagrams[0], service.where)
+                await asyncio.sleep(0)
+            await until(lambda: service.stats.retries_sent == 950)
+            assert service.stats.handshakes_open == service.stats.connections_open == 50
+
+            client = await service.client()
+            assert service.stats.retries_sent == 951
+            stream = client.open_stream()
+            await stream.write(b"echo in\n")
+            assert await read_line(stream) == b"in\n"
+
+        service.pass_time(limits.handshake_s_max + 2)
+        assert service.stats.handshakes_open == 0
+        assert service.stats.connections_open == 1
+        assert service.stats.handshake_failures == 50
+
+
+async def test_who_shows_its_address_is_admitted_up_to_a_bound(tmp_path: Path) -> None:
+    limits = QuicLimits(handshakes_max=20, retry_above=1)
+    async with serving_quic(tmp_path, limits) as service:
+        with stranger() as flooder:
+            for count in range(1, 25):
+                core, datagrams = first_flight(service.where)
+                for datagram in datagrams:
+                    flooder.sendto(datagram, service.where)
+                await until(
+                    lambda count=count: count == 1 or service.stats.retries_sent >= min(count - 1, 19)  # type: ignore[misc]
+                )
+                answer = await _answer(flooder, service)
+                if answer is not None:
+                    core.receive(answer, len(answer), service.where, time.monotonic())
+                    for datagram, _ in core.take_datagrams(time.monotonic(), 10):
+                        flooder.sendto(datagram, service.where)
+                await until(lambda count=count: service.stats.handshakes_open >= min(count, 20))  # type: ignore[misc]
+            await until(lambda: service.stats.handshakes_dropped > 0)
+            assert service.stats.handshakes_open == 20
+            with pytest.raises(Exception, match="did not answer"):
+                await service.client(timeout_s=0.2)
+        service.pass_time(limits.handshake_s_max + 2)
+        assert service.stats.handshakes_open == 0
+        await service.client()
+
+
+async def _answer(own: socket.socket, service: QuicService) -> bytes | None:
+    """The last datagram that came; None where the service answers no more."""
+    if service.stats.handshakes_open >= service.listener.limits.handshakes_max:
+        return None
+    answer: list[bytes] = []
+
+    def receive() -> bool:
+        try:
+            answer.append(own.recv(65_535))
+        except BlockingIOError:
+            return bool(answer)
+        return False
+
+    await until(receive)
+    return answer[-1]
+
+
+async def test_a_connection_above_the_bound_is_refused_at_once(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(connections_max=2)) as service:
+        first, _ = await service.client(), await service.client()
+        with pytest.raises(Unreachable):
+            await service.client()
+        assert service.stats.connections_refused >= 1
+        assert service.stats.connections_open == 2
+        first.close()
+        await until(lambda: service.stats.connections_open == 1)
+        third = await service.client()
+        with pytest.raises(ConnectionLost):
+            await first.accept_stream()
+        stream = third.open_stream()
+        await stream.write(b"echo in\n")
+        assert await read_line(stream) == b"in\n"
