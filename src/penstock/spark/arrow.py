@@ -74,6 +74,7 @@ class BatchMaker:
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int, now_ms: int) -> None:
         self._schema = schema
+        self._names = [name.lower() for name in schema.names]  # Spark's names have any case
         self._topic = topic
         self._partition = partition
         self._now_ms = now_ms
@@ -104,7 +105,7 @@ class BatchMaker:
         if not rows:
             return
         batch = pa.RecordBatch.from_arrays(
-            [self._column(field.name, pieces, rows) for field in self._schema], schema=self._schema
+            [self._column(name, pieces, rows) for name in self._names], schema=self._schema
         )
         visible = _visible(pieces, rows, self._now_ms)
         if visible is not None:

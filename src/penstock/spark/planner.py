@@ -166,6 +166,8 @@ def deal(pieces: Sequence[Slice], bounds: Bounds, core_count: int) -> Tasks:
     """Consecutive pieces to tasks, so that each has about the same number of bytes."""
     if bounds.task_records_max is not None:
         pieces = [part for piece in pieces for part in _split(piece, -(-piece.rows // bounds.task_records_max))]
+    if bounds.task_bytes_max is not None:
+        pieces = [part for piece in pieces for part in _split(piece, -(-piece.size_bytes // bounds.task_bytes_max))]
     if bounds.tasks_min is not None and len(pieces) < bounds.tasks_min:
         parts = -(-bounds.tasks_min // max(len(pieces), 1))
         pieces = [part for piece in pieces for part in _split(piece, parts)]
