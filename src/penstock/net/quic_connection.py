@@ -153,6 +153,8 @@ class QuicServerConnection(Connection):
 
     def lost(self, code: int, reason: str) -> None:
         self.flow.lost()
+        if self.is_established and self.core.fell_silent:
+            self.stats.closed_idle += 1
         session, self._session = self._session, None
         if session is not None:
             self._guarded(session.closed)

@@ -61,6 +61,7 @@ REPORTED: Final = frozenset(
 ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
 CONNECTION_REFUSED: Final = 2
+IDLE_REASON: Final = "Idle timeout"
 INITIAL_RTT_S = 0.1
 """Assumed until the first measurement. The standard's third of a second makes a lost first packet cost a second on a local network."""
 
@@ -147,6 +148,11 @@ class QuicCore(QuicConnection):
     def in_flight_bytes(self) -> int:
         """Sent and not acknowledged."""
         return 0 if self._core is None else self._core.bytes_in_flight
+
+    @property
+    def fell_silent(self) -> bool:
+        """Whether it ended because nothing was heard of the peer for too long."""
+        return self.end_reason == IDLE_REASON
 
     @property
     def end_code(self) -> int:

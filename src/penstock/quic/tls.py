@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from qh3 import tls
-from qh3._hazmat import Buffer, SignatureError, verify_with_public_key
+from qh3._hazmat import Buffer, CryptoError, SignatureError, verify_with_public_key
 from qh3._hazmat import Certificate as LibraryCertificate
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.packet import QuicTransportParameters, QuicVersionInformation, push_quic_transport_parameters
@@ -93,7 +93,7 @@ def load_identity(cert: Path, key: Path) -> Identity:
     configuration = QuicConfiguration(is_client=False)
     try:
         configuration.load_cert_chain(cert, key)
-    except (AssertionError, IndexError, TypeError, RuntimeError) as error:
+    except (CryptoError, AssertionError, IndexError, TypeError, RuntimeError) as error:
         raise ValueError(str(error)) from None
     if configuration.certificate is None or configuration.private_key is None:
         raise ValueError("a certificate and its private key are needed")

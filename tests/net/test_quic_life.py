@@ -1,0 +1,175 @@
+"""The life of a QUIC connection: silence, moves from one address to another, and a server that stops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.errors import ConfigError, ConnectionLost, Unreachable
+from penstock.net.limits import QuicLimits
+from penstock.net.quic import QuicListener
+from penstock.quic.settings import QuicSettings
+from tests.net.line_session import open_sockets, until
+from tests.net.quic_lines import read_all, read_line, serving_quic
+
+
+async def test_a_client_that_vanished_is_noticed(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(idle_s_max=0.3)) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"later x\n")
+        await until(lambda: service.stats.streams_open == 1)
+        client.endpoint.close()
+        client.abandon("without a word")
+        await until(lambda: service.sessions[0].is_closed)
+        assert service.stats.connections_open == 0
+        assert service.stats.closed_idle == 1
+
+
+async def test_a_client_that_says_nothing_stays_as_long_as_it_lives(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(idle_s_max=0.4)) as service:
+        client = await service.client()
+        loop = asyncio.get_running_loop()
+        later = loop.time() + 1.2
+        await until(lambda: loop.time() > later)
+        stream = client.open_stream()
+        await stream.write(b"echo here\n")
+        assert await read_line(stream) == b"here\n"
+        assert service.stats.connections_total == 1
+
+
+async def test_a_server_that_vanished_is_noticed(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client(settings=QuicSettings(idle_s_max=0.3))
+        assert service.listener._endpoint is not None
+        service.listener._endpoint.close()
+        await asyncio.wait_for(client.wait_closed(), 20)
+        with pytest.raises(ConnectionLost):
+            client.open_stream()
+
+
+async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo one\n")
+        assert await read_line(stream) == b"one\n"
+        (session,) = service.sessions
+        before = session.connection.peer
+        for count in range(1, 4):
+            client.rebind()
+            await stream.write(b"echo again\n")
+            assert await read_line(stream) == b"again\n"
+            await until(lambda count=count: service.stats.migrations == count)  # type: ignore[misc]
+        assert session.connection.peer != before
+        assert session.streams[0].stream.peer == session.connection.peer
+        await stream.write(b"big 3000000\n", end=True)
+        assert len(await read_all(stream)) == 3_000_000
+        assert service.stats.connections_total == 1
+
+
+async def test_a_stop_waits_for_what_is_owed_and_then_closes(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client, idle = await service.client(), await service.client()
+        stream = client.open_stream()
+        await stream.write(b"later owed\n")
+        await until(lambda: bool(service.sessions[0].streams) and bool(service.sessions[0].streams[0].later))
+        stopping = asyncio.ensure_future(service.listener.stop(20))
+        await until(lambda: service.sessions[0].is_stopping)
+        assert not service.sessions[0].is_closed
+        service.sessions[0].streams[0].answer()
+        assert await read_all(stream) == b"owed\n"
+        await asyncio.wait_for(stopping, 20)
+        assert all(session.is_closed for session in service.sessions)
+        assert service.stats.closed_unanswered == service.stats.connections_open == 0
+        for connection in (client, idle):
+            await asyncio.wait_for(connection.wait_closed(), 20)
+            assert "the server stops" in str(connection.loss)
+
+
+async def test_a_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"later never\n")
+        await until(lambda: bool(service.sessions[0].streams) and bool(service.sessions[0].streams[0].later))
+        await service.listener.stop(0.05)
+        assert service.sessions[0].is_closed
+        assert service.stats.closed_unanswered == 1
+        await asyncio.wait_for(client.wait_closed(), 20)
+        assert service.listener.budget.held_bytes == 0
+
+
+async def test_nothing_is_left_open_by_a_listener_and_its_clients(tmp_path: Path) -> None:
+    before = open_sockets()
+    async with serving_quic(tmp_path) as service:
+        await service.client()
+        assert open_sockets() == before + 2
+    assert open_sockets() == before
+
+
+async def test_a_stopped_listener_admits_nobody(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        where = service.where
+        client = await service.client()
+        await service.listener.stop(0)
+        await service.listener.stop(0)
+        with pytest.raises(Unreachable):
+            await service.client()
+        assert service.where == where
+        await asyncio.wait_for(client.wait_closed(), 20)
+
+
+async def test_a_client_that_missed_the_end_is_told_again(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo x\n")
+        assert await read_line(stream) == b"x\n"
+        client.endpoint.received = lambda buffer, segment_bytes, address: None
+        service.sessions[0].connection.close(5, "over")
+        loop = asyncio.get_running_loop()
+        later = loop.time() + 0.05
+        await until(lambda: loop.time() > later)
+        assert not client.is_lost
+        client.endpoint.received = client.take_datagrams
+        await stream.write(b"echo y\n")
+        await asyncio.wait_for(client.wait_closed(), 20)
+        assert (client.loss_code, "over" in str(client.loss)) == (5, True)
+
+
+async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        second = QuicListener("second", service.listener.address, service._open, service.listener._tls)
+        with pytest.raises(ConfigError, match=r"listeners\.second\.bind: cannot listen on 127\.0\.0\.1:\d+/udp"):
+            await second.start()
+        with socket.socket() as tcp:
+            tcp.bind(service.where)  # the same number over TCP is another port
+
+
+async def test_a_name_is_listened_on_as_its_first_kind_of_address(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        second = QuicListener("second", "localhost:0", service._open, service.listener._tls)
+        await second.start()
+        assert second.address.startswith("127.0.0.1:")
+        await second.stop()
+        sixth = QuicListener("sixth", "[::1]:0", service._open, service.listener._tls)
+        await sixth.start()
+        host, _, port = sixth.address.rpartition(":")
+        assert host == "[::1]"
+        with capture_logs():
+            from penstock.clients.quic import connect_quic
+
+            client = await connect_quic("::1", int(port), alpn="lines", ca_file=service.trusted)
+            stream = client.open_stream()
+            await stream.write(b"echo six\n")
+            assert await read_line(stream) == b"six\n"
+            client.rebind()
+            await stream.write(b"echo again\n")
+            assert await read_line(stream) == b"again\n"
+            client.close()
+        await sixth.stop()
