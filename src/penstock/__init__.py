@@ -35,6 +35,7 @@ class _Protocol(NamedTuple):
 _FLYMQ = _Protocol("penstock.protocols.flymq", "FlyMQClient", "AsyncFlyMQClient")
 _BLIPMQ = _Protocol("penstock.protocols.blipmq", "BlipMQClient", "AsyncBlipMQClient")
 _RUSTLOG = _Protocol("penstock.protocols.rustlog", "RustLogClient", "AsyncRustLogClient")
+_FUJIN = _Protocol("penstock.protocols.fujin", "FujinClient", "AsyncFujinClient")
 _FELIX = _Protocol("penstock.protocols.felix", "FelixClient", "AsyncFelixClient")
 _SCHEMES = {
     "flymq": _FLYMQ,
@@ -45,6 +46,7 @@ _SCHEMES = {
     "rustlogs": _RUSTLOG,
     "rustlog+json": _RUSTLOG,
     "rustlogs+json": _RUSTLOG,
+    "fujin": _FUJIN,
     "felix": _FELIX,
 }
 """A scheme that ends in `s` is the same protocol over TLS, which those over QUIC have anyway."""

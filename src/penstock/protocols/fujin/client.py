@@ -1,0 +1,312 @@
+"""A Fujin client for asyncio programs.
+
+One connection, made when it is needed and made again when it was lost. Writes of all callers share one stream and are pipelined; each
+transaction and each reader has a stream of its own. What was written and not answered when a connection is lost fails with
+ConnectionLost, because whether it was carried out is unknown; readers connect again by themselves and get what they had not settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from random import Random
+from types import TracebackType
+from typing import Final, Literal, Self
+
+import msgspec
+
+from penstock.clients.arguments import check_topic
+from penstock.clients.options import ClientOptions
+from penstock.clients.requests import Sleep
+from penstock.clients.url import parse_url
+from penstock.clock import Clock, SystemClock
+from penstock.errors import ConnectionLost, InvalidRequest
+from penstock.protocols.fujin.client_connection import Headers, Link
+from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
+from penstock.protocols.fujin.reply_decoding import Delivered, error_of
+from penstock.protocols.fujin.wire import IDS_MAX, PORT, Request
+
+SCHEME: Final = "fujin"
+FETCH_RECORDS: Final = 256
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """A record as it was delivered. `id` is what settles it; None with auto commit."""
+
+    topic: str
+    value: bytes
+    id: bytes | None = None
+
+
+class AsyncFujinClient:
+    """
+    ```python
+    async with AsyncFujinClient("fujin://127.0.0.1:4848?ca=penstock-data/dev-certificate.pem") as client:
+        await client.send("orders", b"one")
+        async with client.transaction() as transaction:
+            await transaction.send("orders", b"two")
+            await transaction.send("payments", b"three")
+        async with client.reader("orders") as reader:
+            async for message in reader:
+                print(message.value)
+                await reader.ack(message)
+    ```
+    QUIC is never without TLS: `?ca=FILE` names whom to trust, where that is not an authority of the system, `?cert=FILE&key=FILE` a client
+    certificate. `write_form="code"` is for servers that know no headers. Errors are those of `penstock.errors`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: ssl.SSLContext | bool | None = None,
+        options: ClientOptions | None = None,
+        write_form: Literal["table", "code"] = "table",
+        clock: Clock | None = None,
+        random: Random | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        address = parse_url(url, port=PORT)
+        if address.scheme != SCHEME:
+            raise InvalidRequest(f"{address} is not a Fujin address: write fujin://host:port")
+        if tls is False or isinstance(tls, ssl.SSLContext):
+            raise InvalidRequest("QUIC has TLS of its own: name the certificates to trust with ?ca=FILE instead of tls")
+        self.address = address
+        self._link = Link(
+            address,
+            options or ClientOptions(),
+            with_headers=write_form == "table",
+            clock=clock or SystemClock(),
+            random=random or Random(),  # noqa: S311 - jitter guards no secret
+            sleep=sleep,
+        )
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
+        await self._link.open()
+
+    async def close(self) -> None:
+        """Say goodbye on every stream, then hang up. Closing again does nothing."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    async def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
+        """Write one record; it is on disk when this returns."""
+        self._link.check(topic, [value], headers)
+        await self._link.write(await self._link.shared_writer(), topic, value, headers)
+
+    async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
+        """Write many records, pipelined, in order. Raises BatchFailed, whose `results` tell of each, where some were refused."""
+        rows = list(values)
+        self._link.check(topic, rows, headers)
+        if rows:
+            await self._link.write_many(await self._link.shared_writer(), topic, rows, headers)
+
+    def transaction(self) -> Transaction:
+        """Records that appear together or not at all: `async with client.transaction() as transaction:`.
+
+        It is committed at the end of the block, and rolled back where that is left by an exception.
+        """
+        return Transaction(self._link)
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def reader(self, topic: str, *, pull: bool = False, auto_commit: bool = False) -> Reader:
+        """A reader of the group that the server has for this name: `async with client.reader("orders") as reader:`.
+
+        Records are pushed, and `async for message in reader` gives them; with `pull`, `reader.fetch` asks for them. With
+        `auto_commit` the server takes a record for dealt with once it has arrived here; otherwise `reader.ack` says so.
+        """
+        check_topic(topic)
+        return Reader(self._link, topic, pull=pull, auto_commit=auto_commit)
+
+    async def records(
+        self, topic: str, *, follow: bool = False, limit: int | None = None
+    ) -> AsyncGenerator[Message, None]:
+        """Iterate over records, acknowledging each when the next is asked for.
+
+        Without `follow` the iteration ends when the server has had nothing to deliver for as long as it waits (5 s by default).
+        """
+        handed_out = 0
+        async with self.reader(topic, pull=True) as reader:
+            while limit is None or handed_out < limit:
+                wanted = FETCH_RECORDS if limit is None else min(FETCH_RECORDS, limit - handed_out)
+                batch = await reader.fetch(wanted)
+                if not batch and not follow:
+                    return
+                done: list[Message] = []
+                try:
+                    for message in batch:
+                        handed_out += 1
+                        yield message
+                        done.append(message)
+                finally:
+                    if done:
+                        await reader.ack(*done)
+
+
+class Transaction:
+    """Made by `AsyncFujinClient.transaction`; used once, in an `async with` block."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._writer: WriterStream | None = None
+
+    async def __aenter__(self) -> Self:
+        self._writer = await self._link.open_writer()
+        await self._link.in_time(self._writer.request(Request.BEGIN))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            if error is None:
+                await self.commit()
+            else:
+                await self.rollback()
+
+    async def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
+        """Add one record. It is refused now where the broker would not take it."""
+        self._link.check(topic, [value], headers)
+        await self._link.write(self._stream, topic, value, headers)
+
+    async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
+        """Add many records. Raises BatchFailed where some were refused."""
+        rows = list(values)
+        self._link.check(topic, rows, headers)
+        if rows:
+            await self._link.write_many(self._stream, topic, rows, headers)
+
+    async def commit(self) -> None:
+        """Write everything that was added; the end of the block does that by itself."""
+        writer = self._stream
+        await self._link.in_time(writer.request(Request.COMMIT))
+        await self._end()
+
+    async def rollback(self) -> None:
+        """Drop everything that was added."""
+        await self._end()  # a stream that ends rolls back
+
+    @property
+    def _stream(self) -> WriterStream:
+        if self._writer is None:
+            raise InvalidRequest("this transaction has ended: begin another")
+        return self._writer
+
+    async def _end(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await self._link.give_up(writer)
+
+
+class Reader:
+    """Made by `AsyncFujinClient.reader`; connects again by itself where the connection was lost."""
+
+    def __init__(self, link: Link, topic: str, *, pull: bool, auto_commit: bool) -> None:
+        self.topic = topic
+        self._link = link
+        self._pull = pull
+        self._auto_commit = auto_commit
+        self._stream: ReaderStream | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        """Join the group now. Raises TopicNotFound where the server makes no topics and has none of this name."""
+        await self._connected()
+
+    async def close(self) -> None:
+        """Leave; what was not settled goes to other readers of the group."""
+        self._closed = True
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await self._link.give_up(stream)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        if self._closed:
+            raise StopAsyncIteration
+        return await self.next()
+
+    async def next(self) -> Message:
+        """The next message that is pushed; waits until there is one."""
+        if self._pull:
+            raise InvalidRequest("this reader is not pushed to: ask it for records with fetch, or make it without pull")
+        while True:
+            stream = await self._connected()
+            try:
+                delivered = await stream.next()
+            except ConnectionLost:
+                continue
+            return self._message(delivered)
+
+    async def fetch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
+        """Up to so many records, as soon as there is one; none where none came for as long as the server waits."""
+        if max_records < 1:
+            raise InvalidRequest(f"max_records is {max_records}: ask for at least one")
+        stream = await self._connected()
+        batch = await self._link.in_time(stream.fetch(max_records))
+        return [self._message(delivered) for delivered in batch.messages]
+
+    async def ack(self, *messages: Message | bytes) -> None:
+        """These are dealt with and will not come again; on disk when this returns.
+
+        Raises EntryNotFound where one is not known any more: settled already, or taken back because that took too long.
+        """
+        await self._settle(Request.ACK, messages)
+
+    async def nack(self, *messages: Message | bytes) -> None:
+        """These could not be dealt with: deliver them again after a moment, or make them dead letters if that was the last time."""
+        await self._settle(Request.NACK, messages)
+
+    async def _settle(self, request: Request, messages: Sequence[Message | bytes]) -> None:
+        ids = [message.id if isinstance(message, Message) else message for message in messages]
+        known = [each for each in ids if each is not None]
+        if len(known) < len(ids):
+            raise InvalidRequest("with auto commit there is nothing to acknowledge")
+        for at in range(0, len(known), IDS_MAX):
+            stream = await self._connected()
+            settled = await self._link.in_time(stream.settle(request, known[at : at + IDS_MAX]))
+            for _, error in settled.results:
+                if error is not None:
+                    raise error_of(error)
+
+    async def _connected(self) -> ReaderStream:
+        if self._closed:
+            raise InvalidRequest("this reader is closed: make another")
+        stream = self._stream
+        if stream is None or not stream.usable:
+            if stream is not None:
+                await self._link.give_up(stream)
+                await self._link.leave_a_server_that_stops()
+            stream = self._stream = await self._link.open_reader(
+                self.topic, pull=self._pull, auto_commit=self._auto_commit
+            )
+        return stream
+
+    def _message(self, delivered: Delivered) -> Message:
+        return Message(self.topic, delivered.value, delivered.id)

@@ -1,0 +1,209 @@
+"""The connection of a client: made when it is needed, made again when it was lost, with bounds on what is in flight and on time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+from penstock.clients.arguments import check_bytes, check_topic, chunks
+from penstock.clients.options import ClientOptions
+from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
+from penstock.clients.requests import Sleep
+from penstock.clients.url import Address
+from penstock.clients.window import Window
+from penstock.clock import Clock
+from penstock.errors import BatchFailed, ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
+from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
+from penstock.protocols.fujin.wire import ALPN, PING
+
+T = TypeVar("T")
+Headers = Mapping[str, bytes] | None
+
+
+class Link:
+    """What all streams of one client share."""
+
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions,
+        *,
+        with_headers: bool,
+        clock: Clock,
+        random: Random,
+        sleep: Sleep,
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._with_headers = with_headers
+        self._clock = clock
+        self._random = random
+        self._sleep = sleep
+        self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
+        self._connection: QuicConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._writer: WriterStream | None = None
+        self._open: set[WriterStream | ReaderStream] = set()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect now, with one attempt, so that a wrong address is heard of at once."""
+        await self._connected(attempts_max=1)
+
+    async def close(self) -> None:
+        """Say goodbye on every stream, then hang up. Closing again does nothing."""
+        self._closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await asyncio.gather(*(stream.disconnect() for stream in self._open))
+            connection.close()
+            await connection.wait_closed()
+
+    # -- streams ---------------------------------------------------------------------------------------------------------
+
+    async def shared_writer(self) -> WriterStream:
+        """The stream for the writes of all callers."""
+        writer = self._writer
+        if writer is None or not writer.usable:
+            await self.leave_a_server_that_stops()
+            writer = self._writer = await self.open_writer()
+        return writer
+
+    async def open_writer(self) -> WriterStream:
+        writer = WriterStream(with_headers=self._with_headers)
+        await self._attach(writer)
+        return writer
+
+    async def open_reader(self, topic: str, *, pull: bool, auto_commit: bool) -> ReaderStream:
+        reader = ReaderStream(topic, pull=pull, auto_commit=auto_commit)
+        await self._attach(reader)
+        await self.in_time(reader.connected())
+        return reader
+
+    async def give_up(self, stream: WriterStream | ReaderStream) -> None:
+        """Say goodbye on a stream."""
+        await stream.disconnect()
+        if not stream.stop_requested:
+            self._open.discard(stream)
+
+    async def leave_a_server_that_stops(self) -> None:
+        """Where a server has asked to be left alone, the next stream goes over another connection."""
+        if any(stream.stop_requested for stream in self._open):
+            leaving, self._open = self._open, set()
+            connection, self._connection = self._connection, None
+            self._writer = None
+            await asyncio.gather(*(stream.disconnect() for stream in leaving))
+            if connection is not None:
+                connection.close()
+
+    async def _attach(self, stream: WriterStream | ReaderStream) -> None:
+        self._open = {each for each in self._open if each.failure is None or each.stop_requested}
+        connection = await self._connected()
+        stream.attach(await connection.open_stream_when_allowed(), stream.hello)
+        self._open.add(stream)
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    def check(self, topic: str, values: Sequence[bytes], headers: Headers) -> None:
+        """Raises what is wrong with records before anything is sent."""
+        check_topic(topic)
+        check_bytes(values, ())
+        if headers:
+            check_bytes(headers.values(), ())
+            if not self._with_headers:
+                raise InvalidRequest('write_form = "code" has no headers: leave them out, or connect with "table"')
+        if not all(values):
+            raise InvalidRequest("an empty record cannot be written over Fujin: give it at least one byte")
+
+    async def write(self, writer: WriterStream, topic: str, value: bytes, headers: Headers) -> None:
+        (error,) = await self._write(writer, topic, [value], headers)
+        if error is not None:
+            raise error
+
+    async def write_many(self, writer: WriterStream, topic: str, values: Sequence[bytes], headers: Headers) -> None:
+        """Raises BatchFailed where some were refused."""
+        parts = [
+            asyncio.ensure_future(self._write(writer, topic, values[first:last], headers))
+            for first, last in chunks(values, 0)
+        ]
+        try:
+            results = [result for part in await asyncio.gather(*parts) for result in part]
+        finally:
+            for part in parts:
+                part.cancel()
+        errors = [error for error in results if error is not None]
+        if errors:
+            reason = f"{len(errors)} of {len(values)} records were refused; the first error: {errors[0]}"
+            raise BatchFailed(reason, results)
+
+    async def _write(
+        self, writer: WriterStream, topic: str, values: Sequence[bytes], headers: Headers
+    ) -> list[PenstockError | None]:
+        return await self.in_time(writer.write(topic, values, headers), len(values), sum(map(len, values)))
+
+    async def in_time(self, work: Awaitable[T], requests: int = 1, size_bytes: int = 0) -> T:
+        """Within the bounds of what may be in flight, and of time."""
+        await self._window.enter(requests, size_bytes)
+        try:
+            async with asyncio.timeout(self._options.request_timeout_s):
+                return await work
+        except TimeoutError:
+            seconds = self._options.request_timeout_s
+            raise RequestTimeout(f"{self._address} did not answer within {seconds:g} s") from None
+        finally:
+            self._window.leave(requests, size_bytes)
+
+    # -- connecting ------------------------------------------------------------------------------------------------------
+
+    async def _connected(self, attempts_max: int | None = None) -> QuicConnection:
+        if self._connection is not None and self._connection.loss is None:
+            return self._connection
+        async with self._connecting:
+            if self._connection is not None and self._connection.loss is None:
+                return self._connection
+            if self._closed:
+                raise InvalidRequest("this client is closed; connect again to go on")
+            self._connection = await self._connect(attempts_max or self._options.retry.attempts_max)
+            return self._connection
+
+    async def _connect(self, attempts_max: int) -> QuicConnection:
+        started_s = self._clock.monotonic()
+        delays_s = self._options.retry.delays_s(self._random)
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return await self._connect_once()
+            except (Unreachable, RequestTimeout, ConnectionLost):
+                delay_s = next(delays_s, None)
+                elapsed_s = self._clock.monotonic() - started_s
+                over = delay_s is None or elapsed_s + delay_s > self._options.retry.elapsed_s_max
+                if attempts >= attempts_max or delay_s is None or over:
+                    raise
+                await self._sleep(delay_s)
+
+    async def _connect_once(self) -> QuicConnection:
+        files = self._address.tls_files
+        connection = await connect_quic(
+            self._address.host,
+            self._address.port,
+            alpn=ALPN,
+            ca_file=files.get("ca"),
+            cert=files.get("cert"),
+            key=files.get("key"),
+            timeout_s=self._options.connect_timeout_s,
+        )
+        connection.on_stream = _answer_ping
+        return connection
+
+
+def _answer_ping(stream: QuicStream) -> None:
+    """Streams that the server opens are pings: answered with the same byte, at their end."""
+
+    def answer(data: bytes) -> None:
+        if not data and stream.can_send:
+            stream.send(PING, end=True)
+
+    stream.on_data(answer)

@@ -1,0 +1,331 @@
+"""A client's streams: writers, whose requests are answered in order, and readers, whose answers are found by their ids.
+
+Bytes are handled as they arrive, without a task or a future per message. A stream that has failed stays failed; the client
+opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from penstock.clients.quic import QuicStream
+from penstock.errors import ConnectionLost, PenstockError, ProtocolViolation
+from penstock.protocols.fujin.reply_decoding import (
+    Answer,
+    Batch,
+    Connected,
+    Delivered,
+    Done,
+    Goodbye,
+    ReplyDecoder,
+    Settled,
+    StopRequested,
+    error_of,
+    expected_replies,
+)
+from penstock.protocols.fujin.request_encoding import (
+    AMBIGUOUS_BYTES,
+    CONNECT_WRITER,
+    DISCONNECT,
+    NO_HEADERS,
+    encode_connect_reader,
+    encode_fetch,
+    encode_headers_field,
+    encode_request,
+    encode_settle,
+    encode_writes,
+)
+from penstock.protocols.fujin.wire import Request
+
+WAITING_MAX: Final = 16_384
+"""Messages that were pushed and not yet asked for. With auto commit the server is held back long before."""
+WAITING_HIGH: Final = 1_024
+WAITING_LOW: Final = 256
+DISCONNECT_S_MAX: Final = 1.0
+"""A server that does not take part in closing is not waited for any longer."""
+
+
+class _Exchange(NamedTuple):
+    """Requests that were written together, and who waits for their replies."""
+
+    expected: bytes
+    """What answers them where all go well."""
+    requests: int
+    results: list[PenstockError | None]
+    finished: asyncio.Future[None]
+
+
+class ClientStream:
+    """What both kinds have in common."""
+
+    def __init__(self) -> None:
+        self._stream: QuicStream | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ids = 1
+        self.failure: PenstockError | None = None
+        """Why it is of no use any more."""
+        self.stop_requested = False
+        """The server stops: end what is under way, and ask another, or this one later."""
+
+    def attach(self, stream: QuicStream, hello: bytes) -> None:
+        self._stream = stream
+        stream.send(hello)
+        stream.on_data(self._received)
+
+    @property
+    def usable(self) -> bool:
+        return self.failure is None and not self.stop_requested
+
+    @property
+    def stream(self) -> QuicStream:
+        if self.failure is not None:
+            raise self.failure
+        assert self._stream is not None
+        return self._stream
+
+    def _next_ids(self, count: int) -> int:
+        first = self._ids
+        self._ids = (first + count) & 0xFFFFFFFF
+        return first
+
+    def _received(self, data: bytes) -> None:
+        if self.failure is not None:
+            return
+        if not data:
+            self.fail(ConnectionLost("the broker ended the stream; what was in flight may have been carried out"))
+            return
+        try:
+            self._take(data)
+        except ProtocolViolation as violation:
+            self.fail(violation)
+
+    def _take(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: PenstockError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._failed(error)
+            if not self._over.done():
+                self._over.set_result(None)
+
+    def _failed(self, error: PenstockError) -> None:
+        raise NotImplementedError
+
+    async def disconnect(self) -> None:
+        """Say DISCONNECT, and wait until the server has answered what it had and said it too."""
+        stream = self._stream
+        if self.failure is not None or stream is None or not stream.can_send:
+            return
+        stream.send(DISCONNECT)
+        try:
+            async with asyncio.timeout(DISCONNECT_S_MAX):
+                await asyncio.shield(self._over)
+        except TimeoutError:
+            self.fail(ConnectionLost("the broker did not say goodbye"))
+        if stream.can_send:
+            stream.end()
+
+
+class WriterStream(ClientStream):
+    """One writer. Replies come in the order of requests."""
+
+    def __init__(self, *, with_headers: bool) -> None:
+        super().__init__()
+        self._with_headers = with_headers
+        self._decoder = ReplyDecoder()
+        self._buffer = b""
+        self._exchanges: deque[_Exchange] = deque()
+        self._form_shown = False
+
+    @property
+    def hello(self) -> bytes:
+        return CONNECT_WRITER
+
+    async def write(
+        self, topic: str, values: Sequence[bytes], headers: Mapping[str, bytes] | None = None
+    ) -> list[PenstockError | None]:
+        """Write records, pipelined; of each, why it was refused, or None."""
+        field = encode_headers_field(headers) if self._with_headers else b""
+        stream, before = self.stream, b""
+        if self._with_headers and not self._form_shown:
+            self._form_shown = True
+            if field == NO_HEADERS and len(values[0]) >= AMBIGUOUS_BYTES:
+                before = self._show_form(topic)
+        first = self._next_ids(len(values))
+        exchange = self._await_replies(expected_replies(first, len(values)), len(values))
+        await stream.write(before + encode_writes(first, topic, values, field))
+        await exchange.finished
+        return exchange.results or [None] * len(values)
+
+    def _show_form(self, topic: str) -> bytes:
+        """A large body would be mistaken for that of a client without headers. A WRITE that is refused shows that this one has them."""
+        number = self._next_ids(1)
+        self._await_replies(expected_replies(number, 1), 1)
+        return encode_writes(number, topic, [b""], NO_HEADERS)
+
+    async def request(self, request: Request) -> None:
+        """BEGIN, COMMIT or ROLLBACK. Raises what the broker refuses with."""
+        stream, number = self.stream, self._next_ids(1)
+        data = encode_request(request, number)
+        exchange = self._await_replies(bytes((int(request) - 1,)) + data[1:] + b"\0", 1)
+        await stream.write(data)
+        await exchange.finished
+        for error in exchange.results:
+            if error is not None:
+                raise error
+
+    def _await_replies(self, expected: bytes, requests: int) -> _Exchange:
+        exchange = _Exchange(expected, requests, [], asyncio.get_running_loop().create_future())
+        self._exchanges.append(exchange)
+        return exchange
+
+    def _take(self, data: bytes) -> None:
+        """Replies to a whole exchange that went well are known by comparing them with what was expected; others are taken apart."""
+        buffer, self._buffer = self._buffer + data if self._buffer else data, b""
+        while buffer:
+            exchange = self._exchanges[0] if self._exchanges else None
+            if exchange is None or exchange.results or self._decoder.partial:
+                break
+            if not buffer.startswith(exchange.expected):
+                if exchange.expected.startswith(buffer):
+                    self._buffer = buffer
+                    return
+                break
+            self._exchanges.popleft()
+            if not exchange.finished.done():
+                exchange.finished.set_result(None)
+            buffer = buffer[len(exchange.expected) :]
+        for answer in self._decoder.feed(buffer):
+            self._answered(answer)
+
+    def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, StopRequested):
+            self.stop_requested = True
+        elif isinstance(answer, Goodbye):
+            self.fail(ConnectionLost("the broker said goodbye"))
+        elif isinstance(answer, Done) and self._exchanges:
+            exchange = self._exchanges[0]
+            exchange.results.append(None if answer.error is None else error_of(answer.error))
+            if len(exchange.results) == exchange.requests:
+                self._exchanges.popleft()
+                if not exchange.finished.done():
+                    exchange.finished.set_result(None)
+        else:
+            raise ProtocolViolation(f"{type(answer).__name__} answers nothing that was asked")
+
+    def _failed(self, error: PenstockError) -> None:
+        exchanges, self._exchanges = self._exchanges, deque()
+        for exchange in exchanges:
+            if not exchange.finished.done():
+                exchange.finished.set_exception(error)
+                exchange.finished.exception()  # whoever waits may have been cancelled
+
+
+class ReaderStream(ClientStream):
+    """One reader. Messages wait here until they are asked for."""
+
+    def __init__(self, topic: str, *, pull: bool, auto_commit: bool) -> None:
+        super().__init__()
+        self.hello = encode_connect_reader(topic, pull=pull, auto_commit=auto_commit)
+        self._auto_commit = auto_commit
+        self._decoder = ReplyDecoder(with_ids=not auto_commit)
+        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._messages: deque[Delivered] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+        self._waiting: dict[int, asyncio.Future[Batch | Settled]] = {}
+
+    async def connected(self) -> None:
+        """Raises what the broker refuses with."""
+        await asyncio.shield(self._connected)
+
+    async def next(self) -> Delivered:
+        """The next message that was pushed. Raises ConnectionLost once there will be no more."""
+        while not self._messages:
+            if self.failure is not None:
+                raise self.failure
+            if self._arrived is None:
+                self._arrived = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._arrived)
+        message = self._messages.popleft()
+        if len(self._messages) == WAITING_LOW and self._stream is not None and self._stream.is_paused:
+            self._stream.resume_receiving()
+        return message
+
+    async def fetch(self, records_max: int) -> Batch:
+        number = self._next_ids(1)
+        answer = await self._ask(number, encode_fetch(number, records_max))
+        if not isinstance(answer, Batch):
+            raise ProtocolViolation(f"{type(answer).__name__} is no answer to a FETCH")
+        return answer
+
+    async def settle(self, request: Request, ids: Sequence[bytes]) -> Settled:
+        number = self._next_ids(1)
+        answer = await self._ask(number, encode_settle(request, number, ids))
+        if not isinstance(answer, Settled):
+            raise ProtocolViolation(f"{type(answer).__name__} is no answer to an acknowledgement")
+        return answer
+
+    async def _ask(self, number: int, data: bytes) -> Batch | Settled:
+        stream = self.stream
+        answered: asyncio.Future[Batch | Settled] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answered
+        try:
+            await stream.write(data)
+            answer = await answered
+        finally:
+            self._waiting.pop(number, None)
+        if answer.error is not None:
+            raise error_of(answer.error)
+        return answer
+
+    def _take(self, data: bytes) -> None:
+        for answer in self._decoder.feed(data):
+            if isinstance(answer, Delivered):
+                self._messages.append(answer)
+            else:
+                self._answered(answer)
+        if self._messages:
+            self._wake()
+            if len(self._messages) > WAITING_MAX and not self._auto_commit:
+                raise ProtocolViolation(f"more than {WAITING_MAX} messages came without being acknowledged")
+            # Answers to acknowledgements come on the same stream, so only a reader that sends none may stop reading.
+            if self._auto_commit and len(self._messages) > WAITING_HIGH and self._stream is not None:
+                self._stream.pause_receiving()
+
+    def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, Connected):
+            if not self._connected.done():
+                if answer.error is None:
+                    self._connected.set_result(None)
+                else:
+                    self.fail(error_of(answer.error))
+        elif isinstance(answer, StopRequested):
+            self.stop_requested = True
+            self._wake()
+        elif isinstance(answer, Goodbye):
+            self.fail(ConnectionLost("the broker said goodbye"))
+        elif isinstance(answer, Batch | Settled):
+            waiting = self._waiting.pop(answer.correlation_id, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        else:
+            raise ProtocolViolation(f"{type(answer).__name__} answers nothing that was asked")
+
+    def _wake(self) -> None:
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and not arrived.done():
+            arrived.set_result(None)
+
+    def _failed(self, error: PenstockError) -> None:
+        if not self._connected.done():
+            self._connected.set_exception(error)
+            self._connected.exception()  # whoever waits may have been cancelled
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()
+        self._wake()

@@ -1,0 +1,157 @@
+"""The Fujin client for programs without an event loop: the async client, driven in one background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Literal, Self
+
+from penstock.clients.loop_thread import LoopThread
+from penstock.clients.options import ClientOptions
+from penstock.clients.sync_twin import SyncTwin
+from penstock.protocols.fujin.client import FETCH_RECORDS, AsyncFujinClient, Message
+from penstock.protocols.fujin.client import Reader as AsyncReader
+from penstock.protocols.fujin.client import Transaction as AsyncTransaction
+
+
+class FujinClient(SyncTwin[AsyncFujinClient]):
+    """The same calls as `AsyncFujinClient`, each waiting for its answer. Any number of threads may share one client.
+
+    ```python
+    with penstock.connect("fujin://127.0.0.1:4848?ca=penstock-data/dev-certificate.pem") as client:
+        client.send("orders", b"one")
+        with client.reader("orders") as reader:
+            for message in reader:
+                print(message.value)
+                reader.ack(message)
+    ```
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: ssl.SSLContext | bool | None = None,
+        options: ClientOptions | None = None,
+        write_form: Literal["table", "code"] = "table",
+    ) -> None:
+        super().__init__(AsyncFujinClient(url, tls=tls, options=options, write_form=write_form))
+
+    def send(self, topic: str, value: bytes, *, headers: Mapping[str, bytes] | None = None) -> None:
+        """Write one record; it is on disk when this returns. For many, `send_many` is much faster."""
+        self._thread.run(self._client.send(topic, value, headers=headers))
+
+    def send_many(self, topic: str, values: Iterable[bytes], *, headers: Mapping[str, bytes] | None = None) -> None:
+        """Write many records, in order. Raises BatchFailed where some were refused."""
+        self._thread.run(self._client.send_many(topic, values, headers=headers))
+
+    def transaction(self) -> Transaction:
+        """Records that appear together or not at all: `with client.transaction() as transaction:`."""
+        return Transaction(self._thread, self._client.transaction())
+
+    def reader(self, topic: str, *, pull: bool = False, auto_commit: bool = False) -> Reader:
+        """A reader of the group that the server has for this name: `with client.reader("orders") as reader:`."""
+        return Reader(self._thread, self._client.reader(topic, pull=pull, auto_commit=auto_commit))
+
+    def records(self, topic: str, *, follow: bool = False, limit: int | None = None) -> Iterator[Message]:
+        """Iterate over records, acknowledging each when the next is asked for; see `AsyncFujinClient.records`."""
+        messages = self._client.records(topic, follow=follow, limit=limit)
+        try:
+            while (message := self._thread.run(_next(messages))) is not None:
+                yield message
+        finally:
+            if not self._thread.closed:
+                self._thread.run(messages.aclose())
+
+
+class Transaction:
+    """Made by `FujinClient.transaction`; used once, in a `with` block."""
+
+    def __init__(self, thread: LoopThread, transaction: AsyncTransaction) -> None:
+        self._thread = thread
+        self._transaction = transaction
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._transaction.__aexit__(kind, error, trace))
+
+    def send(self, topic: str, value: bytes, *, headers: Mapping[str, bytes] | None = None) -> None:
+        """Add one record."""
+        self._thread.run(self._transaction.send(topic, value, headers=headers))
+
+    def send_many(self, topic: str, values: Iterable[bytes], *, headers: Mapping[str, bytes] | None = None) -> None:
+        """Add many records. Raises BatchFailed where some were refused."""
+        self._thread.run(self._transaction.send_many(topic, values, headers=headers))
+
+    def commit(self) -> None:
+        """Write everything that was added; the end of the block does that by itself."""
+        self._thread.run(self._transaction.commit())
+
+    def rollback(self) -> None:
+        """Drop everything that was added."""
+        self._thread.run(self._transaction.rollback())
+
+
+class Reader:
+    """Made by `FujinClient.reader`: iterate over what is pushed, or fetch."""
+
+    def __init__(self, thread: LoopThread, reader: AsyncReader) -> None:
+        self._thread = thread
+        self._reader = reader
+
+    @property
+    def topic(self) -> str:
+        return self._reader.topic
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._reader.open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            yield self._thread.run(self._reader.next())
+
+    def next(self, timeout_s: float | None = None) -> Message | None:
+        """The next message that is pushed; None where none comes in time."""
+        return self._thread.run(_within(self._reader, timeout_s))
+
+    def fetch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
+        """Up to so many records, as soon as there is one; none where none came for as long as the server waits."""
+        return self._thread.run(self._reader.fetch(max_records))
+
+    def ack(self, *messages: Message | bytes) -> None:
+        """These are dealt with and will not come again."""
+        self._thread.run(self._reader.ack(*messages))
+
+    def nack(self, *messages: Message | bytes) -> None:
+        """These could not be dealt with: deliver them again after a moment."""
+        self._thread.run(self._reader.nack(*messages))
+
+    def close(self) -> None:
+        """Leave; what was not settled goes to other readers of the group."""
+        if not self._thread.closed:
+            self._thread.run(self._reader.close())
+
+
+async def _next(messages: AsyncGenerator[Message, None]) -> Message | None:
+    return await anext(messages, None)
+
+
+async def _within(reader: AsyncReader, timeout_s: float | None) -> Message | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reader.next()
+    except TimeoutError:
+        return None
