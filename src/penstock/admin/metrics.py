@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from penstock.admin.figures import Figures, Sources, gather
 from penstock.broker.pipelines import LAG_UNKNOWN
+from penstock.net.stats import QuicListenerStats
 from penstock.stats import Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -39,6 +40,14 @@ LISTENER_COUNTERS = (
         "accept_pauses",
         "Times accepting paused because the system had no descriptor or memory to give.",
     ),
+)
+QUIC_COUNTERS = (
+    ("streams_opened", "streams_total", "Streams opened, by either side."),
+    ("streams_aborted", "streams_aborted", "Streams that a client reset or refused."),
+    ("quic_retries", "retries_sent", "Clients asked to show that their address is their own."),
+    ("quic_handshakes_dropped", "handshakes_dropped", "Handshakes not begun because too many were under way."),
+    ("quic_datagrams_dropped", "datagrams_dropped", "Datagrams that belong to no connection."),
+    ("quic_migrations", "migrations", "Times a client went on from another address."),
 )
 CLOSED_REASONS = (
     ("idle", "closed_idle"),
@@ -242,6 +251,22 @@ def _listeners(figures: Figures) -> Iterator[Metric]:
         for reason, attribute in CLOSED_REASONS:
             closed.add_metric([name, reason], getattr(stats, attribute))
     yield closed
+    yield from _quic_listeners(figures)
+
+
+def _quic_listeners(figures: Figures) -> Iterator[Metric]:
+    listeners = {name: stats for name, stats in figures.listeners.items() if isinstance(stats, QuicListenerStats)}
+    streams = GaugeMetricFamily(PREFIX + "streams", "Open streams.", labels=["listener"])
+    handshakes = GaugeMetricFamily(PREFIX + "quic_handshakes", "Handshakes under way.", labels=["listener"])
+    for name, stats in listeners.items():
+        streams.add_metric([name], stats.streams_open)
+        handshakes.add_metric([name], stats.handshakes_open)
+    yield from (streams, handshakes)
+    for metric, attribute, text in QUIC_COUNTERS:
+        family = CounterMetricFamily(PREFIX + metric, text, labels=["listener"])
+        for name, stats in listeners.items():
+            family.add_metric([name], getattr(stats, attribute))
+        yield family
 
 
 def _requests(figures: Figures) -> Iterator[Metric]:

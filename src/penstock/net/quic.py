@@ -23,7 +23,7 @@ from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import Code, QuicServerConnection
 from penstock.net.quic_session import QuicSessionFactory
 from penstock.net.retry_tokens import Admitted, RetryTokens
-from penstock.net.stats import ListenerStats
+from penstock.net.stats import QuicListenerStats
 from penstock.net.tcp import BIND_ADVICE, STOP_GRACE_S, within
 from penstock.quic.core import Address, QuicCore
 from penstock.quic.packets import (
@@ -61,7 +61,7 @@ class QuicListener:
         factory: QuicSessionFactory,
         tls: TlsSettings,
         limits: QuicLimits | None = None,
-        stats: ListenerStats | None = None,
+        stats: QuicListenerStats | None = None,
         *,
         clock: Clock | None = None,
         budget: InFlightBudget | None = None,
@@ -73,7 +73,7 @@ class QuicListener:
         self.bind = bind
         self.factory = factory
         self.limits = limits or QuicLimits()
-        self.stats = stats or ListenerStats()
+        self.stats = stats or QuicListenerStats()
         self.clock = clock or SystemClock()
         self._tls = tls
         self._given_budget = budget

@@ -16,7 +16,7 @@ from penstock.net.limits import QuicLimits
 from penstock.net.quic_session import QuicSession, QuicSessionFactory, Stream, StreamSession
 from penstock.net.quic_stream import QuicServerStream
 from penstock.net.quic_tls import subject_of_der
-from penstock.net.stats import ListenerStats
+from penstock.net.stats import QuicListenerStats
 from penstock.quic.connection import Connection
 from penstock.quic.core import Address, QuicCore, StreamRefused
 from penstock.quic.settings import QuicSettings
@@ -40,7 +40,7 @@ class QuicOwner(Protocol):
 
     name: str
     limits: QuicLimits
-    stats: ListenerStats
+    stats: QuicListenerStats
     clock: Clock
     budget: InFlightBudget
     factory: QuicSessionFactory

@@ -28,8 +28,14 @@ class ListenerStats:
     closed_unanswered: int = 0
     """Connections that still waited for answers when the grace period of a stop ended."""
     resets: int = 0
+
+
+@dataclass(slots=True)
+class QuicListenerStats(ListenerStats):
+    """What a QUIC listener counts besides."""
+
     handshakes_open: int = 0
-    """From here on QUIC only. Handshakes that are under way."""
+    """Handshakes that are under way."""
     handshakes_dropped: int = 0
     """First datagrams that were not answered because handshakes_max was reached."""
     retries_sent: int = 0
