@@ -276,6 +276,8 @@ def _headers(pieces: Sequence[_Piece], rows: int) -> pa.Array:
     if not any(piece.block.flags & HEADERS for piece in pieces):
         return pa.nulls(rows, HEADER_TYPE)
     lengths, data = _gathered(pieces, HEADERS)
+    if not len(data):
+        return pa.nulls(rows, HEADER_TYPE)  # those that have some were not asked for
     lengths = np.maximum(lengths, 0)
     ends = _ends(lengths, rows, len(data)).astype(np.int64)
     heads, key_bytes, value_bytes, counts = _walk(np.frombuffer(data, np.uint8), ends)
