@@ -37,7 +37,7 @@ async def engine(tmp_path: Path, clock: ManualClock, disk: FaultyDisk) -> AsyncI
 
 @pytest.fixture
 async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
-    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(record_bytes_max=1 << 20), access=OpenAccess())
     await broker.start()
     for topic in ("demo", "t1/demo"):
         await broker.ensure_topic(ANONYMOUS, topic)

@@ -142,6 +142,16 @@ class Talk:
         self.say(*messages)
         return await self.raw()
 
+    async def cut_off(self) -> None:
+        """Wait until the stream was reset."""
+        while self.stream.was_reset is None:
+            await self.stream.changed.wait()
+            self.stream.changed.clear()
+
+    def ended(self) -> bool:
+        """Whether the session has ended its side."""
+        return self.stream.our_side_ended
+
     def silent(self) -> bool:
         """Whether nothing was said that nobody has looked at."""
         return not self._frames and not self.stream.sent

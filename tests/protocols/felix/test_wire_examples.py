@@ -289,7 +289,7 @@ async def test_a_deployed_client_that_logs_in_and_says_what_it_reads(peer: Peer)
     asking.say(frame(f'{{"type":"subscribe",{SCOPED}}}'))
     asking.session.ended()
     assert await asking.raw() == frame('{"type":"subscribed","subscription_id":1}')
-    assert asking.stream.our_side_ended
+    assert asking.ended()
     asking.session.aborted(0)
     asking.close()
     assert await peer.events.raw() == frame('{"type":"event_stream_hello","subscription_id":1}')

@@ -1,0 +1,109 @@
+"""The cache over Felix: both dialects, scopes, times to live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.protocols.felix.codec import Frame
+from penstock.protocols.felix.messages import CacheGet, CacheOk, CachePut, CacheValue, Error, Ok
+from penstock.protocols.felix.session import Felix
+from penstock.testing.clock import ManualClock
+from tests.protocols.felix.conversation import Peer, Talk
+
+PRICES: Any = {"tenant_id": "t1", "namespace": "shop", "cache": "prices"}
+
+
+@pytest.mark.parametrize(
+    ("given", "ok"),
+    [
+        ({"request_id": "r1"}, Ok(request_id="r1")),
+        ({"request_id": 1}, Ok(request_id=1)),
+        ({}, Ok()),
+        ({**PRICES, "request_id": "r1"}, Ok(request_id="r1")),
+        ({**PRICES, "request_id": 1}, CacheOk(request_id=1)),
+        (PRICES, Ok()),
+    ],
+)
+async def test_the_dialect_decides_how_a_put_is_answered(talk: Talk, given: Any, ok: Any) -> None:
+    assert await talk.ask(CachePut(**given, key="k", value=b"v")) == ok
+    answer = await talk.ask(CacheGet(**given, key="k"))
+    assert isinstance(answer, CacheValue)
+    assert (answer.value, answer.key) == (b"v", "k")
+    assert {name: getattr(answer, name) for name in given} == given
+
+
+async def test_who_has_logged_in_is_answered_as_a_deployed_client(peer: Peer) -> None:
+    talk = await peer.log_in()
+    assert await talk.ask(CachePut(key="k", value=b"v", request_id=1)) == CacheOk(request_id=1)
+    assert await talk.ask(CachePut(key="k", value=b"v")) == Ok()
+    frame: Frame = await asked(talk, CacheGet(**PRICES, key="none", request_id=5))
+    assert frame.payload == (
+        b'{"type":"cache_value","tenant_id":"t1","namespace":"shop","cache":"prices","key":"none","value":null,"request_id":5}'
+    )
+
+
+async def asked(talk: Talk, request: CacheGet) -> Frame:
+    talk.say(request)
+    return await talk.frame()
+
+
+async def test_names_that_are_left_out_are_the_defaults(talk: Talk) -> None:
+    await talk.ask(CachePut(key="k", value=b"v"))
+    answer = await talk.ask(CacheGet(tenant_id="default", namespace="default", cache="default", key="k"))
+    assert isinstance(answer, CacheValue)
+    assert answer.value == b"v"
+
+
+async def test_caches_of_tenants_and_namespaces_are_apart(talk: Talk) -> None:
+    scopes: list[Any] = [
+        PRICES,
+        {**PRICES, "tenant_id": "t2"},
+        {**PRICES, "namespace": "n"},
+        {**PRICES, "cache": "c"},
+        {},
+    ]
+    for number, scope in enumerate(scopes):
+        await talk.ask(CachePut(**scope, key="k", value=b"%d" % number))
+    for number, scope in enumerate(scopes):
+        answer = await talk.ask(CacheGet(**scope, key="k"))
+        assert isinstance(answer, CacheValue)
+        assert answer.value == b"%d" % number
+
+
+async def test_a_value_expires(talk: Talk, clock: ManualClock) -> None:
+    await talk.ask(CachePut(key="k", value=b"v", ttl_ms=100))
+    clock.advance(0.1)
+    answer = await talk.ask(CacheGet(key="k", request_id="r"))
+    assert isinstance(answer, CacheValue)
+    assert answer.value is None
+
+
+async def test_what_the_cache_refuses_is_answered_with_its_id(broker: Broker, clock: ManualClock) -> None:
+    broker.cache._limits = BrokerLimits(cache_bytes_max=1000)
+    talk = Peer(Felix(broker, clock=clock)).open()
+    for request in (
+        CachePut(key="k", value=bytes(1000), request_id="r"),
+        CachePut(key="k", value=b"", ttl_ms=-1, request_id="r"),
+        CachePut(tenant_id="a/b", key="k", value=b"", request_id="r"),
+        CachePut(cache="__internal", key="k", value=b"", request_id="r"),
+    ):
+        answer = await talk.ask(request)
+        assert isinstance(answer, Error)
+        assert answer.request_id == "r"
+    assert len(broker.cache) == 0
+
+
+async def test_pipelined_requests_are_answered_each_with_its_id(talk: Talk) -> None:
+    for start in range(0, 300, 100):
+        ids = range(start, start + 100)
+        talk.say(*(CachePut(**PRICES, key=f"k{n}", value=b"%d" % n, request_id=n) for n in ids))
+        talk.say(*(CacheGet(**PRICES, key=f"k{n}", request_id=n) for n in ids))
+        assert [await talk.reply() for _ in ids] == [CacheOk(request_id=n) for n in ids]
+        answers = [await talk.reply() for _ in ids]
+        assert [(each.request_id, each.value) for each in answers if isinstance(each, CacheValue)] == [
+            (n, b"%d" % n) for n in ids
+        ]
