@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -12,8 +13,6 @@ from penstock.testing.process import BrokerProcess
 
 READ_S_MAX: Final = 30.0
 BLIPMQ_KEY: Final = "demo-key"
-LISTENERS: Final = ("blipmq", "rustlog", "fujin", "felix")
-"""Beside FlyMQ's, which every broker of the demo has."""
 
 
 class Speaker(ABC):
@@ -52,7 +51,7 @@ class Speaker(ABC):
 
 class FlyMQ(Speaker):
     name = "FlyMQ"
-    manner = "keyed records, pipelined, over TCP"
+    manner = "TCP, keyed records, pipelined"
 
     @classmethod
     def url(cls, broker: BrokerProcess) -> str:
@@ -67,7 +66,7 @@ class FlyMQ(Speaker):
 
 class BlipMQ(Speaker):
     name = "BlipMQ"
-    manner = "queue-like messages, polled and acknowledged, over TCP"
+    manner = "TCP, messages of a queue"
 
     def __init__(self, broker: BrokerProcess) -> None:
         super().__init__(broker)
@@ -92,11 +91,7 @@ class BlipMQ(Speaker):
 
 class RustLog(Speaker):
     name = "RustLog"
-    manner = "batches in one request, over TCP"
-
-    def __init__(self, broker: BrokerProcess) -> None:
-        super().__init__(broker)
-        self._next: dict[str, int] = {}
+    manner = "TCP, batches"
 
     @classmethod
     def url(cls, broker: BrokerProcess) -> str:
@@ -109,19 +104,55 @@ class RustLog(Speaker):
         return [record.value for record in self.client.records(topic, group="demo-rustlog", follow=True, limit=count)]
 
 
-SPEAKERS: Final[tuple[type[Speaker], ...]] = (FlyMQ, BlipMQ, RustLog)
+class Fujin(Speaker):
+    name = "Fujin"
+    manner = "QUIC, pipelined writes"
+
+    @classmethod
+    def url(cls, broker: BrokerProcess) -> str:
+        return f"fujin://{broker.addresses['fujin']}?ca={certificate(broker)}"
+
+    def send(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
+        self.client.send_many(topic, [value for _, value in records])
+
+    def take(self, topic: str, count: int) -> list[bytes]:
+        return [message.value for message in self.client.records(topic, follow=True, limit=count)]
+
+
+class Felix(Speaker):
+    name = "Felix"
+    manner = "QUIC, binary batches"
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        super().__init__(broker)
+        self._subscriptions: dict[str, Any] = {}
+
+    @classmethod
+    def url(cls, broker: BrokerProcess) -> str:
+        return f"felix://{broker.addresses['felix']}?ca={certificate(broker)}"
+
+    def send(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
+        self.client.publish_batch(topic, [value for _, value in records])
+
+    def listen(self, topic: str) -> None:
+        self._subscriptions[topic] = self.client.subscribe(topic)
+
+    def take(self, topic: str, count: int) -> list[bytes]:
+        events = [self._subscriptions[topic].next(READ_S_MAX) for _ in range(count)]
+        return [event.value for event in events if event is not None]
+
+
+def certificate(broker: BrokerProcess) -> Path:
+    """What the broker made for itself: QUIC is never without TLS."""
+    return broker.data_dir / "dev-certificate.pem"
+
+
+SPEAKERS: Final[tuple[type[Speaker], ...]] = (FlyMQ, BlipMQ, RustLog, Fujin, Felix)
+LISTENERS: Final = ("admin", "listeners.blipmq", "listeners.rustlog", "listeners.fujin", "listeners.felix")
+"""Beside FlyMQ's, which every broker has."""
 
 
 def configuration() -> str:
     """TOML for a broker that all of them can talk to, on free ports."""
-    return f"""
-[admin]
-bind = "127.0.0.1:0"
-
-[listeners.blipmq]
-bind = "127.0.0.1:0"
-api_keys = ["{BLIPMQ_KEY}"]
-
-[listeners.rustlog]
-bind = "127.0.0.1:0"
-"""
+    sections = [f'[{name}]\nbind = "127.0.0.1:0"\n' for name in LISTENERS]
+    return "\n".join(sections).replace("[listeners.blipmq]\n", f'[listeners.blipmq]\napi_keys = ["{BLIPMQ_KEY}"]\n')
