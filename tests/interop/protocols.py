@@ -33,6 +33,8 @@ class Speaker(ABC):
     has_keys: bool
     """Whether records have a key in this protocol; those published without end up without one."""
     has_offsets: bool
+    has_empty: bool = True
+    """Whether a record may have nothing in it; those that do are neither published nor read otherwise."""
 
     def __init__(self, broker: RunningBroker, topic: str) -> None:
         self.topic = topic
@@ -134,5 +136,19 @@ class RustLogJson(RustLog):
         return broker.rustlog_url.replace("rustlog:", "rustlog+json:")
 
 
-SPEAKERS: tuple[type[Speaker], ...] = (FlyMQ, BlipMQ, RustLog, RustLogJson)
+class Fujin(Speaker):
+    name = "fujin"
+    has_keys = has_offsets = has_empty = False
+
+    def url(self, broker: RunningBroker) -> str:
+        return broker.fujin_url
+
+    def publish(self, records: Sequence[Published]) -> None:
+        self.client.send_many(self.topic, [record.value for record in records])
+
+    def read(self, count: int) -> list[Seen]:
+        return [Seen(message.value) for message in self.client.records(self.topic, limit=count)]
+
+
+SPEAKERS: tuple[type[Speaker], ...] = (FlyMQ, BlipMQ, RustLog, RustLogJson, Fujin)
 GROUP_SPEAKERS: tuple[type[GroupSpeaker], ...] = (FlyMQ, RustLog, RustLogJson)

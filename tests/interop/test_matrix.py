@@ -40,16 +40,18 @@ def named(speakers: Any) -> list[Any]:
 def test_what_one_protocol_writes_another_reads(connect: Connect, writes: Any, reads: Any) -> None:
     reader: Speaker = connect(reads)
     writer: Speaker = connect(writes)
-    writer.publish(RECORDS)
+    published = [record for record in RECORDS if record.value or writes.has_empty]
+    writer.publish(published)
     expected = [
         Seen(
             record.value,
             record.key if writes.has_keys and reads.has_keys else None,
             offset if reads.has_offsets else None,
         )
-        for offset, record in enumerate(RECORDS)
+        for offset, record in enumerate(published)
+        if record.value or reads.has_empty
     ]
-    assert reader.read(len(RECORDS)) == expected
+    assert reader.read(len(expected)) == expected
 
 
 @pytest.mark.parametrize("reads", named(SPEAKERS))

@@ -174,6 +174,11 @@ class RunningBroker:
         return f"rustlog://{self.addresses['rustlog']}"
 
     @property
+    def fujin_url(self) -> str:
+        """What `penstock.connect` takes for Fujin."""
+        return f"fujin://{self.addresses['fujin']}?ca={self.certificate}"
+
+    @property
     def url(self) -> str:
         """What `penstock.connect` takes."""
         return f"flymq://{self.address}"
