@@ -260,7 +260,8 @@ async def test_a_one_way_stream_of_the_client_publishes_and_hears_nothing(peer: 
     talk = peer.open(one_way=True)
     talk.say(Publish(**DEMO, payload=b"a"), batch(b"b", request_id=1), Publish(**NOPE, payload=b"c"))
     await committed(broker, 2)
-    assert talk.stream.stopped is None
+    stopped = talk.stream.stopped
+    assert stopped is None
     talk.say(BARRIER)
     assert talk.stream.stopped == 0
     assert talk.silent()

@@ -1,0 +1,195 @@
+"""The official Felix client, `felix-client` from PyPI, against a broker over real QUIC: everything of it that a broker can serve."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import felix
+import pytest
+
+import penstock
+from penstock.clock import SystemClock
+from penstock.testing import RunningBroker
+
+TENANT, NAMESPACE = "t1", "default"
+TOKEN = "a secret"
+EVENT_S_MAX = 20.0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[RunningBroker]:
+    topics = [{"name": "t1/demo"}, {"name": "t1/wide", "partitions": 4}, {"name": "t1/shop/orders"}, {"name": "plain"}]
+    with RunningBroker(clock=SystemClock(), topics=topics) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def strict_broker() -> Iterator[RunningBroker]:
+    """Asks for tokens."""
+    settings = {"felix": {"tokens": {TENANT: TOKEN}}}
+    with RunningBroker(clock=SystemClock(), topics=[{"name": "t1/demo"}], listeners=settings) as broker:
+        yield broker
+
+
+def connected(broker: RunningBroker, *, token: str = TOKEN, tenant: str = TENANT, alpn: bool = False) -> felix.Client:
+    return felix.Client(
+        broker.addresses["felix"], tenant_id=tenant, token=token, ca_file=str(broker.certificate), offer_alpn=alpn
+    )
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> felix.Client:
+    return connected(broker)
+
+
+def events(subscription: felix.SubscriptionHandle, count: int) -> list[felix.Event]:
+    found = [subscription.next_event(timeout=EVENT_S_MAX) for _ in range(count)]
+    assert None not in found
+    return found
+
+
+def payloads(subscription: felix.SubscriptionHandle, count: int) -> list[bytes]:
+    return [event.payload for event in events(subscription, count)]
+
+
+@pytest.mark.parametrize("alpn", [False, True], ids=["without ALPN", "with ALPN"])
+def test_it_connects_publishes_and_reads(broker: RunningBroker, alpn: bool) -> None:
+    client = connected(broker, alpn=alpn)
+    with client.subscribe(TENANT, NAMESPACE, "demo") as subscription:
+        client.publish(TENANT, NAMESPACE, "demo", b"hello")
+        (event,) = events(subscription, 1)
+        assert (event.tenant_id, event.namespace, event.stream, event.payload) == ("t1", "default", "demo", b"hello")
+
+
+def test_every_kind_of_acknowledgement(client: felix.Client) -> None:
+    with client.subscribe(TENANT, NAMESPACE, "demo") as subscription:
+        assert client.publish(TENANT, NAMESPACE, "demo", b"unheard", ack="none") is None
+        first = client.publish(TENANT, NAMESPACE, "demo", b"each", ack="per_message")
+        second = client.publish(TENANT, NAMESPACE, "demo", b"batch", ack="per_batch")
+        assert second == first + 1
+        found = events(subscription, 3)
+    assert [event.payload for event in found] == [b"unheard", b"each", b"batch"]
+    assert [event.offset for event in found] == [first - 1, first, second]
+
+
+def test_a_key_comes_with_its_record_and_keeps_records_together(broker: RunningBroker, client: felix.Client) -> None:
+    sent = {b"K%d" % number: [b"%d-%d" % (number, row) for row in range(5)] for number in range(6)}
+    with client.subscribe(TENANT, NAMESPACE, "wide") as subscription:
+        for row in range(5):
+            for key, values in sent.items():
+                client.publish(TENANT, NAMESPACE, "wide", values[row], key=key)
+        assert sorted(payloads(subscription, 30)) == sorted(value for values in sent.values() for value in values)
+    reader = broker.connect()
+    stored: dict[bytes | None, list[bytes | None]] = {}
+    for partition in range(4):
+        for record in reader.records("t1/wide", partition):
+            stored.setdefault(record.key, []).append(record.value)
+    assert stored == sent
+
+
+@pytest.mark.parametrize("start", ["earliest", 1])
+def test_it_may_begin_where_it_likes(broker: RunningBroker, client: felix.Client, start: str | int) -> None:
+    name = f"begins-{start}"
+    broker.connect().create_topic(f"t1/{name}")
+    for value in (b"0", b"1", b"2"):
+        client.publish(TENANT, NAMESPACE, name, value)
+    with client.subscribe(TENANT, NAMESPACE, name, start=start) as subscription:
+        assert payloads(subscription, 2) == ([b"0", b"1"] if start == "earliest" else [b"1", b"2"])
+
+
+def test_a_beginning_past_the_end_is_a_cursor_error(client: felix.Client) -> None:
+    with pytest.raises(felix.CursorError):
+        client.subscribe(TENANT, NAMESPACE, "demo", start=1 << 40)
+
+
+def test_many_events_come_in_order(client: felix.Client) -> None:
+    values = [b"%d " % number + bytes(number % 700) for number in range(400)]
+    with client.subscribe(TENANT, "shop", "orders") as subscription:
+        for value in values:
+            client.publish(TENANT, "shop", "orders", value, ack="none")
+        assert payloads(subscription, len(values)) == values
+
+
+def test_it_reads_what_other_protocols_write(broker: RunningBroker) -> None:
+    client = connected(broker, tenant="default")
+    with client.subscribe("default", "default", "plain") as subscription:
+        broker.connect().send_many("plain", [b"one", b"two"])
+        assert payloads(subscription, 2) == [b"one", b"two"]
+
+
+def test_large_events_pass(client: felix.Client) -> None:
+    value = bytes(range(256)) * 12_000
+    with client.subscribe(TENANT, NAMESPACE, "demo") as subscription:
+        client.publish(TENANT, NAMESPACE, "demo", value)
+        assert payloads(subscription, 1) == [value]
+
+
+def test_the_cache(broker: RunningBroker, client: felix.Client) -> None:
+    client.cache_put(TENANT, NAMESPACE, "primary", "k", b"v")
+    client.cache_put(TENANT, NAMESPACE, "primary", "gone", b"v", ttl=0.001)
+    client.cache_put(TENANT, NAMESPACE, "primary", "stays", b"v", ttl=3600.0)
+    assert client.cache_get(TENANT, NAMESPACE, "primary", "k") == b"v"
+    assert client.cache_get(TENANT, NAMESPACE, "primary", "stays") == b"v"
+    assert client.cache_get(TENANT, NAMESPACE, "primary", "never") is None
+    assert client.cache_get(TENANT, NAMESPACE, "other", "k") is None
+    while client.cache_get(TENANT, NAMESPACE, "primary", "gone") is not None:
+        pass
+    url = f"felix://{broker.addresses['felix']}?ca={broker.certificate}"
+    with closing(penstock.connect(url, tenant=TENANT)) as own:
+        assert own.cache_get("k", cache="primary") == b"v"
+
+
+def test_an_unknown_stream_is_not_found(client: felix.Client) -> None:
+    with pytest.raises(felix.NotFoundError, match="stream not found: tenant=t1 namespace=default stream=nope"):
+        client.publish(TENANT, NAMESPACE, "nope", b"x")
+    with pytest.raises(felix.NotFoundError, match="stream not found"):
+        client.subscribe(TENANT, NAMESPACE, "nope")
+    assert client.publish(TENANT, NAMESPACE, "demo", b"still connected") is not None
+
+
+def test_a_token_opens_its_tenant_and_no_other(strict_broker: RunningBroker) -> None:
+    client = connected(strict_broker)
+    assert client.publish(TENANT, NAMESPACE, "demo", b"x") == 0
+    with pytest.raises(felix.AuthError, match="tenant mismatch"):
+        client.publish("t2", NAMESPACE, "demo", b"x")
+
+
+def test_a_bad_token_is_refused(strict_broker: RunningBroker) -> None:
+    with pytest.raises(felix.FelixError, match="auth failed"):
+        connected(strict_broker, token="guess").publish(TENANT, NAMESPACE, "demo", b"x")
+
+
+async def test_the_async_client(broker: RunningBroker) -> None:
+    client = await felix.AsyncClient.connect(
+        broker.addresses["felix"], tenant_id=TENANT, token=TOKEN, ca_file=str(broker.certificate)
+    )
+    subscription = await client.subscribe(TENANT, NAMESPACE, "demo")
+    offsets = await asyncio.gather(*(client.publish(TENANT, NAMESPACE, "demo", b"%d" % n) for n in range(50)))
+    assert len(set(offsets)) == 50
+    found = [await subscription.next_event(timeout=EVENT_S_MAX) for _ in range(50)]
+    assert sorted(event.payload for event in found) == sorted(b"%d" % n for n in range(50))
+    await subscription.close()
+
+
+def test_several_of_them_at_once(broker: RunningBroker) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            client = connected(broker)
+            for row in range(20):
+                client.cache_put(TENANT, NAMESPACE, "many", f"{number}-{row}", b"%d" % row)
+                assert client.cache_get(TENANT, NAMESPACE, "many", f"{number}-{row}") == b"%d" % row
+                assert client.publish(TENANT, NAMESPACE, "demo", b"x") is not None
+        except BaseException as error:  # noqa: BLE001 - the test's own thread raises it
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
