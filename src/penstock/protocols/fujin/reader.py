@@ -470,6 +470,9 @@ class Reader:
             results.append(
                 self._result(tag is not None and refuse(self._talk.principal, subscription.topic, subscription, tag))
             )
+        if None in results:
+            # Others are told by the next sweep.
+            self._talk.call_later(subscription.policy.delay_ms(1) / 1000, self._work_soon)
         return results
 
     def _known(self, message_id: bytes) -> int | None:
