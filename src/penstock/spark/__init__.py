@@ -10,13 +10,14 @@ spark.read.format("penstock").option("penstock.bootstrap", "127.0.0.1:9092").opt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["session"]
+__all__ = ["load", "session"]
 
 
 # Spark imports this package in every one of its Python processes: what a session needs is imported when one is made.
@@ -32,3 +33,23 @@ def session(
     from penstock.spark.sessions import build_session
 
     return build_session(app_name, master, config)
+
+
+def load(
+    spark: SparkSession,
+    topics: str | Sequence[str],
+    *,
+    partitions: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    since: datetime | int | None = None,
+    until: datetime | int | None = None,
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The records of some topics, as they are now, as a DataFrame; what is left out here is not even read.
+
+    `partitions` are those of every topic, or by topic; times are datetimes or milliseconds since 1970, `until` is not included; `columns`
+    are some of the source's, and `options` others of its options, as `{"penstock.bootstrap": "broker:9092"}`.
+    """
+    from penstock.spark.loading import load_topics
+
+    return load_topics(spark, topics, partitions, since, until, columns, options or {})

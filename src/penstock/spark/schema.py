@@ -5,6 +5,7 @@ A schema that the user gives prunes: only its columns are decoded and sent. They
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -38,6 +39,10 @@ SPARK_TYPES: Final[dict[str, DataType]] = {
 
 def source_schema(*, headers: bool) -> StructType:
     return StructType([StructField(name, kind) for name, kind in SPARK_TYPES.items() if headers or name != "headers"])
+
+
+def chosen_schema(columns: Iterable[str]) -> StructType:
+    return StructType([StructField(name, SPARK_TYPES[name]) for name in columns])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

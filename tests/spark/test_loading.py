@@ -1,0 +1,37 @@
+"""What `penstock.spark.load` makes of its arguments."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.spark.loading import load_options
+
+
+def test_topics_are_subscribed_to() -> None:
+    assert load_options("orders") == {"subscribe": "orders"}
+    assert load_options(["orders", "payments"]) == {"subscribe": "orders,payments"}
+
+
+def test_partitions_are_assigned_to_every_topic_or_to_each_its_own() -> None:
+    assert load_options(["a", "b"], [0, 2]) == {"assign": '{"a": [0, 2], "b": [0, 2]}'}
+    assert load_options(["a", "b"], {"a": [0], "b": (1,)}) == {"assign": '{"a": [0], "b": [1]}'}
+    with pytest.raises(InvalidRequest, match="none of b: give some of each topic"):
+        load_options(["a", "b"], {"a": [0]})
+
+
+def test_times_are_datetimes_or_milliseconds() -> None:
+    options = load_options("orders", since=datetime(2026, 1, 1, tzinfo=UTC), until=1_767_225_600_500)
+    assert options == {
+        "subscribe": "orders",
+        "startingTimestamp": "1767225600000",
+        "startingOffsetsByTimestampStrategy": "latest",
+        "endingTimestamp": "1767225600500",
+    }
+
+
+def test_no_topic_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="name a topic"):
+        load_options([])
