@@ -19,6 +19,7 @@ from penstock.cli import (
     acl,
     audit,
     bench,
+    cache,
     configuration,
     consume,
     delayed,
@@ -60,6 +61,7 @@ ORDER = (
     "user",
     "acl",
     "key",
+    "cache",
     "audit",
     "bench",
     "doctor",
@@ -162,6 +164,7 @@ app.add_typer(txn.app, name="txn")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.add_typer(key.app, name="key")
+app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
 app.command()(bench.bench)
 app.command()(doctor.doctor)

@@ -179,6 +179,11 @@ class RunningBroker:
         return f"fujin://{self.addresses['fujin']}?ca={self.certificate}"
 
     @property
+    def felix_url(self) -> str:
+        """What `penstock.connect` takes for Felix."""
+        return f"felix://{self.addresses['felix']}?ca={self.certificate}"
+
+    @property
     def url(self) -> str:
         """What `penstock.connect` takes."""
         return f"flymq://{self.address}"

@@ -1,0 +1,132 @@
+"""`penstock cache`: values in the broker's memory, over Felix."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote, urlsplit
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.options import JsonOption, ServerOption, server_url, wants_json
+from penstock.cli.passwords import with_password
+from penstock.errors import EntryNotFound, InvalidRequest, Unreachable
+
+if TYPE_CHECKING:
+    from penstock.protocols.felix.sync import FelixClient
+
+app = typer.Typer(no_args_is_help=True, help="Put values into the broker's cache, and get them (Felix).")
+
+DATA_DIR = Path("penstock-data")
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="What the value is called.", show_default=False)]
+CacheOption = Annotated[str, typer.Option("--cache", metavar="NAME", help="The cache.")]
+NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="The namespace of the cache.")]
+
+
+@app.command()
+def get(
+    context: typer.Context,
+    key: KeyArgument,
+    cache: CacheOption = "default",
+    namespace: NamespaceOption = "default",
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a value; as it is, where no person reads it.
+
+    Fails where there is none, or its time is over.
+
+    Examples:
+      penstock cache get greeting
+      penstock --server felix://t1@127.0.0.1:5000 cache get price:42 --cache prices
+    """
+    with _connected(context, server) as client:
+        value = client.cache_get(key, cache=cache, namespace=namespace)
+    if wants_json(context, as_json):
+        terminal.print_json({"key": key, **terminal.json_bytes("value", value)})
+    elif value is None:
+        raise EntryNotFound(f"there is no value under {terminal.visible(key)}, or its time is over")
+    elif terminal.on_terminal():
+        print(terminal.visible_bytes(value))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(value)
+
+
+@app.command()
+def put(
+    context: typer.Context,
+    key: KeyArgument,
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="The value; - reads it from standard input.", show_default=False)
+    ],
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", metavar="TIME", help="Forgotten after this time, as in 500ms or 7d.")
+    ] = None,
+    cache: CacheOption = "default",
+    namespace: NamespaceOption = "default",
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a value in memory, until its time is over, there is no more room, or the broker stops.
+
+    Examples:
+      penstock cache put greeting hello
+      penstock cache put session:7 - --ttl 30m < session.json
+    """
+    data = sys.stdin.buffer.read() if value == "-" else value.encode(errors="surrogateescape")
+    ttl_ms = None if ttl is None else _milliseconds(ttl)
+    with _connected(context, server) as client:
+        client.cache_put(key, data, ttl_ms=ttl_ms, cache=cache, namespace=namespace)
+    if wants_json(context, as_json):
+        terminal.print_json({"key": key, "bytes": len(data), "ttl_ms": ttl_ms})
+    else:
+        print(f"kept {len(data)} bytes under {terminal.visible(key)}")
+
+
+def _milliseconds(text: str) -> int:
+    from penstock.units import parse_duration_ms
+
+    try:
+        return parse_duration_ms(text)
+    except ValueError as error:
+        raise InvalidRequest(f"--ttl: {error}") from None
+
+
+@contextmanager
+def _connected(context: typer.Context, server: str | None) -> Iterator[FelixClient]:
+    import penstock
+
+    url = felix_url(server_url(context, server))
+    try:
+        client = penstock.connect(with_password(url))
+    except Unreachable as error:
+        raise Unreachable(
+            f"{error}; the cache is on the Felix listener: name it with --server felix://host:port?ca=FILE"
+        ) from error
+    with client:
+        yield client
+
+
+def felix_url(url: str) -> str:
+    """The Felix address that is meant: an address of another protocol stands for its host.
+
+    Where it names nobody to trust, a broker of this machine that was started here is trusted by the certificate it made for itself.
+    """
+    from penstock.clients.url import parse_url
+    from penstock.net.certificates import CERTIFICATE_FILE
+    from penstock.protocols.felix.client import PORT, SCHEME
+    from penstock.units import is_loopback
+
+    address = parse_url(url, port=PORT)
+    if address.scheme != SCHEME:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        url = f"{SCHEME}://{host}:{PORT}"
+    own = DATA_DIR / CERTIFICATE_FILE
+    if not urlsplit(url).query and is_loopback(address.host) and own.is_file():
+        url += f"?ca={quote(str(own))}"
+    return url
