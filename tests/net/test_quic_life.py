@@ -142,6 +142,25 @@ async def test_a_client_that_missed_the_end_is_told_again(tmp_path: Path) -> Non
         assert (client.loss_code, "over" in str(client.loss)) == (5, True)
 
 
+async def test_a_client_of_a_run_before_is_told_that_it_is_forgotten(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo x\n")
+        assert await read_line(stream) == b"x\n"
+        first = service.listener
+        assert first._endpoint is not None
+        client.endpoint.refused = None  # what the kernel says while nobody listens is another way to find out
+        first._endpoint.close()
+        again = QuicListener("again", first.address, service._open, first._tls)
+        await again.start()
+        await stream.write(b"echo y\n")
+        await asyncio.wait_for(client.wait_closed(), 5)
+        assert again.stats.datagrams_dropped >= 1
+        assert not again.stats.connections_total
+        await again.stop()
+
+
 async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
         second = QuicListener("second", service.listener.address, service._open, service.listener._tls)

@@ -34,10 +34,11 @@ from penstock.quic.packets import (
     long_header,
     retry,
     short_destination,
+    stateless_reset,
     version_negotiation,
 )
 from penstock.quic.settings import QuicSettings
-from penstock.quic.tls import TlsSettings
+from penstock.quic.tls import TlsSettings, reset_token
 from penstock.quic.udp import UdpEndpoint, open_socket
 from penstock.units import Address as HostAndPort
 from penstock.units import parse_address
@@ -47,6 +48,8 @@ CONNECTION_SEND_BUFFERS = 8
 
 FAREWELLS_MAX = 1_024
 FAREWELL_REPEATS_MAX = 3
+RESETS_PER_SWEEP_MAX = 200
+"""Garbage is answered no more often than this between two sweeps: each answer costs a hash and a datagram."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -91,6 +94,7 @@ class QuicListener:
         self._connections: dict[QuicServerConnection, None] = {}
         self._farewells: dict[bytes, tuple[list[tuple[bytes, Address]], int]] = {}
         """What to repeat to peers that have not heard that their connection is closed, and how often still; oldest first."""
+        self._resets_left = RESETS_PER_SWEEP_MAX
         self._unanswered: set[QuicServerConnection] = set()
         self._all_answered = asyncio.Event()
 
@@ -182,6 +186,7 @@ class QuicListener:
         if connection is None:
             if not self._say_farewell(cid):
                 self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
+                self._say_forgotten(cid, buffer[:segment_bytes], address)
             return
         self._deliver(connection, buffer, segment_bytes, address)
 
@@ -195,6 +200,9 @@ class QuicListener:
             self._deliver(connection, datagram, len(datagram), address)
         elif cid is not None and self._say_farewell(cid):
             pass
+        elif header is None and cid is not None:
+            self.stats.datagrams_dropped += 1
+            self._say_forgotten(cid, datagram, address)
         elif header is None or len(datagram) < INITIAL_BYTES_MIN or self._stopping:
             self.stats.datagrams_dropped += 1
         elif header.version != VERSION:
@@ -288,6 +296,16 @@ class QuicListener:
             self._answer(datagram, address)
         return True
 
+    def _say_forgotten(self, cid: bytes, datagram: bytes, address: Address) -> None:
+        """Tell a client of a run before that its connection is no more, so that it need not wait until it has had enough of the silence."""
+        token = reset_token(self._tls.reset_key, cid)
+        if token is None or self._resets_left <= 0 or self._stopping:
+            return
+        reset = stateless_reset(datagram, token, self._random_bytes)
+        if reset is not None:
+            self._resets_left -= 1
+            self._answer(reset, address)
+
     async def _bind(self, address: HostAndPort) -> socket.socket:
         setting = f"listeners.{self.name}.bind"
         try:
@@ -307,6 +325,7 @@ class QuicListener:
             raise ConfigError(f"{setting}: cannot listen on {address}/udp ({error.strerror}): {advice}") from None
 
     def _swept(self) -> list[QuicServerConnection]:
+        self._resets_left = RESETS_PER_SWEEP_MAX
         return list(self._connections)
 
 

@@ -6,6 +6,7 @@ as OpenSSL would: a chain to one of the authorities, all of it valid now, and a 
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from cryptography import x509
@@ -17,6 +18,7 @@ from penstock.net.tls import server_context, subject_of
 from penstock.quic.tls import CertificateCheck, TlsSettings, load_identity
 
 CHAIN_DEPTH_MAX = 8
+RESET_KEY_PURPOSE = b"penstock: tell clients of a run before that they are forgotten\n"
 # The names that `subject_of` knows; others keep the number.
 NAMES = {
     NameOID.COMMON_NAME: "commonName",
@@ -48,6 +50,7 @@ def quic_server_tls(
         alpn_required=alpn_required,
         identity=identity,
         client_check=None if client_ca is None else client_check(client_ca),
+        reset_key=hashlib.sha256(RESET_KEY_PURPOSE + key.read_bytes()).digest(),
     )
 
 

@@ -31,7 +31,14 @@ from qh3.tls import Epoch
 
 from penstock.quic.packets import CID_BYTES, VERSION
 from penstock.quic.settings import QuicSettings
-from penstock.quic.tls import ACK_DELAY_EXPONENT, CONNECTION_IDS_MAX, MAX_ACK_DELAY_S, TlsBridge, TlsSettings
+from penstock.quic.tls import (
+    ACK_DELAY_EXPONENT,
+    CONNECTION_IDS_MAX,
+    MAX_ACK_DELAY_S,
+    TlsBridge,
+    TlsSettings,
+    reset_token,
+)
 
 Address = tuple[Any, ...]
 """What a socket gives and takes: (host, port), or with flow information and scope for IPv6."""
@@ -330,6 +337,7 @@ class QuicCore(QuicConnection):
             remote_initial_source_connection_id=remote_source_cid,
             original_destination_connection_id=self._original_destination_connection_id,
             retry_source_connection_id=self._retry_source_connection_id,
+            stateless_reset_token=reset_token(self._tls_settings.reset_key, self.host_cid),
         )
         self._tls = bridge
         return bridge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from qh3._hazmat import pull_quic_header
@@ -17,6 +18,10 @@ LONG_HEADER: Final = 0x80
 FIXED_BIT: Final = 0x40
 SHORT_HEADER_BYTES_MIN: Final = 1 + CID_BYTES + 20
 """Flags, id, packet number and what encryption adds; shorter ones cannot be ours."""
+
+
+RESET_BYTES: Final = 43
+RESET_BYTES_MIN: Final = 21
 
 
 class LongHeader(NamedTuple):
@@ -66,6 +71,19 @@ def retry(header: LongHeader, source_cid: bytes, token: bytes) -> bytes:
         original_destination_cid=header.destination_cid,
         retry_token=token,
     )
+
+
+def stateless_reset(datagram: bytes, token: bytes, random_bytes: Callable[[int], bytes]) -> bytes | None:
+    """Tell a client that its connection is forgotten; None where the datagram is too short to be answered by a shorter one.
+
+    It looks like any other datagram but for its last bytes, and is shorter than what it answers, so that two servers that
+    take each other for clients fall silent.
+    """
+    size = min(len(datagram) - 1, RESET_BYTES)
+    if size < RESET_BYTES_MIN:
+        return None
+    unpredictable = random_bytes(size - len(token))
+    return bytes([unpredictable[0] & ~LONG_HEADER & 0xFF | FIXED_BIT]) + unpredictable[1:] + token
 
 
 def _unknown_version_header(version: int, datagram: bytes) -> LongHeader | None:

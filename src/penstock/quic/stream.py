@@ -195,7 +195,7 @@ class Stream:
         self._finished = True
         if self._is_closed:
             self._connection.stream_closed(self)
-        elif not self._backlog:
+        elif not (self._paused and self.can_receive):
             self.close_now()
 
     def sent_some(self) -> bool:

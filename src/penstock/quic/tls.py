@@ -8,6 +8,8 @@ are checked before its Finished is.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ CERTIFICATES_MAX: Final = 10
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 """What a handshake may make us keep: large chains take a few KiB."""
 TRANSPORT_PARAMETERS_BYTES_MAX: Final = 512
+RESET_TOKEN_BYTES: Final = 16
 MAX_ACK_DELAY_S: Final = 0.025
 ACK_DELAY_EXPONENT: Final = 3
 CONNECTION_IDS_MAX: Final = 8
@@ -67,6 +70,9 @@ class TlsSettings:
     client_check: CertificateCheck | None = None
     """Server: every client must show a certificate that this accepts."""
 
+    reset_key: bytes = b""
+    """Server: what makes it known to clients of a run before that it has forgotten them. Empty: they are left to find out."""
+
     server_name: str | None = None
     """Client: whom the server's certificate must name."""
 
@@ -86,6 +92,11 @@ class TlsSettings:
         configuration.server_name = self.server_name
         configuration.cafile = None if self.ca_file is None else str(self.ca_file)
         configuration.verify_mode = None if self.verify else ssl.CERT_NONE
+
+
+def reset_token(reset_key: bytes, cid: bytes) -> bytes | None:
+    """What only the server that gave a client this connection id, and its later runs, can know."""
+    return hmac.digest(reset_key, cid, hashlib.sha256)[:RESET_TOKEN_BYTES] if reset_key else None
 
 
 def load_identity(cert: Path, key: Path) -> Identity:
