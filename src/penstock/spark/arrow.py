@@ -9,16 +9,15 @@ column can address. Expired records are left out when a batch is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import CorruptBlock
-from penstock.log.block import HEADERS, KEYS, OFFSETS, Block
+from penstock.log.block import EXPIRIES, HEADERS, KEYS, OFFSETS, TIMESTAMPS, Block
 
 ROWS_TARGET: Final = 10_000
 """A batch is made once it has so many rows: fewer cost Spark more for each, many more gain nothing."""
@@ -54,8 +53,7 @@ Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Rows of one block, on their way into a batch."""
 
     block: Block
@@ -63,10 +61,16 @@ class _Piece:
     last: int
     cut: bool
     """Whether rows of the block are left out."""
+    rows: int
 
-    @property
-    def rows(self) -> int:
-        return self.last - self.first
+
+class _Gathered(NamedTuple):
+    """What becomes one batch."""
+
+    pieces: Sequence[_Piece]
+    rows: int
+    flags: int
+    """Of all the blocks together: which columns some of them have."""
 
 
 class BatchMaker:
@@ -81,73 +85,59 @@ class BatchMaker:
         self._pieces: list[_Piece] = []
         self._rows = 0
         self._bytes = 0
+        self._flags = 0
         self._constants: dict[str, pa.Array] = {}
 
     def add(self, block: Block, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
         """Take the rows of a block from one offset up to another; yields the batches that are full."""
-        first, last = 0, block.count
-        if offset > block.base_offset or end_offset < block.next_offset:
-            first, last = block.index_of(offset), block.index_of(end_offset)
-        for piece in self._cut(block, first, last):
+        if offset <= block.base_offset and block.next_offset <= end_offset:
+            if block.count <= ROWS_MAX and block.raw_bytes <= BYTES_MAX:
+                pieces: Iterable[_Piece] = (_Piece(block, 0, block.count, False, block.count),)
+            else:
+                pieces = _cut(block, 0, block.count)
+        else:
+            pieces = _cut(block, block.index_of(offset), block.index_of(end_offset))
+        for piece in pieces:
             size = block.raw_bytes * piece.rows // block.count
             if self._pieces and (self._rows + piece.rows > ROWS_MAX or self._bytes + size > BYTES_MAX):
                 yield from self.finish()
             self._pieces.append(piece)
             self._rows += piece.rows
             self._bytes += size
+            self._flags |= block.flags
             if self._rows >= ROWS_TARGET or self._bytes >= BYTES_TARGET:
                 yield from self.finish()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """What is left, as a batch, unless nothing is."""
-        pieces, rows = self._pieces, self._rows
-        self._pieces, self._rows, self._bytes = [], 0, 0
-        if not rows:
+        gathered = _Gathered(self._pieces, self._rows, self._flags)
+        self._pieces, self._rows, self._bytes, self._flags = [], 0, 0, 0
+        if not gathered.rows:
             return
-        batch = pa.RecordBatch.from_arrays(
-            [self._column(name, pieces, rows) for name in self._names], schema=self._schema
-        )
-        visible = _visible(pieces, rows, self._now_ms)
+        columns = [self._column(name, gathered) for name in self._names]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        visible = _visible(gathered, self._now_ms)
         if visible is not None:
             batch = batch.filter(pa.array(visible))
         if batch.num_rows:
             yield batch
 
-    def _cut(self, block: Block, first: int, last: int) -> Iterator[_Piece]:
-        if first >= last:
-            return
-        whole = last - first == block.count
-        if block.count <= ROWS_MAX and block.raw_bytes <= BYTES_MAX:
-            yield _Piece(block, first, last, not whole)
-            return
-        ends = np.zeros(block.count, np.int64)
-        for column in (_VALUES, KEYS, HEADERS):
-            cells = block.lengths_and_data(column)
-            if cells is not None:
-                ends += np.cumsum(np.maximum(cells[0], 0), dtype=np.int64)
-        while first < last:
-            before = int(ends[first - 1]) if first else 0
-            fitting = int(np.searchsorted(ends, before + BYTES_MAX, "right"))
-            stop = min(max(fitting, first + 1), first + ROWS_MAX, last)
-            yield _Piece(block, first, stop, True)
-            first = stop
-
     # -- columns ---------------------------------------------------------------------------------------------------------
 
-    def _column(self, name: str, pieces: Sequence[_Piece], rows: int) -> pa.Array:
+    def _column(self, name: str, gathered: _Gathered) -> pa.Array:
         match name:
             case "key":
-                return _binary(pieces, KEYS, rows)
+                return _binary(gathered, KEYS)
             case "value":
-                return _binary(pieces, _VALUES, rows)
+                return _binary(gathered, _VALUES)
             case "offset":
-                return _fixed(pa.int64(), _offsets(pieces), rows)
+                return _fixed(pa.int64(), _offsets(gathered), gathered.rows)
             case "timestamp":
-                return _fixed(COLUMN_TYPES["timestamp"], _timestamps_us(pieces), rows)
+                return _fixed(COLUMN_TYPES["timestamp"], _timestamps_us(gathered), gathered.rows)
             case "headers":
-                return _headers(pieces, rows)
+                return _headers(gathered)
             case _:
-                return self._constant(name, rows)
+                return self._constant(name, gathered.rows)
 
     def _constant(self, name: str, rows: int) -> pa.Array:
         """A column with one value; made once, as long as the longest batch needs it."""
@@ -165,6 +155,26 @@ class BatchMaker:
         return _fixed(pa.int32(), np.full(rows, number, np.int32), rows)
 
 
+def _cut(block: Block, first: int, last: int) -> Iterator[_Piece]:
+    """Some rows of a block, in pieces that are not too large."""
+    if first >= last:
+        return
+    if block.count <= ROWS_MAX and block.raw_bytes <= BYTES_MAX:
+        yield _Piece(block, first, last, True, last - first)
+        return
+    ends = np.zeros(block.count, np.int64)
+    for column in (_VALUES, KEYS, HEADERS):
+        cells = block.lengths_and_data(column)
+        if cells is not None:
+            ends += np.cumsum(np.maximum(cells[0], 0), dtype=np.int64)
+    while first < last:
+        before = int(ends[first - 1]) if first else 0
+        fitting = int(np.searchsorted(ends, before + BYTES_MAX, "right"))
+        stop = min(max(fitting, first + 1), first + ROWS_MAX, last)
+        yield _Piece(block, first, stop, True, stop - first)
+        first = stop
+
+
 def _fixed(kind: pa.DataType, vector: npt.NDArray[Any], rows: int) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.ascontiguousarray(vector))])
 
@@ -173,16 +183,20 @@ def _joined(vectors: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 
-def _offsets(pieces: Sequence[_Piece]) -> Int64s:
+def _offsets(gathered: _Gathered) -> Int64s:
+    pieces = gathered.pieces
     first, last = pieces[0].block, pieces[-1].block
-    if not any(piece.cut or piece.block.flags & OFFSETS for piece in pieces):
-        rows = sum(piece.rows for piece in pieces)
-        if last.next_offset - first.base_offset == rows:
-            return np.arange(first.base_offset, last.next_offset, dtype=np.int64)
+    # Whole blocks, one right behind the other. Pieces that are cut are fewer rows than their blocks have offsets.
+    if not gathered.flags & OFFSETS and last.next_offset - first.base_offset == gathered.rows:
+        return np.arange(first.base_offset, last.next_offset, dtype=np.int64)
     return _joined([piece.block.offset_column()[piece.first : piece.last] for piece in pieces])
 
 
-def _timestamps_us(pieces: Sequence[_Piece]) -> Int64s:
+def _timestamps_us(gathered: _Gathered) -> Int64s:
+    pieces = gathered.pieces
+    if not gathered.flags & TIMESTAMPS:
+        firsts = np.array([piece.block.first_timestamp_ms for piece in pieces], np.int64)
+        return np.repeat(firsts * _US_PER_MS, [piece.rows for piece in pieces])
     vectors: list[Int64s] = []
     for piece in pieces:
         column = piece.block.timestamp_column()
@@ -207,7 +221,7 @@ def _cells(piece: _Piece, column: int) -> tuple[Int32s, memoryview]:
     return lengths, data[start : start + size]
 
 
-def _gathered(pieces: Sequence[_Piece], column: int) -> tuple[Int32s, memoryview | pa.Buffer]:
+def _joined_cells(pieces: Sequence[_Piece], column: int) -> tuple[Int32s, memoryview | pa.Buffer]:
     cells = [_cells(piece, column) for piece in pieces]
     if len(cells) == 1:
         return cells[0]
@@ -220,10 +234,11 @@ def _gathered(pieces: Sequence[_Piece], column: int) -> tuple[Int32s, memoryview
     return np.concatenate([lengths for lengths, _ in cells]), buffer
 
 
-def _binary(pieces: Sequence[_Piece], column: int, rows: int) -> pa.Array:
-    if column and not any(piece.block.flags & column for piece in pieces):
+def _binary(gathered: _Gathered, column: int) -> pa.Array:
+    rows = gathered.rows
+    if column and not gathered.flags & column:
         return pa.nulls(rows, pa.binary())
-    lengths, data = _gathered(pieces, column)
+    lengths, data = _joined_cells(gathered.pieces, column)
     validity = None
     if lengths.min() < 0:
         valid = lengths >= 0
@@ -248,14 +263,14 @@ def _bitmap(valid: Bools) -> pa.Buffer:
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _visible(pieces: Sequence[_Piece], rows: int, now_ms: int) -> Bools | None:
+def _visible(gathered: _Gathered, now_ms: int) -> Bools | None:
     """Which rows have not expired; None where none has. Blocks without a single expiry, which are nearly all, cost one test of a flag."""
-    columns = [piece.block.expiry_column() for piece in pieces]
-    if all(column is None for column in columns):
+    if not gathered.flags & EXPIRIES:
         return None
-    visible = np.ones(rows, np.bool_)
+    visible = np.ones(gathered.rows, np.bool_)
     at = 0
-    for piece, column in zip(pieces, columns, strict=True):
+    for piece in gathered.pieces:
+        column = piece.block.expiry_column()
         if column is not None:
             part = column[piece.first : piece.last]
             visible[at : at + piece.rows] = (part == 0) | (part > now_ms)
@@ -266,16 +281,17 @@ def _visible(pieces: Sequence[_Piece], rows: int, now_ms: int) -> Bools | None:
 # -- headers ----------------------------------------------------------------------------------------------------------------
 
 
-def _headers(pieces: Sequence[_Piece], rows: int) -> pa.Array:
+def _headers(gathered: _Gathered) -> pa.Array:
     """The headers column: null where a record has none, as with Kafka.
 
     A cell is a chain of headers (key length, value length, key, value). All cells are walked at once, one header of each at a time, so
     the number of steps is that of the record with most headers. What lies between two cut points is then a key, a value or a pair of
     lengths, and Arrow picks keys and values out of them.
     """
-    if not any(piece.block.flags & HEADERS for piece in pieces):
+    rows = gathered.rows
+    if not gathered.flags & HEADERS:
         return pa.nulls(rows, HEADER_TYPE)
-    lengths, data = _gathered(pieces, HEADERS)
+    lengths, data = _joined_cells(gathered.pieces, HEADERS)
     if not len(data):
         return pa.nulls(rows, HEADER_TYPE)  # those that have some were not asked for
     lengths = np.maximum(lengths, 0)
