@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import penstock
 from penstock.testing import RunningBroker
+from tests.interop.felix_json import FelixJsonClient
 
 
 class Published(NamedTuple):
@@ -150,5 +152,47 @@ class Fujin(Speaker):
         return [Seen(message.value) for message in self.client.records(self.topic, limit=count)]
 
 
-SPEAKERS: tuple[type[Speaker], ...] = (FlyMQ, BlipMQ, RustLog, RustLogJson, Fujin)
+class Felix(Speaker):
+    """Publishes in binary, and is sent binary events."""
+
+    name = "felix"
+    has_keys = False  # an event comes without its key
+    has_offsets = True
+
+    def url(self, broker: RunningBroker) -> str:
+        return broker.felix_url
+
+    def prepare(self) -> None:
+        self._subscription = self.client.subscribe(self.topic)
+
+    def publish(self, records: Sequence[Published]) -> None:
+        self.client.publish_batch(self.topic, [record.value for record in records])
+
+    def read(self, count: int) -> list[Seen]:
+        events = islice(self._subscription, count)
+        return [Seen(event.value, None, event.offset) for event in events]
+
+
+class FelixJson(Speaker):
+    """Speaks as the contract has it, in JSON."""
+
+    name = "felix+json"
+    has_keys = has_offsets = False
+
+    def __init__(self, broker: RunningBroker, topic: str) -> None:
+        self.topic = topic
+        self.client = FelixJsonClient(broker.addresses["felix"], broker.certificate)
+        self.client.subscribe(topic)
+
+    def url(self, broker: RunningBroker) -> str:
+        return broker.felix_url
+
+    def publish(self, records: Sequence[Published]) -> None:
+        self.client.publish_batch(self.topic, [record.value for record in records])
+
+    def read(self, count: int) -> list[Seen]:
+        return [Seen(value) for value in self.client.events(count)]
+
+
+SPEAKERS: tuple[type[Speaker], ...] = (FlyMQ, BlipMQ, RustLog, RustLogJson, Fujin, Felix, FelixJson)
 GROUP_SPEAKERS: tuple[type[GroupSpeaker], ...] = (FlyMQ, RustLog, RustLogJson)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import felix
 import pytest
@@ -48,7 +49,7 @@ def client(broker: RunningBroker) -> felix.Client:
 def events(subscription: felix.SubscriptionHandle, count: int) -> list[felix.Event]:
     found = [subscription.next_event(timeout=EVENT_S_MAX) for _ in range(count)]
     assert None not in found
-    return found
+    return [event for event in found if event is not None]
 
 
 def payloads(subscription: felix.SubscriptionHandle, count: int) -> list[bytes]:
@@ -69,8 +70,9 @@ def test_every_kind_of_acknowledgement(client: felix.Client) -> None:
         assert client.publish(TENANT, NAMESPACE, "demo", b"unheard", ack="none") is None
         first = client.publish(TENANT, NAMESPACE, "demo", b"each", ack="per_message")
         second = client.publish(TENANT, NAMESPACE, "demo", b"batch", ack="per_batch")
-        assert second == first + 1
         found = events(subscription, 3)
+    assert first is not None
+    assert second == first + 1
     assert [event.payload for event in found] == [b"unheard", b"each", b"batch"]
     assert [event.offset for event in found] == [first - 1, first, second]
 
@@ -91,7 +93,7 @@ def test_a_key_comes_with_its_record_and_keeps_records_together(broker: RunningB
 
 
 @pytest.mark.parametrize("start", ["earliest", 1])
-def test_it_may_begin_where_it_likes(broker: RunningBroker, client: felix.Client, start: str | int) -> None:
+def test_it_may_begin_where_it_likes(broker: RunningBroker, client: felix.Client, start: Any) -> None:
     name = f"begins-{start}"
     broker.connect().create_topic(f"t1/{name}")
     for value in (b"0", b"1", b"2"):
@@ -170,7 +172,7 @@ async def test_the_async_client(broker: RunningBroker) -> None:
     offsets = await asyncio.gather(*(client.publish(TENANT, NAMESPACE, "demo", b"%d" % n) for n in range(50)))
     assert len(set(offsets)) == 50
     found = [await subscription.next_event(timeout=EVENT_S_MAX) for _ in range(50)]
-    assert sorted(event.payload for event in found) == sorted(b"%d" % n for n in range(50))
+    assert sorted(event.payload for event in found if event) == sorted(b"%d" % n for n in range(50))
     await subscription.close()
 
 
