@@ -20,9 +20,14 @@ from penstock.log.block import (
     BinaryColumn,
     Block,
     BlockHeader,
+    RawColumn,
     decode_headers,
     encode_block,
+    encode_columns,
     encode_headers,
+    place_block,
+    whole_checksum,
+    wrap_blocks,
 )
 
 STAMP_MS = 1_700_000_000_000
@@ -184,6 +189,48 @@ def test_times_are_searched() -> None:
 def test_a_block_is_found_inside_other_bytes() -> None:
     block = encode_block(3, 4, [b"x"])
     assert Block(b"...." + block + b"....", 4).values() == [b"x"]
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_block_is_placed_without_looking_at_its_columns(size: int) -> None:
+    values, keys = [b"v" * size, None, b""], [None, b"k", b""]
+    headers = [HEADER_CELL, None, None]
+    block = Block(encode_block(0, 0, values, keys, headers, [0, 7, 0]))
+    assert place_block(block, 50, STAMP_MS) == encode_block(50, STAMP_MS, values, keys, headers, [0, 7, 0])
+    squeezed = Block(place_block(block, 50, STAMP_MS, compress=True))
+    assert (squeezed.values(), list(squeezed.offsets())) == (values, [50, 51, 52])
+    unpacked = Block(place_block(Block(encode_block(0, 0, values, compress=True)), 9, STAMP_MS))
+    assert (unpacked.codec, unpacked.values()) == (0, values)
+
+
+def test_columns_that_are_laid_out_make_the_block_that_their_cells_do() -> None:
+    def raw(cells: list[bytes | None]) -> RawColumn:
+        lengths = np.array([-1 if cell is None else len(cell) for cell in cells], np.int32)
+        return RawColumn(lengths, [memoryview(cell) for cell in cells if cell is not None])
+
+    values: list[bytes | None] = [b"abc", None, b""]
+    keys: list[bytes | None] = [None, b"", b"key"]
+    nothing: list[bytes | None] = [None] * 3
+    headers: list[bytes | None] = [HEADER_CELL, None, None]
+    assert encode_columns(raw(values)) == encode_block(0, 0, values)
+    assert encode_columns(raw(values), raw(keys)) == encode_block(0, 0, values, keys)
+    assert encode_columns(raw(values), raw(nothing), raw(nothing)) == encode_block(0, 0, values, nothing, nothing)
+    assert encode_columns(raw(values), None, raw(headers)) == encode_block(0, 0, values, None, headers)
+
+
+def test_blocks_inside_a_record_are_summed_with_it_and_not_again() -> None:
+    inner = [Block(encode_block(0, 0, [b"x" * size])) for size in (1, 50_000, 3)]
+    wrapped = wrap_blocks(b"head", inner)
+    assert Block(wrapped.data).keys() == [b"head"]
+    assert Block(wrapped.data).values() == [b"".join(block.data for block in inner)]
+    for block in inner:
+        assert whole_checksum(block) == google_crc32c.value(block.data)
+        assert block.body_checksum() == google_crc32c.value(block.data[HEADER_BYTES:])
+        assert b"".join(block.pieces) == block.data
+    damaged = inner[0].data[:-1] + b"y"
+    assert Block(damaged, checked=True).values() == [b"y"]
+    with pytest.raises(CorruptBlock):
+        Block(damaged)
 
 
 def test_compression_is_used_only_where_it_helps() -> None:

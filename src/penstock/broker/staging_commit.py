@@ -120,25 +120,25 @@ class Publication:
         at, size_bytes = start, 0
         while at < len(self._requests) and size_bytes < self._chunk_bytes:
             reader = reader or StagedReader(self._engine.partition(self._application.topic, 0))
-            head, data = await reader.read(self._requests[at])
+            head, data, data_at = await reader.read(self._requests[at])
             try:
-                self._sort(head, data, blocks)
+                self._sort(head, data, data_at, blocks)
             except TopicNotFound:
                 if must_exist:
                     raise
                 # The decision cannot be taken back, and there is nowhere to write to.
                 _log.warning("staged records dropped: their topic was deleted during their commit", topic=head.topic)
-            size_bytes += len(data)
+            size_bytes += len(data) - data_at
             at += 1
         return Chunk([BatchFor(partition, BlockBatch(each)) for partition, each in blocks.items()], at)
 
-    def _sort(self, head: StagedHead, data: bytes, blocks: dict[Partition, list[Block]]) -> None:
+    def _sort(self, head: StagedHead, data: bytes, at: int, blocks: dict[Partition, list[Block]]) -> None:
         info = self._engine.topics().get(head.topic)
         if info is None or info.id != head.topic_id:
             raise TopicNotFound(f"topic not found: {head.topic} was deleted after records were staged for it")
-        at = 0
         for index, size_bytes in head.parts:
-            block = Block(data[at : at + size_bytes])
+            # The record they were read from has passed its checksum.
+            block = Block(data, at, checked=True)
             blocks.setdefault(self._engine.partition(head.topic, index), []).append(block)
             at += size_bytes
         if at != len(data):

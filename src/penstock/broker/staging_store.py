@@ -148,15 +148,19 @@ class StagedReader:
         self._partition = partition
         self._blocks: list[Block] = []
 
-    async def read(self, offset: int) -> tuple[StagedHead, bytes]:
+    async def read(self, offset: int) -> tuple[StagedHead, bytes, int]:
+        """A head, and the blocks that follow it: bytes that hold them, and where in these they begin."""
         block = _holding(self._blocks, offset)
         if block is None:
             self._blocks = await self._partition.read(offset, READ_BYTES)
             block = self._blocks[0]
         row = block.index_of(offset)
-        keys, values = block.keys(row, row + 1), block.values(row, row + 1)
+        keys = block.keys(row, row + 1)
         assert keys is not None
-        return decode_head(keys[0] or b""), values[0] or b""
+        head = decode_head(keys[0] or b"")
+        if block.count == 1:
+            return head, block.body(), block.raw_bytes - block.value_bytes
+        return head, block.values(row, row + 1)[0] or b"", 0
 
 
 def _holding(blocks: Iterable[Block], offset: int) -> Block | None:

@@ -32,7 +32,8 @@ from penstock.broker.staging_store import OnStaged, Staged, StagedApplication, S
 from penstock.broker.table import Table
 from penstock.clock import Clock
 from penstock.errors import LimitExceeded, PenstockError, TopicNotFound, TransactionNotActive, TransactionNotFound
-from penstock.log.api import Appended, Batch, Engine, TopicInfo
+from penstock.log.api import Appended, BlockBatch, Engine, TopicInfo
+from penstock.log.block import wrap_blocks
 
 # A topic costs two directories and some files, which a query that writes every few seconds should not pay each time.
 IDLE_S_MAX: Final = 120.0
@@ -158,7 +159,7 @@ class Tickets:
             info.id,
             [(part.partition, part.block.size_bytes) for part in checked],
         )
-        batch = Batch([b"".join([data for _, data in parts])], [encode_head(head)])
+        batch = BlockBatch([wrap_blocks(encode_head(head), [part.block for part in checked])])
         ticket.topics[info.name] = info.id
         if ticket.opening is not None:
             ticket.opening.append(lambda error: self._append(staged, ticket, place.sequence, size_bytes, batch, error))
@@ -171,7 +172,7 @@ class Tickets:
         ticket: Ticket,
         sequence: int,
         size_bytes: int,
-        batch: Batch,
+        batch: BlockBatch,
         error: PenstockError | None,
     ) -> None:
         def appended(result: Appended | PenstockError) -> None:

@@ -46,6 +46,7 @@ import numpy.typing as npt
 import zstandard
 
 from penstock.errors import CorruptBlock
+from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
 MAGIC: Final = b"PnBk"
 VERSION: Final = 1
@@ -202,7 +203,25 @@ def place_block(block: Block, base_offset: int, timestamp_ms: int, *, compress: 
         (timestamp_ms, timestamp_ms),
         (block.key_bytes, block.value_bytes, block.header_bytes),
         compress=compress,
+        checksum=block.body_checksum() if block.codec == CODEC_NONE else None,
     )
+
+
+def wrap_blocks(key: bytes, blocks: Sequence[Block]) -> Block:
+    """A block of one record, at no place in a log yet. Its value is other blocks, back to back; they are not summed again."""
+    lengths = np.array([sum(block.size_bytes for block in blocks), len(key)], "<i4").tobytes()
+    checksum = google_crc32c.value(lengths + key)
+    pieces = [lengths, key]
+    for block in blocks:
+        checksum = combined(checksum, whole_checksum(block), block.size_bytes)
+        pieces += block.pieces
+    body = b"".join(pieces)
+    value_bytes = len(body) - len(lengths) - len(key)
+    head = HEADER.pack(
+        MAGIC, 0, VERSION, CODEC_NONE, KEYS, len(body), len(body), 1, 0, 0, len(key), 0, 0, 0, value_bytes
+    )[8:]
+    checksum = combined(google_crc32c.value(head), checksum, len(body))
+    return Block(b"".join((MAGIC, checksum.to_bytes(4, "little"), head)), body=body, checked=True)
 
 
 def _assemble(
@@ -214,14 +233,18 @@ def _assemble(
     sizes: tuple[int, int, int],
     *,
     compress: bool,
+    checksum: int | None = None,
 ) -> bytes:
-    """Header and body. `place` is the first offset and how far the last one is from it, `sizes` are those of keys, values and headers."""
+    """Header and body. `place` is the first offset and how far the last one is from it, `sizes` are those of keys, values and headers.
+
+    `checksum` is that of the pieces together, where it is known.
+    """
     raw_bytes = stored_bytes = sum(map(len, pieces))
     codec = CODEC_NONE
     if compress and raw_bytes >= COMPRESS_BYTES_MIN:
         compressed = zstandard.compress(b"".join(pieces), _ZSTD_LEVEL)
         if len(compressed) < raw_bytes:
-            pieces, stored_bytes, codec = [compressed], len(compressed), CODEC_ZSTD
+            pieces, stored_bytes, codec, checksum = [compressed], len(compressed), CODEC_ZSTD, None
     key_bytes, value_bytes, header_bytes = sizes
     head = HEADER.pack(
         MAGIC,
@@ -238,10 +261,13 @@ def _assemble(
         header_bytes,
         value_bytes,
     )[8:]
-    checksum = google_crc32c.value(head)
-    for piece in pieces:
-        checksum = google_crc32c.extend(checksum, piece)
-    return b"".join((MAGIC, checksum.to_bytes(4, "little"), head, *pieces))
+    whole = google_crc32c.value(head)
+    if checksum is not None and stored_bytes >= COMBINED_BYTES_MIN:
+        whole = combined(whole, checksum, stored_bytes)
+    else:
+        for piece in pieces:
+            whole = google_crc32c.extend(whole, piece)
+    return b"".join((MAGIC, whole.to_bytes(4, "little"), head, *pieces))
 
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
@@ -341,13 +367,22 @@ class BlockHeader:
         return HEADER_BYTES + self.raw_bytes
 
 
+def whole_checksum(header: BlockHeader) -> int:
+    """The checksum of all of a block, its magic and its own checksum among it; the block itself is not needed."""
+    start = MAGIC + header.checksum.to_bytes(4, "little")
+    return combined(google_crc32c.value(start), header.checksum, header.size_bytes - len(start))
+
+
 class Block(BlockHeader):
     """A whole block whose checksum has been checked; columns are decoded when asked for."""
 
     __slots__ = ("_body", "_cuts", "_head", "_stored")
 
-    def __init__(self, data: bytes, at: int = 0, body: bytes | None = None) -> None:
-        """`body` is what follows the header, where it was read by itself and need not be cut out of `data`."""
+    def __init__(self, data: bytes, at: int = 0, body: bytes | None = None, *, checked: bool = False) -> None:
+        """`body` is what follows the header, where it was read by itself and need not be cut out of `data`.
+
+        With `checked`, the block is a part of something whose checksum was just checked, and is not summed again.
+        """
         super().__init__(data, at)
         body_at = at + HEADER_BYTES
         self._head = data[at:body_at]
@@ -356,7 +391,7 @@ class Block(BlockHeader):
             raise CorruptBlock(
                 f"block is cut short: {self.size_bytes} bytes expected, {HEADER_BYTES + len(self._stored)} are there"
             )
-        if google_crc32c.extend(google_crc32c.value(self._head[8:]), self._stored) != self.checksum:
+        if not checked and google_crc32c.extend(google_crc32c.value(self._head[8:]), self._stored) != self.checksum:
             raise CorruptBlock("block fails its checksum")
         self._body: bytes | None = None
         self._cuts: dict[int, list[int]] = {}
@@ -365,6 +400,15 @@ class Block(BlockHeader):
     def data(self) -> bytes:
         """The block as it is stored."""
         return self._head + self._stored
+
+    @property
+    def pieces(self) -> tuple[bytes, bytes]:
+        """The same in two parts, which need not be joined."""
+        return self._head, self._stored
+
+    def body_checksum(self) -> int:
+        """Of what is stored behind the header."""
+        return second_of(self.checksum, google_crc32c.value(self._head[8:]), self.stored_bytes)
 
     # -- vectors ------------------------------------------------------------------------------------------------------
 

@@ -154,7 +154,8 @@ class BlockMaker:
             outside = given & ((wanted < 0) | (wanted >= count))
             if outside.any():
                 raise PartitionNotFound(
-                    f"partition {wanted[outside][0]} not found: topic {topic} has partitions 0 to {count - 1}"
+                    f"partition {wanted[outside][0]} not found: topic {topic} has partitions 0 to {count - 1}; drop the column partition "
+                    "to let the keys decide"
                 )
             partitions = np.where(given, wanted, partitions)
         return partitions

@@ -139,3 +139,11 @@ def test_what_redo_wrote_is_flushed(tmp_path: Path) -> None:
     disk.fail_next_fsync()
     with pytest.raises(OSError, match="error"):
         redo_journal(disk, tmp_path / "journal", lambda *_: segment)
+
+
+def test_a_record_of_data_whose_checksum_is_known_is_the_same_record() -> None:
+    data = [bytes(range(256)) * 400, b"small"]
+    plain = [JournalEntry(TOPIC, number, 0, 0, each) for number, each in enumerate(data)]
+    known = [entry._replace(checksum=google_crc32c.value(entry.data)) for entry in plain]
+    assert encode_record(known) == encode_record(plain)
+    assert [entry.data for entry in next(read_records(encode_record(known)))] == data

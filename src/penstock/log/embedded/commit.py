@@ -325,6 +325,7 @@ class Committer:
                     part.partition.writer.segment.base_offset,
                     part.partition.writer.file.end,
                     part.data,
+                    part.checksum(),
                 )
                 for part in parts
             ]

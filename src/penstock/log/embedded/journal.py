@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
+from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
 
@@ -37,6 +38,8 @@ class JournalEntry(NamedTuple):
     segment_base: int
     position: int
     data: bytes
+    checksum: int | None = None
+    """Of the data, where somebody knows it already."""
 
 
 def encode_record(entries: Sequence[JournalEntry]) -> bytes:
@@ -44,10 +47,15 @@ def encode_record(entries: Sequence[JournalEntry]) -> bytes:
         _ENTRY.pack(entry.topic_id, entry.partition, entry.segment_base, entry.position, len(entry.data))
         for entry in entries
     )
-    rest = b"".join((len(entries).to_bytes(4, "little"), places, *(entry.data for entry in entries)))
-    size = len(rest).to_bytes(8, "little")
-    checksum = google_crc32c.extend(google_crc32c.value(size), rest)
-    return b"".join((_MAGIC, checksum.to_bytes(4, "little"), size, rest))
+    rest_bytes = 4 + len(places) + sum(len(entry.data) for entry in entries)
+    head = b"".join((rest_bytes.to_bytes(8, "little"), len(entries).to_bytes(4, "little"), places))
+    checksum = google_crc32c.value(head)
+    for entry in entries:
+        if entry.checksum is None or len(entry.data) < COMBINED_BYTES_MIN:
+            checksum = google_crc32c.extend(checksum, entry.data)
+        else:
+            checksum = combined(checksum, entry.checksum, len(entry.data))
+    return b"".join((_MAGIC, checksum.to_bytes(4, "little"), head, *(entry.data for entry in entries)))
 
 
 def decode_record(data: bytes, at: int) -> tuple[list[JournalEntry], int] | None:

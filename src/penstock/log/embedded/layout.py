@@ -14,7 +14,8 @@ import structlog
 
 from penstock.errors import PenstockError
 from penstock.log.api import Appended, Batch, BlockBatch, OnAppended
-from penstock.log.block import BlockHeader, encode_block, place_block
+from penstock.log.block import BlockHeader, encode_block, place_block, whole_checksum
+from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.segment import Segment
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ class PartitionCommit:
     def _add(self, block: bytes) -> None:
         self.blocks.append(block)
         self.headers.append(BlockHeader(block))
+
+    def checksum(self) -> int | None:
+        """Of the data, from those of its blocks; None where it is quicker to look at the data itself."""
+        if len(self.data) < COMBINED_BYTES_MIN * len(self.headers):
+            return None
+        checksum = 0
+        for header in self.headers:
+            checksum = combined(checksum, whole_checksum(header), header.size_bytes)
+        return checksum
 
     def write(self) -> None:
         self.partition.writer.write(self.data, self.headers)
