@@ -410,6 +410,11 @@ class Block(BlockHeader):
         """Of what is stored behind the header."""
         return second_of(self.checksum, google_crc32c.value(self._head[8:]), self.stored_bytes)
 
+    @property
+    def parts(self) -> tuple[bytes, bytes]:
+        """Header and body as they are stored, for who joins them with others."""
+        return self._head, self._stored
+
     # -- vectors ------------------------------------------------------------------------------------------------------
 
     def body(self) -> bytes:

@@ -19,7 +19,7 @@ from penstock.protocols.flymq.blocks.messages import (
     ReadPlan,
     TopicSpans,
 )
-from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, VERSION, Opcode, frame
 
 _FETCH = Struct(">iQII")
 _SPAN = Struct(">iQQQ")
@@ -94,8 +94,11 @@ class BlocksPiece(NamedTuple):
     data: bytes
 
 
-def encode_blocks(piece: BlocksPiece) -> bytes:
-    return frame(Opcode.FETCH_BLOCKS, _BLOCKS_HEAD.pack(*piece[:3]) + piece.data)
+def encode_blocks(start_offset: int, end_offset: int, missing: int, data: Sequence[bytes]) -> bytes:
+    """`data` is joined here, once: it is large."""
+    length = _BLOCKS_HEAD.size + sum(map(len, data))
+    head = HEADER.pack(MAGIC, VERSION, Opcode.FETCH_BLOCKS, FLAG_BINARY, length)
+    return b"".join((head, _BLOCKS_HEAD.pack(start_offset, end_offset, missing), *data))
 
 
 def decode_blocks(payload: bytes) -> BlocksPiece:

@@ -11,7 +11,7 @@ from penstock.broker.broker import ReadableTopic
 from penstock.errors import OffsetOutOfRange, TopicNotFound
 from penstock.log.api import Partition
 from penstock.protocols.flymq.access.operations import Caller
-from penstock.protocols.flymq.blocks.layouts import BlocksPiece, encode_blocks, encode_plan
+from penstock.protocols.flymq.blocks.layouts import encode_blocks, encode_plan
 from penstock.protocols.flymq.blocks.messages import (
     FetchBlocks,
     PartitionSpan,
@@ -41,12 +41,14 @@ async def _fetch_blocks(caller: Caller, opcode: int, body: FetchBlocks) -> bytes
     partition = caller.broker.partition(caller.principal, body.topic, body.partition)
     bytes_max = min(max(body.max_bytes, 1), BLOCKS_BYTES_MAX)
     blocks = await partition.read(body.offset, bytes_max)
-    data = b"".join(block.data for block in blocks)
-    piece = data[body.skip : body.skip + bytes_max]
-    missing = max(blocks[0].size_bytes - body.skip - len(piece), 0) if blocks else 0
-    if missing:
-        piece = piece[: blocks[0].size_bytes - body.skip]
-    return encode_blocks(BlocksPiece(partition.start_offset, partition.committed_end, missing, piece))
+    data = [part for block in blocks for part in block.parts]
+    missing = 0
+    if body.skip or (blocks and blocks[0].size_bytes > bytes_max):
+        # A piece of the first block, and nothing behind it.
+        first = blocks[0].data if blocks else b""
+        data = [first[body.skip : body.skip + bytes_max]]
+        missing = max(len(first) - body.skip - len(data[0]), 0)
+    return encode_blocks(partition.start_offset, partition.committed_end, missing, data)
 
 
 async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
