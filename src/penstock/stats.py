@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class Histogram:
@@ -31,3 +32,22 @@ class Histogram:
 
 DURATION_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(slots=True)
+class PushStats:
+    """What a protocol counts that sends records by itself to whoever subscribes."""
+
+    subscribers: int = 0
+    """Open now."""
+    delivered_events: int = 0
+    delivered_bytes: int = 0
+    """Handed to the network, over all subscribers."""
+    encoded_events: int = 0
+    """Events that were laid out for delivery: the fewer of them for those delivered, the more subscribers shared one."""
+    dropped_events: int = 0
+    """Events that a slow subscriber did not get."""
+    oversized_events: int = 0
+    """Events that fit into no frame of the protocol."""
+    closed_subscribers: int = 0
+    """Subscribers that were ended for being slow."""

@@ -11,9 +11,10 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.admin.figures import Figures, PartitionFigures, RequestFigures
+from penstock.admin.figures import CacheFigures, Figures, PartitionFigures, RequestFigures
 from penstock.admin.metrics import families
 from penstock.broker.audit import AuditStats
+from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.broker.schedule import ScheduleStats
@@ -24,7 +25,7 @@ from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
-from penstock.stats import DURATION_BOUNDS_S, Histogram
+from penstock.stats import DURATION_BOUNDS_S, Histogram, PushStats
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -51,6 +52,7 @@ def figures(**changes: object) -> Figures:
         subscriptions=0,
         in_flight=0,
         deliveries=SubscriptionStats(),
+        cache=CacheFigures(0, 0, CacheStats()),
         validation=ValidationStats(),
         transactions=TransactionStats(),
         staging=StagingStats(),
@@ -59,6 +61,7 @@ def figures(**changes: object) -> Figures:
         audit=AuditStats(),
         listeners={},
         requests={},
+        pushes={},
         loop_lag=Histogram(DURATION_BOUNDS_S),
     )
     return replace(nothing, **changes)  # type: ignore[arg-type]
@@ -238,3 +241,26 @@ def test_subscriptions_and_their_deliveries_are_counted() -> None:
     assert samples["penstock_subscriptions_in_flight", ()] == 3
     assert samples["penstock_subscriptions_delivered_total", ()] == 20
     assert samples["penstock_subscriptions_acknowledged_total", ()] == 17
+
+
+def test_pushed_events_are_counted_by_what_became_of_them() -> None:
+    pushed = PushStats(subscribers=3, delivered_events=90, encoded_events=30, dropped_events=7, closed_subscribers=1)
+    samples = scraped(figures(pushes={"felix": pushed}))
+    felix = ("listener", "felix")
+    assert samples["penstock_push_subscribers", (felix,)] == 3
+    assert samples["penstock_push_events_total", (felix, ("result", "delivered"))] == 90
+    assert samples["penstock_push_events_total", (felix, ("result", "dropped"))] == 7
+    assert samples["penstock_push_events_total", (felix, ("result", "oversized"))] == 0
+    assert samples["penstock_push_encoded_events_total", (felix,)] == 30
+    assert samples["penstock_push_subscribers_closed_total", (felix,)] == 1
+
+
+def test_the_cache_is_counted() -> None:
+    samples = scraped(figures(cache=CacheFigures(2, 900, CacheStats(hits=5, misses=4, puts=6, expired=3, evicted=1))))
+    assert samples["penstock_cache_entries", ()] == 2
+    assert samples["penstock_cache_bytes", ()] == 900
+    assert samples["penstock_cache_gets_total", (("result", "hit"),)] == 5
+    assert samples["penstock_cache_gets_total", (("result", "miss"),)] == 4
+    assert samples["penstock_cache_puts_total", ()] == 6
+    assert samples["penstock_cache_removed_total", (("reason", "expired"),)] == 3
+    assert samples["penstock_cache_removed_total", (("reason", "evicted"),)] == 1

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from penstock.broker.access import SYSTEM
 from penstock.broker.audit import AuditStats
 from penstock.broker.broker import Broker
+from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import LagReport
 from penstock.broker.pipelines import PipelineInfo
@@ -26,7 +27,7 @@ from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
-from penstock.stats import Histogram
+from penstock.stats import Histogram, PushStats
 
 # Three and two series each: a scrape at the bounds is 400 KB of text, and gathering it holds the loop for a few milliseconds.
 PARTITIONS_EXPORTED_MAX = 1_000
@@ -56,6 +57,12 @@ class RequestFigures(NamedTuple):
     internal_errors: int
 
 
+class CacheFigures(NamedTuple):
+    entries: int
+    size_bytes: int
+    stats: CacheStats
+
+
 class PartitionFigures(NamedTuple):
     topic: str
     partition: int
@@ -79,6 +86,7 @@ class Figures:
     in_flight: int
     """Deliveries of all subscriptions that wait for their acknowledgement."""
     deliveries: SubscriptionStats
+    cache: CacheFigures
     validation: ValidationStats
     transactions: TransactionStats
     staging: StagingStats
@@ -87,6 +95,8 @@ class Figures:
     audit: AuditStats
     listeners: dict[str, ListenerStats]
     requests: dict[str, RequestFigures]
+    pushes: dict[str, PushStats]
+    """Of listeners whose protocol pushes records."""
     loop_lag: Histogram
 
 
@@ -135,6 +145,9 @@ async def gather(sources: Sources) -> Figures:
         subscriptions=len(sources.broker.subscriptions),
         in_flight=sources.broker.subscriptions.in_flight,
         deliveries=copy.copy(sources.broker.subscriptions.stats),
+        cache=CacheFigures(
+            len(sources.broker.cache), sources.broker.cache.size_bytes, copy.copy(sources.broker.cache.stats)
+        ),
         validation=copy.copy(sources.broker.schemas.stats),
         transactions=copy.copy(sources.broker.transactions.stats),
         staging=copy.copy(sources.broker.staging.stats),
@@ -146,5 +159,6 @@ async def gather(sources: Sources) -> Figures:
             name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)
             for name, stats in sources.sessions.items()
         },
+        pushes={name: copy.copy(stats) for name, stats in sources.sessions.items() if isinstance(stats, PushStats)},
         loop_lag=copy.deepcopy(sources.loop_lag),
     )

@@ -98,6 +98,8 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _access(figures)
     yield from _listeners(figures)
     yield from _requests(figures)
+    yield from _pushes(figures)
+    yield from _cache(figures)
     yield _histogram("event_loop_lag_seconds", "How late timers of the event loop ran.", figures.loop_lag)
 
 
@@ -283,6 +285,46 @@ def _requests(figures: Figures) -> Iterator[Metric]:
         errors.add_metric([name], row.errors)
         internal.add_metric([name], row.internal_errors)
     yield from (requests, errors, internal)
+
+
+def _pushes(figures: Figures) -> Iterator[Metric]:
+    open_now = GaugeMetricFamily(
+        PREFIX + "push_subscribers", "Subscribers that events are sent to.", labels=["listener"]
+    )
+    events = CounterMetricFamily(
+        PREFIX + "push_events", "Events for subscribers, by what became of them.", labels=["listener", "result"]
+    )
+    encoded = CounterMetricFamily(
+        PREFIX + "push_encoded_events",
+        "Events laid out, each once for all who read the same form.",
+        labels=["listener"],
+    )
+    closed = CounterMetricFamily(
+        PREFIX + "push_subscribers_closed", "Subscribers that were ended for being slow.", labels=["listener"]
+    )
+    for name, stats in figures.pushes.items():
+        open_now.add_metric([name], stats.subscribers)
+        events.add_metric([name, "delivered"], stats.delivered_events)
+        events.add_metric([name, "dropped"], stats.dropped_events)
+        events.add_metric([name, "oversized"], stats.oversized_events)
+        encoded.add_metric([name], stats.encoded_events)
+        closed.add_metric([name], stats.closed_subscribers)
+    yield from (open_now, events, encoded, closed)
+
+
+def _cache(figures: Figures) -> Iterator[Metric]:
+    entries, size_bytes, stats = figures.cache
+    yield _gauge("cache_entries", "Values in the cache.", entries)
+    yield _gauge("cache_bytes", "Memory that they take.", size_bytes)
+    gets = CounterMetricFamily(PREFIX + "cache_gets", "Values asked for.", labels=["result"])
+    gets.add_metric(["hit"], stats.hits)
+    gets.add_metric(["miss"], stats.misses)
+    yield gets
+    yield _counter("cache_puts", "Values put.", stats.puts)
+    removed = CounterMetricFamily(PREFIX + "cache_removed", "Values that are gone, by why.", labels=["reason"])
+    removed.add_metric(["expired"], stats.expired)
+    removed.add_metric(["evicted"], stats.evicted)
+    yield removed
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
