@@ -1,0 +1,218 @@
+"""Two cores that talk in memory, under a clock of the test's and over a network as bad as the test likes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.net.certificates import own_certificate
+from penstock.quic.core import STOP_SENDING, STREAM_DATA, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
+from penstock.quic.settings import QuicSettings
+from penstock.quic.tls import TlsSettings, load_identity
+from penstock.testing.clock import ManualClock
+
+CLIENT, SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)
+KIB, MIB = 1024, 1024 * 1024
+
+
+class Talk:
+    """A client and a server; `step` carries what they have to say, and moves the time."""
+
+    def __init__(
+        self, directory: Path, settings: QuicSettings | None = None, *, bad: random.Random | None = None
+    ) -> None:
+        files = own_certificate(directory, ManualClock())
+        settings = settings or QuicSettings()
+        self.client = QuicCore(settings, TlsSettings(verify=False, server_name="localhost"), is_client=True)
+        self.server = QuicCore(
+            settings,
+            TlsSettings(identity=load_identity(files.cert, files.key)),
+            is_client=False,
+            original_destination_cid=self.client.original_destination_connection_id,
+        )
+        self.now_s = 1.0
+        self.received: dict[QuicCore, dict[int, bytearray]] = {self.client: {}, self.server: {}}
+        self.events: dict[QuicCore, list[tuple[object, ...]]] = {self.client: [], self.server: []}
+        self._bad = bad
+        self._under_way: list[tuple[QuicCore, bytes, tuple[str, int]]] = []
+        self.client.connect(SERVER, self.now_s)
+
+    def step(self, *, taking: tuple[QuicCore, ...] | None = None) -> None:
+        for core, peer, source in ((self.client, self.server, CLIENT), (self.server, self.client, SERVER)):
+            for datagram, _ in core.take_datagrams(self.now_s, 100):
+                self._carry(peer, datagram, source)
+        self.now_s += 0.002
+        under_way, self._under_way = self._under_way, []
+        for core, datagram, source in under_way:
+            core.receive(datagram, len(datagram), source, self.now_s)
+        for core in (self.client, self.server) if taking is None else taking:
+            self.take(core)
+        for core in (self.client, self.server):
+            due_s = core.get_timer()
+            if due_s is not None and due_s <= self.now_s:
+                core.handle_timer(self.now_s)
+
+    def take(self, core: QuicCore) -> None:
+        while (event := core.take_event()) is not None:
+            if event[0] == STREAM_DATA:
+                self.received[core].setdefault(event[1], bytearray()).extend(event[2])
+            self.events[core].append(event[:2] if event[0] == STREAM_DATA else event)
+
+    def shake_hands(self) -> Talk:
+        for _ in self.steps():
+            if self.client.established and self.server.established:
+                return self
+        raise AssertionError("no handshake")
+
+    def steps(self, count: int = 20_000) -> Iterator[None]:
+        for _ in range(count):
+            self.step()
+            yield
+
+    def _carry(self, to: QuicCore, datagram: bytes, source: tuple[str, int]) -> None:
+        """Lose some, deliver some twice, and let some be overtaken."""
+        chance = self._bad
+        if chance is None:
+            self._under_way.append((to, datagram, source))
+            return
+        if chance.random() < 0.1:
+            return
+        for _ in range(2 if chance.random() < 0.1 else 1):
+            place = chance.randrange(len(self._under_way) + 1) if chance.random() < 0.3 else len(self._under_way)
+            self._under_way.insert(place, (to, datagram, source))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_over_a_bad_network_everything_arrives_once_and_in_order(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    talk = Talk(tmp_path, bad=chance).shake_hands()
+    sent: dict[QuicCore, dict[int, bytes]] = {talk.client: {}, talk.server: {}}
+    for core, peer in ((talk.client, talk.server), (talk.server, talk.client)):
+        for one_way in (False, True):
+            for _ in range(3):
+                stream_id = core.open_stream(one_way=one_way)
+                sent[peer][stream_id] = chance.randbytes(chance.randrange(1, 300_000))
+                core.send(stream_id, sent[peer][stream_id], end=True)
+    for _ in talk.steps():
+        if all(talk.received[core] == sent[core] for core in sent):
+            break
+    assert {core: {n: bytes(data) for n, data in got.items()} for core, got in talk.received.items()} == sent
+
+
+def test_events_that_are_not_taken_grant_no_credit(tmp_path: Path) -> None:
+    settings = QuicSettings(connection_window_bytes=1 * MIB, stream_window_bytes=256 * KIB)
+    talk = Talk(tmp_path, settings).shake_hands()
+    streams = [talk.client.open_stream(one_way=True) for _ in range(3)]
+    for stream_id in streams:
+        talk.client.send(stream_id, bytes(10 * MIB), end=False)
+    for _ in range(300):
+        talk.step(taking=(talk.client,))
+    assert [talk.client.unsent_bytes(stream_id) for stream_id in streams] == [10 * MIB - 256 * KIB] * 3
+    for _ in range(300):
+        talk.step(taking=(talk.client,))
+    assert talk.client.unsent_bytes() == 30 * MIB - 3 * 256 * KIB
+    talk.take(talk.server)
+    assert sum(map(len, talk.received[talk.server].values())) == 3 * 256 * KIB
+    for _ in range(300):
+        talk.step(taking=(talk.client,))
+    assert talk.client.unsent_bytes() < 30 * MIB - 3 * 256 * KIB
+    assert talk.client.unsent_bytes() >= 30 * MIB - 2 * 3 * 256 * KIB
+
+
+def test_all_streams_together_have_a_window_too(tmp_path: Path) -> None:
+    settings = QuicSettings(connection_window_bytes=512 * KIB, stream_window_bytes=256 * KIB)
+    talk = Talk(tmp_path, settings).shake_hands()
+    for _ in range(4):
+        talk.client.send(talk.client.open_stream(one_way=True), bytes(1 * MIB), end=False)
+    for _ in range(300):
+        talk.step(taking=(talk.client,))
+    assert talk.client.unsent_bytes() == 4 * MIB - 512 * KIB
+
+
+def test_the_peer_allows_so_many_streams_and_more_as_they_finish(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, QuicSettings(streams_max=3)).shake_hands()
+    for one_way in (False, True):
+        streams = [talk.client.open_stream(one_way=one_way) for _ in range(3)]
+        with pytest.raises(StreamRefused, match="limit"):
+            talk.client.open_stream(one_way=one_way)
+        for stream_id in streams:
+            talk.client.send(stream_id, b"x", end=True)
+        talk.step()
+        talk.step()
+        if not one_way:
+            for stream_id in streams:
+                talk.server.send(stream_id, b"y", end=True)
+        for _ in range(50):
+            talk.step()
+        assert talk.client.open_stream(one_way=one_way) == streams[-1] + 4
+
+
+def test_a_stream_that_has_ended_takes_no_more(tmp_path: Path) -> None:
+    talk = Talk(tmp_path).shake_hands()
+    stream_id = talk.client.open_stream(one_way=False)
+    talk.client.send(stream_id, b"x", end=True)
+    with pytest.raises(StreamRefused):
+        talk.client.send(stream_id, b"y", end=False)
+    talk.client.reset(stream_id, 0)
+    talk.client.stop(400, 0)  # a stream that nobody opened is left alone
+
+
+def test_resets_and_refusals_come_with_their_code(tmp_path: Path) -> None:
+    talk = Talk(tmp_path).shake_hands()
+    stream_id = talk.client.open_stream(one_way=False)
+    talk.client.send(stream_id, b"x", end=False)
+    talk.step()
+    talk.step()
+    talk.client.reset(stream_id, 7)
+    talk.client.stop(stream_id, 9)
+    for _ in range(50):
+        talk.step()
+    kinds = [event[:3] for event in talk.events[talk.server]]
+    assert (STREAM_RESET, stream_id, 7) in kinds
+    assert (STOP_SENDING, stream_id, 9) in kinds
+    assert (STREAM_FINISHED, stream_id) in kinds
+
+
+def test_who_closes_says_why(tmp_path: Path) -> None:
+    talk = Talk(tmp_path).shake_hands()
+    talk.client.close(77, None, "enough")
+    talk.step()
+    talk.step()
+    assert talk.client.over
+    assert talk.server.over
+    assert (talk.server.end_code, talk.server.end_reason) == (77, "enough")
+    assert not talk.server.fell_silent
+
+
+def test_silence_ends_a_connection_after_the_shorter_time_of_both(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, QuicSettings(idle_s_max=2.0)).shake_hands()
+    assert talk.server.idle_s_max == 2.0
+    for _ in range(50):
+        talk.step()
+    talk.now_s += 3
+    talk.server.handle_timer(talk.now_s)
+    talk.take(talk.server)
+    assert talk.server.over
+    assert talk.server.fell_silent
+
+
+def test_a_datagram_that_was_tampered_with_is_as_good_as_lost(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    talk = Talk(tmp_path).shake_hands()
+    stream_id = talk.client.open_stream(one_way=True)
+    data = chance.randbytes(100_000)
+    talk.client.send(stream_id, data, end=True)
+    for _ in range(5_000):
+        for datagram, _ in talk.client.take_datagrams(talk.now_s, 100):
+            changed = bytearray(datagram)
+            if chance.random() < 0.2:
+                changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+            talk.server.receive(bytes(changed), len(changed), CLIENT, talk.now_s)
+        talk.step()
+        if len(talk.received[talk.server].get(stream_id, b"")) == len(data):
+            break
+    assert bytes(talk.received[talk.server][stream_id]) == data
+    assert not talk.server.over
