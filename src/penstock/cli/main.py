@@ -27,6 +27,7 @@ from penstock.cli import (
     doctor,
     group,
     key,
+    pipeline,
     produce,
     schema,
     serve,
@@ -63,6 +64,7 @@ ORDER = (
     "key",
     "cache",
     "audit",
+    "pipeline",
     "bench",
     "doctor",
     "config",
@@ -166,6 +168,7 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
+app.add_typer(pipeline.app, name="pipeline")
 app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.add_typer(configuration.app, name="config")

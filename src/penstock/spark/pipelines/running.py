@@ -31,8 +31,8 @@ from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.progress import Progress, StageProgress
 from penstock.spark.pipelines.reporting import Reporter
 from penstock.spark.pipelines.schemas import Plans, schema_of
-from penstock.spark.pipelines.shapes import column_names
 from penstock.spark.pipelines.stages import BronzeStage, Gate, GoldStage, House, SilverStage, Stage
+from penstock.spark.pipelines.views import view_names
 from penstock.spark.publishing import publish
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ class Run:
             self.reporter = Reporter(self._client, self.pipeline.name, run, started_ms, self.progress, self.stop)
             self.reporter.start()
             listener = _Listener(self)
-            self._spark.streams.addListener(listener)
+            streams = {id(stage.session): stage.session.streams for stage in stages}.values()
+            for each in streams:
+                each.addListener(listener)
             try:
                 outcome = self._run(stages)
             except BaseException as error:
@@ -117,7 +119,8 @@ class Run:
             finally:
                 self._gate.close()
                 self._end_queries()
-                self._spark.streams.removeListener(listener)
+                for each in streams:
+                    each.removeListener(listener)
                 self._gate.release()
                 self.reporter.close()
         return outcome
@@ -138,16 +141,10 @@ class Run:
         if pipeline.silver is not None and self._wanted("silver"):
             stages += [SilverStage(house, topic, open_table(house, "silver", topic), plans[topic]) for topic in topics]
         if self._wanted("gold"):
-            views = (
-                {
-                    view: (topic, None if (plan := plans[topic]) is None else plan.newest())
-                    for view, topic in zip(
-                        column_names(name.replace("-", "_").replace("/", "_") for name in topics), topics, strict=True
-                    )
-                }
-                if pipeline.gold
-                else {}
-            )
+            views = {
+                view: (topic, None if (found := plans.get(topic)) is None else found.newest())
+                for view, topic in zip(view_names(topics), topics, strict=True)
+            }
             stages += [
                 GoldStage(house, gold, open_table(house, "gold", gold.name) if gold.table else None, views)
                 for gold in pipeline.gold

@@ -98,23 +98,22 @@ class Stage(ABC):
         self.rejects = 0
         self.failure: BaseException | None = None
         """What a batch failed of, as it was raised."""
+        self.session = house.spark
+        """The session its query belongs to, which is the one that tells of it."""
         self._claimed: set[str] = set()
 
     @property
     def group(self) -> str:
         """Under which the broker shows how far the stage has read."""
-        return (
-            f"{self.house.pipeline.name}.{self.name}"
-            if self.kind == "gold"
-            else f"{self.house.pipeline.name}.{self.kind}"
-        )
+        name = f"{self.house.pipeline.name}.{self.kind}"
+        return f"{name}.{self.subject}" if self.kind == "gold" else name
 
     @abstractmethod
     def start(self) -> StreamingQuery: ...
 
     # -- for the stages ---------------------------------------------------------------------------------------------------
 
-    def _stream(self, topic: str, session: SparkSession | None = None) -> DataFrame:
+    def _stream(self, topic: str) -> DataFrame:
         pipeline = self.house.pipeline
         options = {
             **self.house.broker_options,
@@ -125,7 +124,7 @@ class Stage(ABC):
             "maxBytesPerTrigger": str(pipeline.batch_bytes_max),
             "group": self.group,
         }
-        return (session or self.house.spark).readStream.format(FORMAT).options(**options).load()
+        return self.session.readStream.format(FORMAT).options(**options).load()
 
     def _started(self, rows: DataFrame, each: Callable[[DataFrame, int], None], mode: str = "append") -> StreamingQuery:
         def batch(rows: DataFrame, batch_id: int) -> None:
@@ -253,12 +252,12 @@ class GoldStage(Stage):
         self._table = table
         self._views = views
         """Topic and plan by the name of the view."""
+        # Its own: views of two queries may have one name and different watermarks.
+        self.session = house.spark.newSession()
 
     def start(self) -> StreamingQuery:
-        # A session of its own: views of two queries may have one name and different watermarks.
-        session = self.house.spark.newSession()
         for view, (topic, plan) in self._views.items():
-            rows = self._stream(topic, session).select(*RAW_COLUMNS)
+            rows = self._stream(topic).select(*RAW_COLUMNS)
             rows = undecoded(rows) if plan is None else fitting_rows(with_decoded(rows, plan))
             if self._gold.event_time in rows.columns:
                 rows = rows.withWatermark(self._gold.event_time, f"{self._gold.watermark_ms} milliseconds")
@@ -268,13 +267,13 @@ class GoldStage(Stage):
                     f"{', '.join(rows.columns)}"
                 )
             rows.createOrReplaceTempView(view)
-        return self._started(self._queried(session), self._batch, self._gold.mode)
+        return self._started(self._queried(), self._batch, self._gold.mode)
 
-    def _queried(self, session: SparkSession) -> DataFrame:
+    def _queried(self) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
         try:
-            rows = session.sql(self._gold.sql)
+            rows = self.session.sql(self._gold.sql)
         except (AnalysisException, ParseException) as error:
             from penstock.spark.pipelines.failures import explain_failure
 

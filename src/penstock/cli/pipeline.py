@@ -1,0 +1,433 @@
+"""`penstock pipeline`: topics to tables with Spark, described by one file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import complete_topic, connected
+from penstock.cli.options import JsonOption, ServerOption, given_or_global, wants_json
+
+if TYPE_CHECKING:
+    from penstock.protocols.flymq.pipelines.messages import PipelineDescription
+    from penstock.protocols.flymq.sync import FlyMQClient
+    from penstock.spark.pipelines.model import Pipeline
+
+app = typer.Typer(no_args_is_help=True, help="Move topics into tables with Spark: bronze, silver, gold.")
+
+EXIT_FAILED = 1
+WAIT_S_MAX = 180.0
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The file that describes the pipeline.", show_default=False)
+]
+StageOption = Annotated[
+    list[str] | None,
+    typer.Option("--stage", metavar="STAGE", help="Only this stage: bronze, silver or gold. Repeatable."),
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Spark itself says, errors in full.")]
+
+
+@app.command()
+def init(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("pipeline.toml"),
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            help="A topic to read; repeatable.",
+            autocompletion=complete_topic,
+            show_default="every topic there is",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What the pipeline is called.", show_default="as the file"),
+    ] = None,
+    table_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="parquet, delta or iceberg.")
+    ] = "parquet",
+    directory: Annotated[
+        str | None,
+        typer.Option("--directory", metavar="DIR", help="Where tables and checkpoints go.", show_default="NAME-tables"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    server: ServerOption = None,
+) -> None:
+    """Write a file that describes a pipeline and runs as it is.
+
+    It fits the topics and their schemas: columns are named in it as
+    they will be in the tables.
+
+    Examples:
+      penstock pipeline init
+      penstock pipeline init sales.toml --topic orders --topic payments
+      penstock pipeline init sales.toml --topic orders --format delta
+    """
+    from penstock.cli.options import server_url
+    from penstock.errors import InvalidRequest, TopicNotFound
+    from penstock.spark.pipelines.model import load_pipeline
+    from penstock.spark.pipelines.template import render
+
+    if file.exists() and not force:
+        raise InvalidRequest(f"{file} is there already: name another file, or add --force to write over it")
+    name = name or file.stem
+    with connected(context, server) as client:
+        existing = [topic for topic in client.topics() if not topic.endswith(".dlq")]
+        for topic in topics or ():
+            if topic not in existing:
+                raise TopicNotFound(f"topic not found: {topic}")
+        chosen = topics or existing
+        if not chosen:
+            raise TopicNotFound(
+                "there is no topic yet: create one with penstock topic create NAME, or name one with --topic"
+            )
+        columns = {topic: _columns(client, topic) for topic in chosen}
+    text = render(
+        name=name,
+        bootstrap=_without_password(server_url(context, server)),
+        topics=chosen,
+        directory=directory or f"{name}-tables",
+        table_format=table_format,
+        columns=columns,
+    )
+    file.write_text(text)
+    try:
+        load_pipeline(file)
+    except Exception:
+        file.unlink()
+        raise
+    print(f"wrote {file}; run it with: penstock pipeline run {file}")
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    file: FileArgument,
+    once: Annotated[
+        bool, typer.Option("--once", help="Read what is there and end, instead of waiting for more.")
+    ] = False,
+    stages: StageOption = None,
+    master: Annotated[
+        str | None, typer.Option("--master", metavar="URL", help="The Spark to run on, as in spark://host:7077.")
+    ] = None,
+    verbose: VerboseOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a pipeline until it is stopped.
+
+    Ctrl-C, SIGTERM or [bold]penstock pipeline stop[/bold] end it after the batches that
+    have begun; the next run goes on from there. Even a run that is killed
+    loses and doubles nothing.
+
+    Examples:
+      penstock pipeline run sales.toml --once
+      penstock pipeline run sales.toml --stage bronze
+      penstock pipeline run sales.toml --once --json
+    """
+    from penstock.cli.pipeline_running import run_pipeline
+    from penstock.spark.pipelines.model import load_pipeline
+
+    _check_stages(stages)
+    pipeline, password = _addressed(context, server, load_pipeline(file))
+    if master is not None:
+        pipeline = pipeline.model_copy(update={"spark": pipeline.spark.model_copy(update={"master": master})})
+    failed = run_pipeline(
+        pipeline, password, once=once, kinds=stages or (), as_json=wants_json(context, as_json), verbose=verbose
+    )
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One pipeline, stage by stage.", show_default=False)
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what pipelines last reported.
+
+    Examples:
+      penstock pipeline status
+      penstock pipeline status sales
+    """
+    from penstock.errors import EntryNotFound
+
+    with connected(context, server) as client:
+        pipelines = client.pipelines.list()
+    if name is not None:
+        pipelines = [each for each in pipelines if each.name == name]
+        if not pipelines:
+            raise EntryNotFound(f"no pipeline {name} has reported; see those that have with: penstock pipeline status")
+    if wants_json(context, as_json):
+        described = [_as_json(each) for each in pipelines]
+        terminal.print_json(described if name is None else described[0])
+        return
+    if not pipelines and terminal.on_terminal():
+        terminal.hint("no pipeline has reported yet; make one with: penstock pipeline init")
+        return
+    if name is None:
+        _print_all(pipelines)
+    else:
+        _print_one(pipelines[0])
+
+
+@app.command()
+def stop(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.", show_default=False)],
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait until it has stopped.")] = False,
+    server: ServerOption = None,
+) -> None:
+    """Ask a running pipeline to stop, wherever it runs.
+
+    It finishes the batches that have begun. Run it again to go on.
+
+    Examples:
+      penstock pipeline stop sales
+    """
+    import time
+
+    from penstock.errors import RequestTimeout
+
+    with connected(context, server) as client:
+        if not client.pipelines.stop(name):
+            print(f"pipeline {terminal.visible(name)} does not run")
+            return
+        if no_wait:
+            print(f"asked pipeline {terminal.visible(name)} to stop")
+            return
+        give_up_s = time.monotonic() + WAIT_S_MAX
+        while any(each.name == name and each.alive for each in client.pipelines.list()):
+            if time.monotonic() > give_up_s:
+                raise RequestTimeout(f"pipeline {name} was asked to stop and has not done so within {WAIT_S_MAX:g} s")
+            time.sleep(0.2)
+    print(f"pipeline {terminal.visible(name)} has stopped")
+
+
+@app.command()
+def replay(
+    context: typer.Context,
+    file: FileArgument,
+    to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="The topic to write to.", show_default=False)],
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="STAGE/NAME", help="The table to read, as in bronze/orders.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="The topic to read.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="Only what came at or after a time, such as -1h.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only what came before a time.")] = None,
+    replay_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="A replay is done once under an id; made up unless given.")
+    ] = None,
+    keep_partitions: Annotated[
+        bool, typer.Option("--keep-partitions", help="To the partitions they came from, not by key.")
+    ] = False,
+    verbose: VerboseOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write records of a table, or of a topic's past, to a topic again.
+
+    All of them appear, or none. Bronze tables give the records as they were;
+    others give JSON of their columns.
+
+    Examples:
+      penstock pipeline replay sales.toml --table bronze/orders --to orders-again
+      penstock pipeline replay sales.toml --topic orders --from -1h --to orders-again
+    """
+    from penstock.cli.pipeline_running import replay_records
+    from penstock.spark.pipelines.model import load_pipeline
+    from penstock.spark.pipelines.replay import ReplayRequest
+
+    if (table is None) == (topic is None):
+        raise typer.BadParameter("say what to replay: --table or --topic")
+    request = ReplayRequest(
+        to, table, topic, _time_ms(since, "--from"), _time_ms(until, "--until"), keep_partitions, replay_id
+    )
+    pipeline, password = _addressed(context, server, load_pipeline(file))
+    count = replay_records(pipeline, password, request, verbose=verbose)
+    if wants_json(context, as_json):
+        terminal.print_json({"id": request.name, "to": to, "records": count})
+    else:
+        print(f"replayed {count} records to {terminal.visible(to)} (replay {request.name})")
+
+
+@app.command()
+def compact(
+    context: typer.Context,
+    file: FileArgument,
+    stages: StageOption = None,
+    file_size: Annotated[
+        str, typer.Option("--file-size", metavar="SIZE", help="What files should grow to.")
+    ] = "128 MiB",
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="TIME", help="How long replaced files stay, for readers that began before.")
+    ] = "1h",
+    as_json: JsonOption = False,
+) -> None:
+    """Rewrite the small files of a pipeline's tables as large ones.
+
+    The pipeline must not run meanwhile. Readers see the same rows at every
+    moment.
+
+    Examples:
+      penstock pipeline compact sales.toml
+      penstock pipeline compact sales.toml --stage bronze --keep 0
+    """
+    from penstock.errors import InvalidRequest
+    from penstock.spark.pipelines.compact import compact_tables
+    from penstock.spark.pipelines.model import load_pipeline
+    from penstock.units import parse_duration_s, parse_size
+
+    _check_stages(stages)
+    try:
+        file_bytes, keep_s = parse_size(file_size), 0.0 if keep.strip() == "0" else parse_duration_s(keep)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    done = list(compact_tables(load_pipeline(file), file_bytes=file_bytes, keep_s=keep_s, kinds=stages or ()))
+    if wants_json(context, as_json):
+        terminal.print_json([{"table": name, **result._asdict()} for name, result in done])
+        return
+    terminal.print_table(
+        ["table", "files before", "files after", "deleted"],
+        [(name, result.files_before, result.files_after, result.deleted_files) for name, result in done],
+        right=["files before", "files after", "deleted"],
+    )
+
+
+# --- inside ---
+
+
+def _check_stages(stages: list[str] | None) -> None:
+    for stage in stages or ():
+        if stage not in ("bronze", "silver", "gold"):
+            raise typer.BadParameter(f"--stage {stage} is not known: use bronze, silver or gold")
+
+
+def _addressed(context: typer.Context, server: str | None, pipeline: Pipeline) -> tuple[Pipeline, str | None]:
+    """The pipeline with the broker that `--server` names, where it names one; and the password of its user."""
+    from penstock.cli.passwords import PASSWORD_VARIABLE, with_password
+
+    url = given_or_global(context, "server", server)
+    if url:
+        pipeline = pipeline.model_copy(update={"bootstrap": with_password(url) if "://" in url else url})
+    elif "://" in pipeline.bootstrap:
+        pipeline = pipeline.model_copy(update={"bootstrap": with_password(pipeline.bootstrap)})
+    password = os.environ.get(PASSWORD_VARIABLE)
+    user = pipeline.connection.user
+    if user is not None and password is None and sys.stdin.isatty():
+        password = typer.prompt(f"Password of {user}", hide_input=True, err=True)
+    return pipeline, password
+
+
+def _columns(client: FlyMQClient, topic: str) -> dict[str, str] | None:
+    """The columns that the topic's records will have in silver, None where it has no schema."""
+    from penstock.spark.pipelines.decoding import decoder
+    from penstock.spark.pipelines.files import LocalFiles
+    from penstock.spark.pipelines.schemas import Plans, schema_of
+
+    reference = schema_of(client, topic, {})
+    if reference is None:
+        return None
+    plan = Plans(client, topic, reference, LocalFiles(), os.devnull).newest()
+    return {field.name: str(field.type) for field in decoder(plan).schema}
+
+
+def _without_password(url: str) -> str:
+    from urllib.parse import urlsplit, urlunsplit
+
+    parts = urlsplit(url)
+    if parts.scheme == "flymq" and "@" not in parts.netloc and not parts.query:
+        return parts.netloc
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + host))
+
+
+def _time_ms(text: str | None, flag: str) -> int | None:
+    if text is None:
+        return None
+    import time
+    from datetime import datetime
+
+    from penstock.cli.positions import parse_position
+    from penstock.errors import InvalidRequest
+
+    position = parse_position(text, int(time.time() * 1000), flag=flag)
+    if not isinstance(position, datetime):
+        raise InvalidRequest(
+            f"{flag} {text} is not a time: use one such as 2026-01-31T08:00, or how long ago, such as -10m"
+        )
+    return int(position.timestamp() * 1000)
+
+
+def _state(pipeline: PipelineDescription) -> str:
+    if pipeline.state in ("starting", "running", "stopping") and not pipeline.alive:
+        return "lost"
+    return "stopping" if pipeline.stopping and pipeline.alive else pipeline.state
+
+
+def _print_all(pipelines: list[PipelineDescription]) -> None:
+    rows = [
+        (
+            each.name,
+            _state(each),
+            len(each.stages),
+            sum(stage.rows for stage in each.stages),
+            sum(stage.rejects for stage in each.stages),
+            max((stage.lag for stage in each.stages if stage.lag >= 0), default=""),
+            terminal.local_time(each.updated_ms),
+            each.message,
+        )
+        for each in pipelines
+    ]
+    columns = ["pipeline", "state", "stages", "rows", "rejects", "lag", "reported", "message"]
+    terminal.print_table(columns, rows, right=["stages", "rows", "rejects", "lag"])
+
+
+def _print_one(pipeline: PipelineDescription) -> None:
+    fields: dict[str, object] = {
+        "pipeline": pipeline.name,
+        "state": _state(pipeline),
+        "run": pipeline.run,
+        "owner": pipeline.owner,
+        "started": terminal.local_time(pipeline.started_ms),
+        "reported": terminal.local_time(pipeline.updated_ms),
+    }
+    terminal.print_fields(fields | ({"message": pipeline.message} if pipeline.message else {}))
+    print()
+    terminal.print_table(
+        ["stage", "state", "rows", "rejects", "lag", "batches", "last batch"],
+        [
+            (
+                stage.name,
+                stage.state,
+                stage.rows,
+                stage.rejects,
+                "" if stage.lag < 0 else stage.lag,
+                stage.batches,
+                f"{stage.batch_ms} ms",
+            )
+            for stage in pipeline.stages
+        ],
+        right=["rows", "rejects", "lag", "batches", "last batch"],
+    )
+
+
+def _as_json(pipeline: PipelineDescription) -> dict[str, Any]:
+    import msgspec
+
+    described: dict[str, Any] = msgspec.to_builtins(pipeline)
+    return described

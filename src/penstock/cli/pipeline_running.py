@@ -1,0 +1,279 @@
+"""Running a pipeline in the foreground: Spark, signals, and what a person or a program sees of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.cli import terminal
+from penstock.errors import Unreachable
+from penstock.spark.pipelines.failures import explain_failure
+from penstock.spark.pipelines.model import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.live import Live
+    from rich.table import Table
+
+    from penstock.spark.pipelines.progress import StageProgress
+    from penstock.spark.pipelines.replay import ReplayRequest
+    from penstock.spark.pipelines.running import Outcome, Run
+
+SHOWN_PER_S = 4
+QUIET_LOG_LEVEL = "OFF"
+VERBOSE_LOG_LEVEL = "WARN"
+
+
+def run_pipeline(
+    pipeline: Pipeline, password: str | None, *, once: bool, kinds: Sequence[str], as_json: bool, verbose: bool
+) -> bool:
+    """Returns whether it failed."""
+    from penstock.spark.connection import open_client
+
+    settings = pipeline.connection_settings(password)
+    try:
+        client = open_client(settings)
+    except Unreachable as error:
+        raise Unreachable(f"{error}, or name another with --server") from error
+    display: Display = JsonDisplay() if as_json else (LiveDisplay() if sys.stderr.isatty() else LineDisplay())
+    stopper = Stopper()
+    with client, stopper, spark_session(pipeline, verbose=verbose) as spark:
+        # Spark handles an interrupt itself from the moment there is a session; this run does it better.
+        stopper.install()
+        from penstock.spark.pipelines.running import Run
+
+        run = Run(pipeline, spark, client, password=password, once=once, kinds=kinds, on_batch=display.batch)
+        stopper.stops(run)
+        with display.showing(run):
+            outcome = run()
+    display.ended(pipeline, outcome)
+    if outcome.state == "failed" and verbose and outcome.error is not None:
+        print(outcome.error, file=sys.stderr)
+    return outcome.state == "failed"
+
+
+def replay_records(pipeline: Pipeline, password: str | None, request: ReplayRequest, *, verbose: bool) -> int:
+    """How many records were written."""
+    from penstock.errors import InvalidRequest, PenstockError
+
+    options = pipeline.broker_options(password)
+    pipeline.connection_settings(password)
+    with spark_session(pipeline, verbose=verbose) as spark:
+        from penstock.spark.pipelines.files import Files, HadoopFiles, LocalFiles
+        from penstock.spark.pipelines.replay import replay
+
+        files: Files = HadoopFiles(spark) if pipeline.is_remote else LocalFiles()
+        try:
+            return replay(spark, pipeline, files, options, request)
+        except PenstockError:
+            raise
+        except Exception as error:
+            if verbose:
+                raise
+            raise InvalidRequest(explain_failure(error)) from error
+
+
+@contextmanager
+def spark_session(pipeline: Pipeline, *, verbose: bool) -> Iterator[SparkSession]:
+    import penstock.spark
+
+    level = VERBOSE_LOG_LEVEL if verbose else QUIET_LOG_LEVEL
+    config = {"spark.log.level": level, **pipeline.spark.config}
+    if not verbose:
+        terminal.hint("starting Spark ...")
+    with quiet_start(quiet=not verbose):
+        session = penstock.spark.session(f"penstock {pipeline.name}", pipeline.spark.master, config)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@contextmanager
+def quiet_start(*, quiet: bool) -> Iterator[None]:
+    """Java's and Spark's remarks on starting go nowhere: the process inherits standard error as it is when it begins."""
+    import os
+
+    if not quiet:
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+class Stopper:
+    """SIGINT and SIGTERM ask the run to stop; a second SIGINT ends the process at once."""
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stopper:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.getsignal(number)
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        for number in self._before:
+            signal.signal(number, self._signalled)
+
+    def stops(self, run: Run) -> None:
+        self._run = run
+        if self._asked:
+            run.stop()
+
+    def _signalled(self, number: int, frame: object) -> None:
+        if self._asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._asked = True
+        if self._run is not None:
+            self._run.stop()
+
+
+class Display(Protocol):
+    def batch(self, stage: StageProgress) -> None: ...
+
+    def showing(self, run: Run) -> Any: ...
+
+    def ended(self, pipeline: Pipeline, outcome: Outcome) -> None: ...
+
+
+class JsonDisplay:
+    """One JSON object a line: a batch each, and the end."""
+
+    def batch(self, stage: StageProgress) -> None:
+        self._line(
+            event="batch",
+            stage=stage.name,
+            batch=stage.batch_id,
+            batch_rows=stage.batch_rows,
+            batch_ms=stage.batch_ms,
+            rows=stage.rows,
+            rejects=stage.rejects,
+            lag=None if stage.lag < 0 else stage.lag,
+        )
+
+    @contextmanager
+    def showing(self, run: Run) -> Iterator[None]:
+        self._line(event="started", pipeline=run.pipeline.name)
+        yield
+
+    def ended(self, pipeline: Pipeline, outcome: Outcome) -> None:
+        stages = [
+            {
+                "stage": each.name,
+                "state": each.state,
+                "rows": each.rows,
+                "rejects": each.rejects,
+                "batches": each.batches,
+            }
+            for each in outcome.stages
+        ]
+        message = {"message": outcome.message} if outcome.message else {}
+        self._line(event=outcome.state, pipeline=pipeline.name, **message, stages=stages)
+
+    def _line(self, **fields: Any) -> None:
+        print(json.dumps({**fields, "time_ms": int(time.time() * 1000)}), flush=True)
+
+
+class LineDisplay:
+    """For logs: a line a batch that had rows, and a table at the end."""
+
+    def batch(self, stage: StageProgress) -> None:
+        if stage.batch_rows:
+            lag = "" if stage.lag < 0 else f", lag {stage.lag}"
+            rejects = f", {stage.rejects} rejects so far" if stage.rejects else ""
+            terminal.print_note(
+                f"{stage.name}: batch {stage.batch_id}, {stage.batch_rows} rows in {stage.batch_ms} ms{lag}{rejects}"
+            )
+
+    @contextmanager
+    def showing(self, run: Run) -> Iterator[None]:
+        yield
+
+    def ended(self, pipeline: Pipeline, outcome: Outcome) -> None:
+        print_outcome(pipeline, outcome)
+
+
+class LiveDisplay(LineDisplay):
+    """For people: a table that stays up to date while the pipeline runs."""
+
+    def batch(self, stage: StageProgress) -> None:
+        pass
+
+    @contextmanager
+    def showing(self, run: Run) -> Iterator[None]:
+        from rich.live import Live
+
+        with Live(console=terminal.console(stderr=True), refresh_per_second=SHOWN_PER_S, transient=True) as live:
+            ended = threading.Event()
+            thread = threading.Thread(target=self._keep_showing, args=(live, run, ended), daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
+
+    def _keep_showing(self, live: Live, run: Run, ended: threading.Event) -> None:
+        while not ended.wait(1 / SHOWN_PER_S):
+            live.update(progress_table(run.progress.stages(), run.reporter.problem if run.reporter else None))
+
+
+def progress_table(stages: Sequence[StageProgress], problem: str | None) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    for column in ("stage", "state", "rows", "rows/s", "lag", "last batch", "rejects"):
+        table.add_column(column, justify="left" if column in ("stage", "state") else "right")
+    for each in stages:
+        table.add_row(
+            Text(terminal.visible(each.name)),
+            each.state,
+            f"{each.rows:,}",
+            f"{each.rows_per_s:,.0f}",
+            "" if each.lag < 0 else f"{each.lag:,}",
+            f"{each.batch_ms} ms" if each.batches else "",
+            Text(f"{each.rejects:,}", style="red" if each.rejects else ""),
+        )
+    if problem is not None:
+        table.caption = Text(terminal.visible(f"the broker does not take reports: {problem}"))
+    return table
+
+
+def print_outcome(pipeline: Pipeline, outcome: Outcome) -> None:
+    terminal.print_table(
+        ["stage", "state", "rows", "rejects", "batches"],
+        [(each.name, each.state, each.rows, each.rejects, each.batches) for each in outcome.stages],
+        right=["rows", "rejects", "batches"],
+    )
+    if outcome.state == "failed":
+        terminal.print_error(f"{outcome.message} (more with --verbose)")
+    elif outcome.state == "stopped":
+        terminal.hint(f"stopped; the next run of {pipeline.name} goes on from here")
+    rejects = sum(stage.rejects for stage in outcome.stages)
+    if rejects:
+        topics = [stage.name.partition("/")[2] for stage in outcome.stages if stage.rejects]
+        terminal.hint(f"{rejects} records did not fit; see them with: penstock dlq list {topics[0]}")

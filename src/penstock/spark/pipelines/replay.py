@@ -1,0 +1,121 @@
+"""Records of a table, or of a time range of a topic, written to a topic again.
+
+A replay is one transaction: all of it appears, or none. It has an id, and is done once under it: asked for again after a crash it is
+finished, and after it was finished it is refused. Without an id given it is made of what was asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.pipelines.decoding import METADATA_COLUMNS
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT: Final = "penstock"
+STAGES: Final = ("bronze", "silver", "gold")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    to: str
+    table: str | None = None
+    """As in "bronze/orders"."""
+    topic: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    """Exclusive."""
+    keep_partitions: bool = False
+    id: str | None = None
+
+    @property
+    def name(self) -> str:
+        if self.id is not None:
+            return self.id
+        asked = json.dumps([self.to, self.table, self.topic, self.since_ms, self.until_ms, self.keep_partitions])
+        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Place:
+    spark: SparkSession
+    pipeline: Pipeline
+    files: Files
+
+
+def replay(
+    spark: SparkSession, pipeline: Pipeline, files: Files, options: dict[str, str], request: ReplayRequest
+) -> int:
+    """How many records were written. Raises InvalidRequest where this replay was done before."""
+    if (request.table is None) == (request.topic is None):
+        raise InvalidRequest("say what to replay: a table such as bronze/orders, or a topic")
+    marker = f"{pipeline.directory}/_replays/{request.name}.json"
+    found = files.read(marker)
+    begun = {} if found is None else json.loads(found)
+    if begun.get("state") == "done":
+        when = datetime.fromtimestamp(begun["at_ms"] / 1000, UTC).isoformat(" ", "seconds")
+        raise InvalidRequest(
+            f"replay {request.name} was done at {when} with {begun['rows']} records: give it another id to do it again"
+        )
+    rows = (
+        _from_table(_Place(spark, pipeline, files), request)
+        if request.table is not None
+        else _from_topic(spark, options, request)
+    )
+    if not request.keep_partitions and "partition" in rows.columns:
+        rows = rows.drop("partition")
+    rows = rows.persist()
+    try:
+        count = rows.count()
+        files.write(marker, json.dumps({"state": "begun", "at_ms": int(time.time() * 1000), "rows": count}))
+        application = f"{pipeline.name}/replay/{request.name}"[-200:]
+        target = {**options, "topic": request.to, "txnAppId": application, "txnVersion": "0"}
+        rows.write.format(FORMAT).options(**target).mode("append").save()
+    finally:
+        rows.unpersist()
+    files.write(marker, json.dumps({"state": "done", "at_ms": int(time.time() * 1000), "rows": count}))
+    return count
+
+
+def _from_topic(spark: SparkSession, options: dict[str, str], request: ReplayRequest) -> DataFrame:
+    assert request.topic is not None
+    given = {**options, "subscribe": request.topic, "includeHeaders": "true"}
+    if request.since_ms is not None:
+        given |= {"startingTimestamp": str(request.since_ms), "startingOffsetsByTimestampStrategy": "latest"}
+    if request.until_ms is not None:
+        given["endingTimestamp"] = str(request.until_ms)
+    return spark.read.format(FORMAT).options(**given).load().select("key", "value", "headers", "partition")
+
+
+def _from_table(place: _Place, request: ReplayRequest) -> DataFrame:
+    stage, _, name = (request.table or "").partition("/")
+    if stage not in STAGES or not name:
+        raise InvalidRequest(f"{request.table} is not a table: name one as in bronze/orders or gold/revenue")
+    table = open_table(place, stage, name)
+    if not table.exists():
+        raise ConfigError(f"there is no table {table.path}: run the pipeline first")
+    rows = table.read()
+    if request.since_ms is not None or request.until_ms is not None:
+        if "timestamp" not in rows.columns:
+            raise InvalidRequest(f"table {request.table} has no column timestamp to choose rows by: replay all of it")
+        if request.since_ms is not None:
+            rows = rows.where(f"timestamp >= timestamp_millis({request.since_ms})")
+        if request.until_ms is not None:
+            rows = rows.where(f"timestamp < timestamp_millis({request.until_ms})")
+    if stage == "bronze":
+        return rows.select("key", "value", "headers", "partition")
+    columns = [f"`{column}`" for column in rows.columns if column not in METADATA_COLUMNS]
+    value = f"CAST(to_json(struct({', '.join(columns)})) AS BINARY) AS value"
+    if set(METADATA_COLUMNS) <= set(rows.columns):
+        return rows.selectExpr("key", value, "partition")
+    return rows.selectExpr(value)
