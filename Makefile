@@ -27,7 +27,7 @@ run: $(SETUP_DONE) ## start a broker with the defaults, in the foreground
 	@$(BIN)/penstock serve
 
 .PHONY: demo
-demo: $(SETUP_DONE) ## see it work: start a broker, produce, consume, stop
+demo: $(SETUP_DONE) ## see it work: five protocols, a crash, and three tables made by Spark
 	@$(BIN)/python -m scripts.demo
 
 .PHONY: test

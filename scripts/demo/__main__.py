@@ -13,9 +13,13 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.testing.process import BrokerProcess
-from scripts.demo import intake, travel
+from scripts.demo import intake, pipeline, plot, results, travel
 from scripts.demo.narration import Narrator
+from scripts.demo.orders import WINDOW_MINUTES
 from scripts.demo.speakers import SPEAKERS, configuration
+
+PNG = Path("build/demo/turnover.png")
+"""Stays, to be looked at, until `make clean`."""
 
 
 def main() -> None:
@@ -44,7 +48,28 @@ def main() -> None:
             sent = intake.send_orders(narrator, speakers)
         narrator.step("A crash", "An acknowledged record survives kill -9 (and a power cut).")
         intake.crash(narrator, broker, sent)
-    narrator.step("Your turn", f"All of this took {narrator.seconds:.0f} s, and nothing of it is left behind.")
+        narrator.step(
+            "Bronze, silver, gold",
+            "One file describes the pipeline: every record as it came; orders with typed columns; turnover by half hour.",
+        )
+        file = pipeline.describe(broker, Path(directory))
+        pipeline.run(narrator, file)
+        turnover = results.show_tables(narrator, Path(directory), sent)
+        with broker.connect() as client:
+            results.show_topic(narrator, client, turnover)
+            narrator.step(
+                "What did not fit, and how far everyone is", "No record is dropped in silence, and lag is no secret."
+            )
+            results.show_dead_letters(narrator, client, sent)
+            results.show_lag(narrator, client)
+        narrator.step(
+            "The result", f"Turnover in windows of {WINDOW_MINUTES} minutes, by the time an order was placed."
+        )
+        plot.in_terminal(narrator.console, turnover, list(sent))
+        PNG.parent.mkdir(parents=True, exist_ok=True)
+        plot.as_png(PNG, turnover, list(sent), f"Turnover in windows of {WINDOW_MINUTES} minutes, by channel")
+        narrator.say(f"the same as a picture: {PNG}")
+    narrator.step("Your turn", f"All of this took {narrator.seconds:.0f} s, and left nothing behind but the picture.")
     narrator.console.print(
         "  make run                                   a broker with the defaults, data in ./penstock-data\n"
         "  .venv/bin/penstock produce orders hello    write a record\n"
