@@ -21,7 +21,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.requests import Sleep
 from penstock.clients.url import parse_url
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConnectionLost, InvalidRequest
+from penstock.errors import ConnectionLost, InvalidRequest, ShuttingDown
 from penstock.protocols.fujin.client_connection import Headers, Link
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.reply_decoding import Delivered, error_of
@@ -29,6 +29,8 @@ from penstock.protocols.fujin.wire import IDS_MAX, PORT, Request
 
 SCHEME: Final = "fujin"
 FETCH_RECORDS: Final = 256
+FETCH_ATTEMPTS_MAX: Final = 4
+"""How often a fetch is sent before its caller hears of the lost connections."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -268,9 +270,17 @@ class Reader:
         """Up to so many records, as soon as there is one; none where none came for as long as the server waits."""
         if max_records < 1:
             raise InvalidRequest(f"max_records is {max_records}: ask for at least one")
-        stream = await self._connected()
-        batch = await self._link.in_time(stream.fetch(max_records))
-        return [self._message(delivered) for delivered in batch.messages]
+        attempts = 0
+        while True:
+            attempts += 1
+            stream = await self._connected()
+            try:
+                batch = await self._link.in_time(stream.fetch(max_records))
+            except (ConnectionLost, ShuttingDown):  # what was on its way was not taken, and comes again
+                if attempts == FETCH_ATTEMPTS_MAX:
+                    raise
+            else:
+                return [self._message(delivered) for delivered in batch.messages]
 
     async def ack(self, *messages: Message | bytes) -> None:
         """These are dealt with and will not come again; on disk when this returns.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock.clients.quic import QuicStream
-from penstock.errors import ConnectionLost, PenstockError, ProtocolViolation
+from penstock.errors import ConnectionLost, PenstockError, ProtocolViolation, ShuttingDown
 from penstock.protocols.fujin.reply_decoding import (
     Answer,
     Batch,
@@ -247,6 +247,8 @@ class ReaderStream(ClientStream):
         while not self._messages:
             if self.failure is not None:
                 raise self.failure
+            if self.stop_requested:
+                raise ConnectionLost("the broker stops")
             if self._arrived is None:
                 self._arrived = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._arrived)
@@ -279,7 +281,9 @@ class ReaderStream(ClientStream):
         finally:
             self._waiting.pop(number, None)
         if answer.error is not None:
-            raise error_of(answer.error)
+            error = error_of(answer.error)
+            self.stop_requested = self.stop_requested or isinstance(error, ShuttingDown)
+            raise error
         return answer
 
     def _take(self, data: bytes) -> None:

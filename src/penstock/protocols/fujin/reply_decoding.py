@@ -10,6 +10,7 @@ from penstock.errors import (
     PenstockError,
     ProtocolViolation,
     ServerError,
+    ShuttingDown,
     TopicNotFound,
     TransactionNotActive,
 )
@@ -182,6 +183,7 @@ _ERRORS: dict[str, type[PenstockError]] = {
     wire.READER_NOT_FOUND: TopicNotFound,
     wire.INVALID_TX_STATE: TransactionNotActive,
     wire.UNKNOWN_ID: EntryNotFound,
+    wire.STOPPING: ShuttingDown,
     wire.INVALID_READER_TYPE: InvalidRequest,
     wire.EMPTY_BODY: InvalidRequest,
     wire.EMPTY_FETCH: InvalidRequest,
