@@ -410,11 +410,6 @@ class Block(BlockHeader):
         """Of what is stored behind the header."""
         return second_of(self.checksum, google_crc32c.value(self._head[8:]), self.stored_bytes)
 
-    @property
-    def parts(self) -> tuple[bytes, bytes]:
-        """Header and body as they are stored, for who joins them with others."""
-        return self._head, self._stored
-
     # -- vectors ------------------------------------------------------------------------------------------------------
 
     def body(self) -> bytes:
@@ -488,16 +483,13 @@ class Block(BlockHeader):
         return self._vector(TIMESTAMPS)
 
     def columns(self) -> Columns:
-        deltas = self._vector(OFFSETS)
-        if deltas is None:
-            deltas = np.arange(self.count, dtype=np.int64)
-        timestamps = self._vector(TIMESTAMPS)
+        timestamps = self.timestamp_column()
         if timestamps is None:
             timestamps = np.full(self.count, self.first_timestamp_ms, np.int64)
         values = self._binary(0)
         assert values is not None
         return Columns(
-            self.base_offset + deltas.astype(np.int64),
+            self.offset_column(),
             timestamps,
             self._vector(EXPIRIES),
             self._binary(KEYS),

@@ -41,7 +41,7 @@ async def _fetch_blocks(caller: Caller, opcode: int, body: FetchBlocks) -> bytes
     partition = caller.broker.partition(caller.principal, body.topic, body.partition)
     bytes_max = min(max(body.max_bytes, 1), BLOCKS_BYTES_MAX)
     blocks = await partition.read(body.offset, bytes_max)
-    data = [part for block in blocks for part in block.parts]
+    data = [part for block in blocks for part in block.pieces]
     missing = 0
     if body.skip or (blocks and blocks[0].size_bytes > bytes_max):
         # A piece of the first block, and nothing behind it.
