@@ -447,25 +447,24 @@ class Block(BlockHeader):
         return (end, self.value_bytes) if column == 0 else (end - self.key_bytes, self.key_bytes)
 
     def _binary(self, column: int) -> BinaryColumn | None:
-        lengths = self._vector(column)
-        if lengths is None:
+        cells = self.lengths_and_data(column)
+        if cells is None:
             return None
+        lengths, data = cells
         nulls = lengths < 0
         valid = None
         if nulls.any():
             valid = ~nulls
             lengths = np.where(nulls, 0, lengths)
-        at, size = self._data_at(column)
         # Added up in 64 bits: in 32 they could come to the right number by overflow.
-        if int(lengths.sum(dtype=np.int64)) != size:
+        if int(lengths.sum(dtype=np.int64)) != len(data):
             raise CorruptBlock("block's lengths do not add up to its data")
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
-        return BinaryColumn(offsets, memoryview(self.body())[at : at + size], valid)
+        return BinaryColumn(offsets, data, valid)
 
     def lengths_and_data(self, column: int) -> tuple[Int32s, memoryview] | None:
-        """The cells of a column, 0 for the values, KEYS or HEADERS, as they are stored: their lengths (-1: null) and their bytes, back to
-        back. For who joins the columns of several blocks, and checks there that the lengths add up. None where no record has one."""
+        """Lengths of a column's cells (0: values; -1: null) and their bytes, for who joins blocks and checks that the lengths add up."""
         lengths = self._vector(column)
         if lengths is None:
             return None
@@ -479,8 +478,7 @@ class Block(BlockHeader):
         return self.base_offset + deltas.astype(np.int64)
 
     def timestamp_column(self) -> Int64s | None:
-        """None where all have the block's first timestamp."""
-        return self._vector(TIMESTAMPS)
+        return self._vector(TIMESTAMPS)  # None where all have the block's first one
 
     def columns(self) -> Columns:
         timestamps = self.timestamp_column()
