@@ -473,9 +473,8 @@ class Block(BlockHeader):
 
     def offset_column(self) -> Int64s:
         deltas = self._vector(OFFSETS)
-        if deltas is None:
-            return np.arange(self.base_offset, self.next_offset, dtype=np.int64)
-        return self.base_offset + deltas.astype(np.int64)
+        offsets = np.arange(self.count, dtype=np.int64) if deltas is None else deltas.astype(np.int64)
+        return self.base_offset + offsets
 
     def timestamp_column(self) -> Int64s | None:
         return self._vector(TIMESTAMPS)  # None where all have the block's first one
