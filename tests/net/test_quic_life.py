@@ -74,7 +74,9 @@ async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
 
 async def test_a_stop_waits_for_what_is_owed_and_then_closes(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
-        client, idle = await service.client(), await service.client()
+        client, idle, gone = [await service.client() for _ in range(3)]
+        gone.close()
+        await until(lambda: service.stats.connections_open == 2)
         stream = client.open_stream()
         await stream.write(b"later owed\n")
         await until(lambda: bool(service.sessions[0].streams) and bool(service.sessions[0].streams[0].later))

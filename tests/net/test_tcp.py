@@ -229,6 +229,25 @@ async def test_stopping_answers_what_is_in_flight_and_takes_nothing_new() -> Non
         assert service.stats.closed_unanswered == 0
 
 
+async def test_stopping_waits_for_answers_also_after_other_connections_have_ended() -> None:
+    async with serving() as service:
+        _, gone, _ = await service.connect()
+        reader, writer, session = await service.connect()
+        await hang_up(gone)
+        await until(lambda: service.stats.connections_open == 1)
+        writer.write(b"later owed\n")
+        await until(lambda: bool(session.later))
+        stopping = asyncio.ensure_future(service.listener.stop(20))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        session.answer()
+        assert await read_to_end(reader) == b"owed\n"
+        await hang_up(writer)
+        await stopping
+        assert service.stats.closed_unanswered == 0
+
+
 async def test_stopping_waits_no_longer_than_its_grace() -> None:
     async with serving() as service:
         reader, writer, session = await service.connect()

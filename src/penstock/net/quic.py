@@ -122,6 +122,7 @@ class QuicListener:
             if not connection.is_established:
                 connection.close(Code.NO_ERROR, "the server stops")
         self._unanswered = set(self._connections)
+        self._all_answered.clear()  # connections that ended before have set it
         for connection in list(self._connections):
             connection.stop()
         if self._unanswered:

@@ -118,6 +118,7 @@ class TcpListener:
                 task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
         self._unanswered = set(self._connections)
+        self._all_answered.clear()  # connections that ended before have set it
         for connection in self._unanswered.copy():
             connection.stop()
         if self._unanswered:
