@@ -379,13 +379,22 @@ def _state(pipeline: PipelineDescription) -> str:
     return "stopping" if pipeline.stopping and pipeline.alive else pipeline.state
 
 
+def _rows_read(pipeline: PipelineDescription) -> int:
+    """By the stages of the kind that has read most: each kind reads the same records."""
+    by_kind: dict[str, int] = {}
+    for stage in pipeline.stages:
+        kind = stage.name.partition("/")[0]
+        by_kind[kind] = by_kind.get(kind, 0) + stage.rows
+    return max(by_kind.values(), default=0)
+
+
 def _print_all(pipelines: list[PipelineDescription]) -> None:
     rows = [
         (
             each.name,
             _state(each),
             len(each.stages),
-            sum(stage.rows for stage in each.stages),
+            _rows_read(each),
             sum(stage.rejects for stage in each.stages),
             max((stage.lag for stage in each.stages if stage.lag >= 0), default=""),
             terminal.local_time(each.updated_ms),

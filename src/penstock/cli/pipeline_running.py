@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from penstock.cli import terminal
-from penstock.errors import Unreachable
+from penstock.errors import ConfigError, InvalidRequest, PenstockError, Unreachable
 from penstock.spark.pipelines.failures import explain_failure
 from penstock.spark.pipelines.model import Pipeline
 
@@ -60,8 +60,6 @@ def run_pipeline(
 
 def replay_records(pipeline: Pipeline, password: str | None, request: ReplayRequest, *, verbose: bool) -> int:
     """How many records were written."""
-    from penstock.errors import InvalidRequest, PenstockError
-
     options = pipeline.broker_options(password)
     pipeline.connection_settings(password)
     with spark_session(pipeline, verbose=verbose) as spark:
@@ -87,8 +85,15 @@ def spark_session(pipeline: Pipeline, *, verbose: bool) -> Iterator[SparkSession
     config = {"spark.log.level": level, **pipeline.spark.config}
     if not verbose:
         terminal.hint("starting Spark ...")
-    with quiet_start(quiet=not verbose):
-        session = penstock.spark.session(f"penstock {pipeline.name}", pipeline.spark.master, config)
+    try:
+        with quiet_start(quiet=not verbose):
+            session = penstock.spark.session(f"penstock {pipeline.name}", pipeline.spark.master, config)
+    except PenstockError:
+        raise
+    except Exception as error:
+        if verbose:
+            raise
+        raise ConfigError(f"Spark did not start: {explain_failure(error)} (more with --verbose)") from error
     try:
         yield session
     finally:
@@ -124,7 +129,7 @@ class Stopper:
         self._asked = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Stopper:
+    def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.getsignal(number)
         return self

@@ -24,18 +24,11 @@ def render(
     columns: Mapping[str, Columns | None],
 ) -> str:
     """`columns` has those of each topic that has a schema, and None for each that has none."""
-    listed = ", ".join(f'"{topic}"' for topic in topics)
     return f"""\
 # A pipeline from topics to tables. Run it with:  penstock pipeline run FILE
 # Every setting is described in docs/pipelines.md.
 
-name = "{name}"                    # under which it reports; see: penstock pipeline status
-bootstrap = "{bootstrap}"          # the broker's FlyMQ listener
-topics = [{listed}]                # names, or patterns such as "orders-*"
-directory = "{directory}"          # tables and checkpoints; relative to this file
-format = "{table_format}"                # parquet | delta | iceberg
-starting = "earliest"              # earliest | latest: where a first run begins
-trigger_ms = "1s"                  # how often a batch begins, where the pipeline runs on and on
+{_settings(name, bootstrap, topics, directory, table_format)}
 
 # Every record as it is: one table for each topic, in {directory}/bronze.
 [bronze]
@@ -52,6 +45,21 @@ trigger_ms = "1s"                  # how often a batch begins, where the pipelin
 # master = "spark://host:7077"
 # config = {{ "spark.driver.memory" = "2g" }}
 """
+
+
+def _settings(name: str, bootstrap: str, topics: Sequence[str], directory: str, table_format: str) -> str:
+    listed = ", ".join(f'"{topic}"' for topic in topics)
+    lines = [
+        (f'name = "{name}"', "under which it reports; see: penstock pipeline status"),
+        (f'bootstrap = "{bootstrap}"', "the broker's FlyMQ listener"),
+        (f"topics = [{listed}]", 'names, or patterns such as "orders-*"'),
+        (f'directory = "{directory}"', "tables and checkpoints; relative to this file"),
+        (f'format = "{table_format}"', "parquet | delta | iceberg"),
+        ('starting = "earliest"', "earliest | latest: where a first run begins"),
+        ('trigger_ms = "1s"', "how often a batch begins, where the pipeline runs on and on"),
+    ]
+    width = min(max(len(setting) for setting, _ in lines), 40)
+    return "\n".join(f"{setting:<{width}}  # {meaning}" for setting, meaning in lines)
 
 
 def _silver(columns: Mapping[str, Columns | None]) -> str:

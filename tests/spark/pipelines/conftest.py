@@ -1,0 +1,110 @@
+"""A pipeline over topics of its own, on the session and the broker that all tests share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.pipelines.files import LocalFiles
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import open_table
+from penstock.spark.pipelines.tables.table import Table
+from penstock.testing import BrokerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.spark.pipelines.progress import StageProgress
+    from penstock.spark.pipelines.running import Outcome, Run
+
+ORDER = {
+    "type": "object",
+    "required": ["id", "country", "amount"],
+    "properties": {
+        "id": {"type": "integer"},
+        "country": {"type": "string"},
+        "amount": {"type": "number"},
+        "at": {"type": "string", "format": "date-time"},
+    },
+}
+
+
+def order(number: int, **more: Any) -> bytes:
+    """An order of every minute of an hour, in one of two countries."""
+    at = f"2026-01-01T{number // 60:02d}:{number % 60:02d}:00Z"
+    document = {"id": number, "country": ("DE", "FR")[number % 2], "amount": number, "at": at, **more}
+    return json.dumps(document).encode()
+
+
+@dataclass
+class Bench:
+    """One pipeline and its topic."""
+
+    spark: SparkSession
+    client: FlyMQClient
+    topic: str
+    pipeline: Pipeline
+    batches: list[StageProgress] = field(default_factory=list)
+
+    def run(self, **settings: Any) -> Run:
+        from penstock.spark.pipelines.running import Run
+
+        return Run(self.pipeline, self.spark, self.client, **{"on_batch": self.batches.append, **settings})
+
+    def run_once(self) -> Outcome:
+        outcome = self.run(once=True)()
+        assert outcome.state == "finished", outcome.message
+        return outcome
+
+    def table(self, stage: str, name: str | None = None) -> Table:
+        @dataclass
+        class Place:
+            spark: SparkSession
+            pipeline: Pipeline
+            files: LocalFiles
+
+        return open_table(Place(self.spark, self.pipeline, LocalFiles()), stage, name or self.topic)
+
+    def rows(self, stage: str, name: str | None = None) -> DataFrame:
+        return self.table(stage, name).read()
+
+    def ids(self) -> list[int]:
+        return sorted(row.id for row in self.rows("silver").select("id").collect())
+
+    def forget_last_commit(self, stage: str, name: str | None = None) -> int:
+        """Take back that the last batch was done, as a crash right before would have left it: the next run does it again."""
+        commits = Path(self.pipeline.checkpoint(stage, name or self.topic)) / "commits"
+        last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
+        (commits / str(last)).unlink()
+        return last
+
+
+@pytest.fixture
+def bench(
+    spark: SparkSession, broker: BrokerProcess, client: FlyMQClient, fresh_topic: Callable[..., str], tmp_path: Path
+) -> Iterator[Callable[..., Bench]]:
+    """Makes pipelines: `bench(format="delta", bronze={}, silver={})`, on a topic with two partitions and a schema."""
+
+    def make(*, schema: dict[str, Any] | None = ORDER, **settings: Any) -> Bench:
+        topic = fresh_topic("orders")
+        client.create_topic(topic, 2)
+        if schema is not None:
+            client.schemas.register(topic, json.dumps(schema))
+        values = {
+            "name": f"pipeline-of-{topic}",
+            "bootstrap": broker.address,
+            "topics": [topic],
+            "directory": str(tmp_path / topic),
+            "trigger_ms": 0,
+            **settings,
+        }
+        return Bench(spark, client, topic, Pipeline.model_validate(values))
+
+    yield make
+    assert not spark.streams.active, "a query was left running"

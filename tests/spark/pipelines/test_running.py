@@ -1,0 +1,215 @@
+"""Pipelines from topics to tables on a real Spark and a real broker: every record once, through stops, crashes and new schemas."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, InvalidRequest, TopicNotFound
+from penstock.spark.pipelines.compact import compact_tables
+from penstock.spark.pipelines.files import LocalFiles
+from penstock.spark.pipelines.lock import DirectoryLock
+from penstock.spark.pipelines.replay import ReplayRequest, replay
+from tests.spark.pipelines.conftest import ORDER, Bench, order
+
+MakeBench = Callable[..., Bench]
+
+GOLD_SQL = """
+  SELECT window(at, '10 minutes').start AS start, country, count(*) AS orders, sum(amount) AS amount
+  FROM {view} GROUP BY window(at, '10 minutes'), country
+"""
+
+
+def values_of(bench: Bench, topic: str) -> list[bytes]:
+    return [record.value for record in bench.client.records(topic)]
+
+
+@pytest.mark.timeout(400)
+def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(bench: MakeBench) -> None:
+    made = bench(bronze={}, silver={})
+    results = f"{made.topic}-results"
+    gold = {
+        "name": "revenue",
+        "sql": GOLD_SQL.format(view=made.topic.replace("-", "_")),
+        "event_time": "at",
+        "watermark_ms": 1,
+        "topic": results,
+        "key": "country",
+    }
+    made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "gold": [gold]})
+    client, topic = made.client, made.topic
+
+    # A first run: what is there, some of which does not fit.
+    client.send_many(topic, [(b"k", order(n)) for n in range(40)])
+    client.send_many(topic, [b"nonsense", json.dumps({"id": "x"}).encode()], partition=1)
+    outcome = made.run_once()
+    stages = {stage.name: stage for stage in outcome.stages}
+    assert stages[f"bronze/{topic}"].rows == 42
+    assert (stages[f"silver/{topic}"].rows, stages[f"silver/{topic}"].rejects) == (42, 2)
+    assert all(stage.state == "finished" and stage.lag == 0 for stage in outcome.stages)
+    assert made.rows("bronze").count() == 42
+    assert made.ids() == list(range(40))
+    [first] = made.rows("silver").where("id = 0").collect()
+    assert (first.country, first.amount, bytes(first.key), first.topic) == ("DE", 0.0, b"k", topic)
+    letters = client.dead_letters.list(topic)
+    assert (letters[0].value, letters[0].partition, letters[0].attempts) == (b"nonsense", 1, 1)
+    assert letters[0].reason.startswith("not a JSON document")
+    assert f"({topic}-v1)" in letters[0].reason
+
+    # The lag and the last report are the broker's to show.
+    assert sum(client.lag(topic, f"{made.pipeline.name}.silver", partition).lag for partition in (0, 1)) == 0
+    [reported] = [each for each in client.pipelines.list() if each.name == made.pipeline.name]
+    assert (reported.state, reported.alive) == ("finished", False)
+    assert {stage.name: stage.rejects for stage in reported.stages}[f"silver/{topic}"] == 2
+
+    # A second one goes on, with a new version of the schema.
+    wider = {**ORDER, "properties": {**ORDER["properties"], "note": {"type": "string"}}}  # type: ignore[dict-item]
+    client.schemas.register(topic, json.dumps(wider))
+    client.send_many(topic, [order(n, note=f"n{n}") for n in range(40, 60)])
+    client.send(topic, b"more nonsense")
+    made.run_once()
+    assert made.ids() == list(range(60))
+    assert made.rows("silver").where("note = 'n40'").count() == 1
+    assert made.rows("silver").where("note IS NULL").count() == 40
+    windows = [(row.start.minute, row.country, row.orders) for row in made.rows("gold", "revenue").collect()]
+    assert sorted(windows) == [(ten, country, 5) for ten in range(0, 50, 10) for country in ("DE", "FR")]
+    told = values_of(made, results)
+    assert len(told) == 10
+    assert json.loads(told[0]).keys() == {"start", "country", "orders", "amount"}
+
+    # A crash before a batch was noted as done: it is done again, and nothing is seen of that.
+    for stage, name in (("bronze", None), ("silver", None), ("gold", "revenue")):
+        made.forget_last_commit(stage, name)
+    made.batches.clear()
+    made.run_once()
+    assert {stage.name for stage in made.batches} >= {f"bronze/{topic}", f"silver/{topic}"}, "it was done again"
+    assert (made.rows("bronze").count(), made.ids()) == (63, list(range(60)))
+    assert len(client.dead_letters.list(topic)) == 3
+    assert (made.rows("gold", "revenue").count(), len(values_of(made, results))) == (10, 10)
+
+    # Fewer files, the same rows, and it goes on after them.
+    compacted = dict(compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=0))
+    assert compacted[f"bronze/{topic}"].files_after == 1
+    assert compacted[f"silver/{topic}"].files_after <= 2, "one for each version"
+    assert (made.rows("bronze").count(), made.ids()) == (63, list(range(60)))
+    client.send(topic, order(60))
+    made.run_once()
+    assert (made.rows("bronze").count(), made.ids()) == (64, list(range(61)))
+
+    # And back into a topic.
+    options = made.pipeline.broker_options(None)
+    again = ReplayRequest(f"{topic}-again", table=f"bronze/{topic}")
+    assert replay(made.spark, made.pipeline, LocalFiles(), options, again) == 64
+    assert sorted(values_of(made, f"{topic}-again")) == sorted(values_of(made, topic))
+    with pytest.raises(InvalidRequest, match="was done at"):
+        replay(made.spark, made.pipeline, LocalFiles(), options, again)
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_other_formats_take_each_batch_once_too(bench: MakeBench, table_format: str) -> None:
+    made = bench(format=table_format, silver={})
+    made.client.send_many(made.topic, [order(n) for n in range(10)])
+    made.run_once()
+    wider = {**ORDER, "properties": {**ORDER["properties"], "note": {"type": "string"}}}  # type: ignore[dict-item]
+    made.client.schemas.register(made.topic, json.dumps(wider))
+    made.client.send_many(made.topic, [order(n, note="x") for n in range(10, 20)])
+    made.run_once()
+    assert made.forget_last_commit("silver") == 1
+    made.run_once()
+    assert made.ids() == list(range(20))
+    assert made.rows("silver").where("note = 'x'").count() == 10
+    [(_, compacted)] = compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=0)
+    assert compacted.files_after < compacted.files_before
+    assert made.ids() == list(range(20))
+
+
+def test_a_run_is_stopped_through_the_broker_and_the_next_goes_on(bench: MakeBench) -> None:
+    made = bench(bronze={})
+    made.client.send_many(made.topic, [order(n) for n in range(10)])
+    seen, outcomes = threading.Event(), []
+    run = made.run(on_batch=lambda stage: seen.set())
+    thread = threading.Thread(target=lambda: outcomes.append(run()))
+    thread.start()
+    assert seen.wait(120)
+    assert made.client.pipelines.stop(made.pipeline.name)
+    thread.join(120)
+    assert [outcome.state for outcome in outcomes] == ["stopped"]
+    [reported] = [each for each in made.client.pipelines.list() if each.name == made.pipeline.name]
+    assert (reported.state, reported.alive) == ("stopped", False)
+    made.client.send_many(made.topic, [order(n) for n in range(10, 20)])
+    made.run_once()
+    assert made.rows("bronze").count() == 20
+
+
+def test_a_checkpoint_and_a_table_that_do_not_belong_together_are_refused(bench: MakeBench) -> None:
+    made = bench(bronze={})
+    made.client.send(made.topic, order(1))
+    made.run_once()
+    table, checkpoint = Path(made.table("bronze").path), Path(made.pipeline.checkpoint("bronze", made.topic))
+    checkpoint.rename(checkpoint.with_name("elsewhere"))
+    failed = made.run(once=True)()
+    assert failed.state == "failed"
+    assert "was written with another checkpoint" in failed.message
+    shutil.rmtree(checkpoint)
+    checkpoint.with_name("elsewhere").rename(checkpoint)
+    shutil.rmtree(table)
+    made.client.send(made.topic, order(2))
+    failed = made.run(once=True)()
+    assert failed.state == "failed"
+    assert "is gone, but its checkpoint" in failed.message
+
+
+def test_a_topic_without_a_schema_is_refused_or_passed_on_undecoded(bench: MakeBench) -> None:
+    made = bench(schema=None, silver={})
+    made.client.send(made.topic, b"anything")
+    with pytest.raises(ConfigError, match="has no schema: register one"):
+        made.run(once=True)()
+    made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "silver": {"without_schema": "pass"}})
+    made.run_once()
+    assert [bytes(row.value) for row in made.rows("silver").collect()] == [b"anything"]
+
+
+def test_records_that_do_not_fit_can_end_the_run_instead(bench: MakeBench) -> None:
+    made = bench(silver={"rejects": "fail"})
+    made.client.send(made.topic, b"nonsense", partition=1)
+    failed = made.run(once=True)()
+    assert failed.state == "failed"
+    assert "1 records of topic" in failed.message
+    assert "partition 1, offset 0: not a JSON document" in failed.message
+    assert made.client.dead_letters.list(made.topic) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT * FROM nowhere", "it can use orders_"),
+        ("SELEC", "is refused"),
+        ("SELECT 1 AS one", "reads none of the pipeline's topics"),
+        ("SELECT id FROM {view}", "its sql gives id"),
+    ],
+)
+def test_sql_that_makes_no_sense_is_refused_in_one_line(bench: MakeBench, sql: str, message: str) -> None:
+    made = bench(bronze={})
+    text = sql.format(view=made.topic.replace("-", "_"))
+    gold = {"name": "g", "sql": text, "event_time": "at", "topic": "result", "key": "country"}
+    made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "bronze": None, "gold": [gold]})
+    with pytest.raises(ConfigError) as caught:
+        made.run(once=True)()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_start_says_why(bench: MakeBench) -> None:
+    made = bench(bronze={})
+    with DirectoryLock(Path(made.pipeline.directory)), pytest.raises(ConfigError, match="is in use by process"):
+        made.run(once=True)()
+    with pytest.raises(ConfigError, match="has no stage gold"):
+        made.run(once=True, kinds=["gold"])()
+    made.pipeline = made.pipeline.model_copy(update={"topics": ["gone-*"]})
+    with pytest.raises(TopicNotFound, match="penstock topic create"):
+        made.run(once=True)()
