@@ -10,7 +10,7 @@ from penstock.cli import terminal
 from penstock.cli.broker import connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 
-app = typer.Typer(no_args_is_help=True, help="Make and revoke API keys (BlipMQ).")
+app = typer.Typer(no_args_is_help=True, help="Make and revoke API keys (BlipMQ, Felix).")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="What the key is called.", show_default=False)]
 
