@@ -58,6 +58,8 @@ class Connection:
         self._now_s = now_s
         self._own_bit = 0 if core.configuration.is_client else 1
         self._paused = False
+        self._taking = False
+        """Events are being taken; what there is to send is sent after that."""
         self._full: dict[Stream, None] = {}
         self._sending: dict[Stream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -110,7 +112,9 @@ class Connection:
         return not self._paused and not self._full
 
     def touch(self) -> None:
-        self.endpoint.touch(self)
+        """Something is to be done: in the next turn of the loop, unless it is done in this one anyway."""
+        if not self._taking:
+            self.endpoint.touch(self)
 
     def pause_receiving(self) -> None:
         """Take no more events, so that the peer is granted no more credit."""
@@ -146,7 +150,11 @@ class Connection:
 
     def _run(self, now_s: float) -> None:
         if self._is_there() and (self.reading or self.core.over):
-            self._take_events()
+            self._taking = True
+            try:
+                self._take_events()
+            finally:
+                self._taking = False
         if self._is_there():
             if self.core.over:
                 self.farewell = self.core.take_datagrams(now_s, self._datagrams_per_turn)
@@ -166,7 +174,8 @@ class Connection:
         self._sent_since_look_bytes += size_bytes
         if self._sent_since_look_bytes > self.settings.connection_send_high_bytes // 4:
             self._look_at_congestion()
-        self.endpoint.touch(self)
+        if not self._taking:
+            self.endpoint.touch(self)
 
     def stream_is_full(self, stream: Stream) -> None:
         self._full[stream] = None

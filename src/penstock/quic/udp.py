@@ -137,6 +137,14 @@ class UdpEndpoint:
             self._socket.close()
 
     def _read(self) -> None:
+        scheduled, self._run_scheduled = self._run_scheduled, True  # who is touched by what is read runs right after
+        try:
+            self._read_some()
+        finally:
+            self._run_scheduled = scheduled
+        self._run_touched()
+
+    def _read_some(self) -> None:
         receive = self._socket.recvmsg
         for _ in range(READS_PER_TURN_MAX):
             try:
@@ -151,7 +159,6 @@ class UdpEndpoint:
                 self.received(data, size, address)
             if self.closed:
                 return
-        self._run_touched()
 
     def _run_scheduled_touched(self) -> None:
         self._run_scheduled = False
