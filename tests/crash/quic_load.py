@@ -38,18 +38,16 @@ maintenance_interval_s = 0.1
 """
 
 
-def quic_broker(directory: Path, topics: dict[str, int], *, fujin: str = "", felix: str = "") -> BrokerProcess:
-    """A broker with both listeners, whose further settings may be given; `topics` by name, with their partitions."""
-    listeners = f"""
-[listeners.fujin]
-bind = "127.0.0.1:0"
-{fujin}
-[listeners.felix]
-bind = "127.0.0.1:0"
-{felix}
-"""
-    named = "".join(f'[[topics]]\nname = "{name}"\npartitions = {count}\n' for name, count in topics.items())
-    return BrokerProcess(directory / "data", config=CONFIG + listeners + named)
+_LISTENER = '[listeners.{}]\nbind = "127.0.0.1:0"'
+
+
+def quic_broker(
+    directory: Path, topics: dict[str, int], *, top: str = "", fujin: str = "", felix: str = "", more: str = ""
+) -> BrokerProcess:
+    """A broker with both listeners; `topics` by name, with their partitions. The rest are further settings."""
+    parts = [top, CONFIG, _LISTENER.format("fujin"), fujin, _LISTENER.format("felix"), felix]
+    parts += [f'[[topics]]\nname = "{name}"\npartitions = {count}' for name, count in topics.items()]
+    return BrokerProcess(directory / "data", config="\n".join([*parts, more]))
 
 
 def url(broker: BrokerProcess, scheme: str) -> str:
