@@ -185,3 +185,19 @@ def test_rolling_syncs_seals_and_names_before_anything_is_written_to_the_next(tm
     assert segment.path.stat().st_size == len(data)
     assert (following.next_offset, following.last_timestamp_ms, following.created_ms) == (1, 50, 99)
     following.file.close()
+
+
+def test_planning_reads_a_saved_index_in_passing_and_makes_a_damaged_one_anew(tmp_path: Path) -> None:
+    blocks = blocks_of([STEP_BYTES] * 6)
+    whole = segment_of(tmp_path, b"".join(blocks))
+    whole.rebuild_index(whole.end)
+    marks, end = whole.stretch(2, 5, whole.end, 1)
+    assert [mark.offset for mark in marks] == [2, 3, 4]
+    assert end == sum(map(len, blocks[:5]))
+    for damage in (b"", b"\xff"):
+        whole.index_path.write_bytes(whole.index.encode()[: -1 if damage else None] + damage)
+        index = SegmentIndex.decode_head(whole.index.encode(), 0)
+        assert index is not None
+        other = Segment(Disk(CrashPoints({})), whole.path, 0, index, whole.end)
+        assert other.stretch(2, 5, whole.end, 1) == (marks, end)
+        assert other.index.loaded is bool(damage), "only an index that had to be made anew stays"

@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -176,8 +176,7 @@ class Segment:
 
     def stretch(self, offset: int, end_offset: int, end: int, step_bytes: int) -> tuple[list[Mark], int]:
         """Marks for the blocks that hold `offset` up to `end_offset`, and the position where they end, which is `end` at most."""
-        self._ensure_entries()
-        offsets, positions = self.index.entries()
+        offsets, positions = self._entries()
         first = max(bisect_right(offsets, offset) - 1, 0)
         behind = bisect_left(positions, end)  # what is written and not committed yet is none of the reader's business
         stop = min(bisect_left(offsets, end_offset, first), behind)
@@ -186,6 +185,19 @@ class Segment:
             if not marks or positions[at] - marks[-1].position >= step_bytes:
                 marks.append(Mark(offsets[at], positions[at]))
         return marks, positions[stop] if stop < behind else end
+
+    def _entries(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The index's entries. They do not stay in memory: who plans a read of a large log passes through all of its indexes."""
+        if not self.index.loaded:
+            try:
+                saved = self.index_path.read_bytes()
+            except OSError:
+                saved = b""
+            passing = SegmentIndex.decode_head(saved, self.base_offset)
+            if passing is not None and passing.covers == self.index.covers and passing.load_entries(saved):
+                return passing.entries()
+        self._ensure_entries()
+        return self.index.entries()
 
     def _ensure_entries(self) -> None:
         if not self.index.loaded:
