@@ -17,7 +17,6 @@ from penstock.spark.pipelines.failures import explain_failure
 from penstock.spark.pipelines.model import Pipeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from rich.live import Live
     from rich.table import Table
 
@@ -78,7 +77,8 @@ def replay_records(pipeline: Pipeline, password: str | None, request: ReplayRequ
 
 
 @contextmanager
-def spark_session(pipeline: Pipeline, *, verbose: bool) -> Iterator[SparkSession]:
+def spark_session(pipeline: Pipeline, *, verbose: bool) -> Iterator[Any]:
+    """A session for one command; Java's and Spark's own remarks only where they are wanted."""
     import penstock.spark
 
     level = VERBOSE_LOG_LEVEL if verbose else QUIET_LOG_LEVEL
