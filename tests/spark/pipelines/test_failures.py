@@ -1,0 +1,50 @@
+"""Whatever Spark throws, people get one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.spark.pipelines.failures import LINE_CHARS_MAX, explain_failure
+
+WORKER_TEXT = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted. SQLSTATE: XXKST
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "x.py", line 1, in read
+penstock.errors.OffsetOutOfRange: offset out of range: partition 0 of orders begins at 7
+
+	at org.apache.spark.api.python.BasePythonRunner.run(PythonRunner.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ConfigError("set it"), "set it"),
+        (RuntimeError(WORKER_TEXT), "offset out of range: partition 0 of orders begins at 7"),
+        (
+            RuntimeError(
+                "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703; line 1\n'Project"
+            ),
+            "Spark: A column `x` cannot be resolved. [UNRESOLVED_COLUMN.WITH_SUGGESTION]",
+        ),
+        (
+            RuntimeError(
+                "[STREAM_FAILED] Query terminated: py4j: x\nTraceback\nZeroDivisionError: division by zero\n\tat java"
+            ),
+            "ZeroDivisionError: division by zero",
+        ),
+        (
+            RuntimeError("\n\njava.lang.OutOfMemoryError thrown\n\tat a\n\tat b"),
+            "Spark: java.lang.OutOfMemoryError thrown",
+        ),
+        (KeyError(), "Spark: KeyError"),
+    ],
+)
+def test_the_cause_is_found(error: Exception, line: str) -> None:
+    assert explain_failure(error) == line
+
+
+def test_a_line_stays_a_line() -> None:
+    text = explain_failure(RuntimeError("x" * 5000))
+    assert len(text) <= LINE_CHARS_MAX
+    assert "\n" not in text

@@ -1,0 +1,59 @@
+"""How stages are doing, out of the JSON that Spark gives after each batch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.spark.pipelines.progress import Progress
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    ends = json.dumps({"orders": {"0": 10, "1": 5}, "__ids__": {"orders": "x"}})
+    latest = json.dumps({"orders": {"0": 12, "1": 5, "2": 3}})
+    return {
+        "batchId": 4,
+        "numInputRows": 15,
+        "durationMs": {"addBatch": 400, "triggerExecution": 500},
+        "sources": [{"endOffset": ends, "latestOffset": latest}],
+        **changes,
+    }
+
+
+def test_batches_add_up_and_the_lag_is_what_waits_in_the_log() -> None:
+    progress = Progress(["bronze/orders"])
+    progress.batch("bronze/orders", said(), 0)
+    stage = progress.batch("bronze/orders", said(batchId=5, numInputRows=5), 2)
+    assert stage is not None
+    assert (stage.rows, stage.batches, stage.batch_id, stage.batch_ms, stage.rejects) == (20, 2, 5, 500, 2)
+    assert (stage.lag, stage.rows_per_s) == (2 + 3, 10.0)
+    assert stage.positions == {"orders": {0: 10, 1: 5}}
+    assert progress.stages() == [stage]
+    assert stage.report().rows == 20
+
+
+def test_a_look_without_a_batch_changes_the_lag_and_nothing_else() -> None:
+    progress = Progress(["bronze/orders"])
+    assert progress.batch("bronze/orders", said(durationMs={"triggerExecution": 1}), 0) is None
+    [stage] = progress.stages()
+    assert (stage.rows, stage.batches, stage.lag) == (0, 0, 5)
+
+
+def test_offsets_that_are_none_of_ours_are_passed_over() -> None:
+    progress = Progress(["s"])
+    sources = [
+        {"endOffset": "7"},
+        {"endOffset": None},
+        {"endOffset": "not json"},
+        {"endOffset": '{"__start__":"options"}'},
+    ]
+    stage = progress.batch("s", said(sources=sources), 0)
+    assert stage is not None
+    assert (stage.lag, stage.positions) == (-1, {})
+
+
+def test_stages_that_have_ended_keep_their_state() -> None:
+    progress = Progress(["a", "b"])
+    progress.state("a", "failed")
+    progress.states("stopped")
+    assert [stage.state for stage in progress.stages()] == ["failed", "stopped"]

@@ -1,0 +1,98 @@
+"""Which schema a topic follows, and which version of it a batch is decoded by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SchemaNotFound
+from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.pipelines.files import LocalFiles
+from penstock.spark.pipelines.schemas import Plans, batch_to_repeat, schema_of
+from penstock.testing import RunningBroker
+
+FILES = LocalFiles()
+FIRST = '{"type": "record", "name": "O", "fields": [{"name": "id", "type": "long"}]}'
+SECOND = (
+    '{"type": "record", "name": "O", "fields": [{"name": "id", "type": "long"}, '
+    '{"name": "n", "type": "string", "default": ""}]}'
+)
+
+
+@pytest.fixture
+def client() -> Iterator[FlyMQClient]:
+    with RunningBroker() as broker:
+        client = broker.connect()
+        client.create_topic("orders", 1)
+        yield client
+
+
+def test_a_topic_follows_what_is_named_else_what_it_is_bound_to_else_what_has_its_name(client: FlyMQClient) -> None:
+    assert schema_of(client, "orders", {}) is None
+    client.schemas.register("orders", "{}")
+    assert str(schema_of(client, "orders", {})) == "orders"
+    client.schemas.register("order", "{}")
+    client.schemas.bind("orders", "order:1")
+    assert str(schema_of(client, "orders", {})) == "order:1"
+    assert str(schema_of(client, "orders", {"orders": "other:7:shop.Order"})) == "other:7:shop.Order"
+
+
+def test_each_batch_takes_the_newest_version_and_avro_knows_the_older_ones(client: FlyMQClient, tmp_path: Path) -> None:
+    client.schemas.register("orders", FIRST, "avro")
+    reference = schema_of(client, "orders", {})
+    assert reference is not None
+    plans = Plans(client, "orders", reference, FILES, str(tmp_path / "pin.json"))
+    assert (plans.newest().version.number, plans.newest().older) == (1, ())
+    client.schemas.register("orders", SECOND, "avro")
+    newest = plans.newest()
+    assert (newest.version.number, [each.number for each in newest.older]) == (2, [1])
+
+
+def test_a_plan_that_was_written_down_is_found_again_whatever_is_registered_since(
+    client: FlyMQClient, tmp_path: Path
+) -> None:
+    client.schemas.register("orders", 'syntax = "proto3"; message O { int32 id = 1; }', "protobuf")
+    reference = schema_of(client, "orders", {})
+    assert reference is not None
+    pin = tmp_path / "below" / "pin.json"
+    plans = Plans(client, "orders", reference, FILES, str(pin))
+    assert plans.pinned() is None
+    plan = plans.newest()
+    assert plan.version.form, "compiled once, on the driver"
+    plans.pin(plan)
+    written = pin.stat().st_mtime_ns
+    plans.pin(plan)
+    assert pin.stat().st_mtime_ns == written, "written when it changes, not with every batch"
+    client.schemas.delete("orders")
+    again = Plans(client, "orders", reference, FILES, str(pin))
+    assert again.pinned() == plan
+    with pytest.raises(SchemaNotFound):
+        again.newest()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "commits", "repeated"),
+    [([], [], None), ([0], [], 0), ([0, 1], [0, 1], None), ([9, 10, 11], [9, 10], 11), ([11], [9], 11)],
+)
+def test_a_batch_that_was_begun_and_not_finished_is_the_one_that_is_repeated(
+    tmp_path: Path, offsets: list[int], commits: list[int], repeated: int | None
+) -> None:
+    for name, numbers in (("offsets", offsets), ("commits", commits)):
+        (tmp_path / name).mkdir()
+        for number in numbers:
+            (tmp_path / name / str(number)).write_text("v1")
+        (tmp_path / name / ".0.crc").write_text("")
+    assert batch_to_repeat(FILES, str(tmp_path)) == repeated
+    assert batch_to_repeat(FILES, str(tmp_path / "nothing")) is None
+
+
+def test_json_records_know_nothing_of_older_versions(client: FlyMQClient, tmp_path: Path) -> None:
+    for properties in ({"a": {"type": "string"}}, {"a": {"type": "string"}, "b": {"type": "string"}}):
+        client.schemas.register("orders", json.dumps({"properties": properties}))
+    reference = schema_of(client, "orders", {})
+    assert reference is not None
+    plan = Plans(client, "orders", reference, FILES, str(tmp_path / "pin.json")).newest()
+    assert (plan.version.number, plan.older) == (2, ())

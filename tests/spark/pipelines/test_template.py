@@ -1,0 +1,53 @@
+"""The file that `init` writes is one that loads, and fits the topics and their columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.spark.pipelines.model import Pipeline, load_pipeline
+from penstock.spark.pipelines.template import Columns, render
+from penstock.spark.pipelines.views import view_names
+
+
+def rendered(tmp_path: Path, columns: dict[str, Columns | None]) -> Pipeline:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        render(
+            name="p",
+            bootstrap="127.0.0.1:9092",
+            topics=list(columns),
+            directory="p-tables",
+            table_format="parquet",
+            columns=columns,
+        )
+    )
+    return load_pipeline(file)
+
+
+def test_with_a_schema_its_columns_are_in_the_query(tmp_path: Path) -> None:
+    columns = {"id": "int64", "country": "string", "amount": "double", "at": "timestamp[us, tz=UTC]"}
+    pipeline = rendered(tmp_path, {"shop.orders": columns})
+    [gold] = pipeline.gold
+    assert (gold.name, gold.event_time) == ("shop_orders_per_minute", "at")
+    assert "sum(amount) AS amount" in gold.sql
+    assert "GROUP BY window(at, '1 minute'), country" in gold.sql
+    assert pipeline.silver is not None
+    assert pipeline.silver.without_schema == "error"
+
+
+def test_without_a_schema_records_are_counted_and_passed_on(tmp_path: Path) -> None:
+    pipeline = rendered(tmp_path, {"orders": None, "payments": {"id": "int64"}})
+    assert pipeline.topics == ["orders", "payments"]
+    assert pipeline.silver is not None
+    assert pipeline.silver.without_schema == "pass"
+    assert pipeline.gold[0].event_time == "timestamp"
+
+
+def test_views_need_no_quotes_and_are_different() -> None:
+    assert view_names(["orders", "shop.orders", "shop-orders", "1st", "Orders"]) == [
+        "orders",
+        "shop_orders",
+        "shop_orders_2",
+        "t_1st",
+        "Orders_2",
+    ]
