@@ -17,6 +17,7 @@ from penstock.broker.audit import AuditStats
 from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import GroupLag, LagReport
+from penstock.broker.pipelines import PipelineInfo, Stage
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging_tickets import StagingStats
@@ -160,6 +161,30 @@ def test_transactions_are_counted_by_how_they_ended() -> None:
     assert samples["penstock_transactions_begun_total", ()] == 10
     ended = {labels[0][1]: n for (name, labels), n in samples.items() if name == "penstock_transactions_ended_total"}
     assert ended == {"committed": 4, "rolled_back": 3, "timed_out": 2}
+
+
+def test_pipelines_are_told_apart_by_their_stages() -> None:
+    stages = (
+        Stage("bronze/orders", "running", 100, 0, 7, 3, 250),
+        Stage("silver/orders", "running", 90, 4, -1, 2, 400),
+    )
+    info = PipelineInfo("sales", "ada", "run-1", 1, 2, "running", "", stages, stopping=False, alive=True)
+    samples = scraped(figures(pipelines=[info]))
+    assert samples["penstock_pipeline_up", (("pipeline", "sales"),)] == 1
+    silver = (("pipeline", "sales"), ("stage", "silver/orders"))
+    assert samples["penstock_pipeline_rows_total", silver] == 90
+    assert samples["penstock_pipeline_rejects_total", silver] == 4
+    assert samples["penstock_pipeline_batches_total", silver] == 2
+    assert samples["penstock_pipeline_batch_seconds", silver] == 0.4
+    lags = {labels: lag for (name, labels), lag in samples.items() if name == "penstock_pipeline_lag_records"}
+    assert lags == {(("pipeline", "sales"), ("stage", "bronze/orders")): 7}, "left out where it is not known"
+
+
+def test_pipelines_beyond_the_bound_are_left_out_and_counted() -> None:
+    stages = tuple(Stage(f"bronze/{n}", "running", 0, 0, 0, 0, 0) for n in range(200))
+    infos = [PipelineInfo(f"p{n}", "", "r", 1, 2, "running", "", stages, stopping=False, alive=True) for n in range(6)]
+    samples = scraped(figures(pipelines=infos))
+    assert samples["penstock_pipelines_left_out", ()] == 2
 
 
 def test_logins_and_the_audit_trail_are_counted_by_how_they_ended() -> None:

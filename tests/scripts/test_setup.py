@@ -99,6 +99,33 @@ def test_missing_packages_are_installed_after_fetching_lists_once(machine: Machi
     assert calls.read_text().split() == ["install", "update", "install"]
 
 
+def test_a_java_that_is_there_is_left_alone(machine: Machine) -> None:
+    machine.program("python", "exit 0")
+    result = machine.run("install-java", PYTHON="python")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_without_java_and_without_the_right_to_install_it_setup_goes_on_and_says_what_to_do(machine: Machine) -> None:
+    machine.program("python", "exit 1")
+    machine.program("dpkg-query", "exit 1")
+    machine.program("apt-get", "exit 1")
+    machine.program("id", "echo 1000")
+    result = machine.run("install-java", PYTHON="python")
+    assert result.returncode == 0
+    assert "sudo apt-get install openjdk-17-jre-headless" in result.stderr
+
+
+def test_java_is_installed_where_it_may_be(machine: Machine, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    machine.program("python", f"[ -e {installed} ]")
+    machine.program("dpkg-query", "exit 1")
+    machine.program("id", "echo 0")
+    machine.program("apt-get", f'[[ "$*" == *openjdk-17-jre-headless* ]] && : > {installed}')
+    result = machine.run("install-java", PYTHON="python")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert installed.exists()
+
+
 def test_make_without_a_target_lists_every_target() -> None:
     listed = subprocess.run(
         ["make"], cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"MAKEFLAGS": ""}

@@ -18,7 +18,7 @@ JAVA_VERSION_MIN = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
 USUAL_DIRECTORIES = (Path("/usr/lib/jvm"), Path("/opt/java"))
 ASKING_S_MAX = 20.0
-_INSTALL = f"install one (Debian 12: apt-get install {JAVA_PACKAGE}) or set JAVA_HOME to one"
+_INSTALL = f"install one (apt-get install {JAVA_PACKAGE} on Debian 12, default-jre-headless on later ones) or set JAVA_HOME to one"
 _RELEASE_LINE = re.compile(r'^JAVA_VERSION="([^"]*)"', re.MULTILINE)
 _VERSION_OUTPUT = re.compile(r'version "([^"]*)"')
 

@@ -1,0 +1,149 @@
+"""`penstock pipeline` as far as it goes without Spark: files, reports, and what is said where something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.protocols.flymq.pipelines.messages import PipelineReport, StageReport
+from penstock.testing import RunningBroker
+from tests.cli.conftest import Run
+
+SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "country": {"type": "string"}}}
+STAGES = [
+    StageReport("bronze/orders", "running", 100, 0, 5, 3, 250),
+    StageReport("silver/orders", "running", 90, 7, 15, 2, 400),
+]
+
+
+def report(broker: RunningBroker, name: str = "sales", state: str = "running", message: str = "") -> bool:
+    with broker.connect() as client:
+        return client.pipelines.report(PipelineReport(name, "run-1", 1, state, message, STAGES))
+
+
+# --- init ---
+
+
+def test_init_writes_a_file_that_fits_the_topics(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
+    with broker.connect() as client:
+        client.create_topic("orders", 1)
+        client.schemas.register("orders", json.dumps(SCHEMA))
+    result = run("pipeline", "init", "sales.toml", "--topic", "orders")
+    assert (result.code, result.text) == (0, "wrote sales.toml; run it with: penstock pipeline run sales.toml\n")
+    text = (tmp_path / "sales.toml").read_text()
+    assert 'name = "sales"' in text
+    assert f'bootstrap = "{broker.address}"' in text
+    assert "country" in text
+    again = run("pipeline", "init", "sales.toml", "--topic", "orders")
+    assert again.code == 1
+    assert "add --force" in again.err
+    assert run("pipeline", "init", "sales.toml", "--topic", "orders", "--format", "delta", "--force").code == 0
+
+
+def test_init_without_topics_takes_all_there_are(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
+    none = run("pipeline", "init")
+    assert none.code == 1
+    assert "there is no topic yet" in none.err
+    with broker.connect() as client:
+        for topic in ("orders", "orders.dlq", "payments"):
+            client.create_topic(topic, 1)
+    assert run("pipeline", "init").code == 0
+    assert 'topics = ["orders", "payments"]' in (tmp_path / "pipeline.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--topic", "gone"), "topic not found: gone"),
+        (("--topic", "orders", "--format", "csv"), "'parquet', 'delta' or 'iceberg'"),
+        (("--topic", "orders", "--name", "a b"), "'a b' is not a name"),
+    ],
+)
+def test_init_writes_nothing_where_something_is_wrong(
+    run: Run, broker: RunningBroker, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    with broker.connect() as client:
+        client.create_topic("orders", 1)
+    result = run("pipeline", "init", *arguments)
+    assert result.code == 1
+    assert message in result.err
+    assert not (tmp_path / "pipeline.toml").exists()
+
+
+# --- run, replay, compact: what is wrong is said before Spark starts ---
+
+
+def test_run_says_what_is_wrong_with_the_file(run: Run, tmp_path: Path) -> None:
+    missing = run("pipeline", "run", "gone.toml")
+    assert missing.code == 1
+    assert "penstock pipeline init" in missing.err
+    (tmp_path / "p.toml").write_text('name = "p"\ntopics = ["t"]\n[brnze]\n')
+    wrong = run("pipeline", "run", "p.toml")
+    assert wrong.code == 1
+    assert "p.toml: brnze is not a setting" in wrong.err
+    assert "p.toml: directory is missing" in wrong.err
+
+
+def test_stages_that_do_not_exist_are_refused(run: Run) -> None:
+    assert "use bronze, silver or gold" in run("pipeline", "run", "p.toml", "--stage", "tin").err
+
+
+def test_replay_wants_one_source_and_times(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n')
+    assert "say what to replay" in run("pipeline", "replay", "p.toml", "--to", "x").err
+    both = run("pipeline", "replay", "p.toml", "--to", "x", "--table", "bronze/t", "--topic", "t")
+    assert both.code == 2
+    late = run("pipeline", "replay", "p.toml", "--to", "x", "--topic", "t", "--from", "earliest")
+    assert "--from earliest is not a time" in late.err
+
+
+def test_compact_of_nothing_is_nothing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n')
+    assert json.loads(run("--json", "pipeline", "compact", "p.toml").out) == []
+    assert run("pipeline", "compact", "p.toml", "--file-size", "huge").code == 1
+
+
+# --- status, stop ---
+
+
+def test_status_shows_every_pipeline_or_one_by_its_stages(run: Run, broker: RunningBroker) -> None:
+    report(broker)
+    listed = run("pipeline", "status")
+    assert listed.text.splitlines()[0].split() == [
+        "pipeline",
+        "state",
+        "stages",
+        "rows",
+        "rejects",
+        "lag",
+        "reported",
+        "message",
+    ]
+    assert listed.text.splitlines()[1].split()[:6] == ["sales", "running", "2", "100", "7", "15"]
+    one = run("pipeline", "status", "sales")
+    assert "silver/orders  running    90        7   15        2      400 ms" in one.text
+    described = json.loads(run("--json", "pipeline", "status", "sales").out)
+    assert (described["name"], described["stages"][1]["rejects"]) == ("sales", 7)
+    missing = run("pipeline", "status", "nobody")
+    assert missing.code == 1
+    assert "no pipeline nobody has reported" in missing.err
+
+
+def test_a_run_that_says_nothing_for_a_minute_is_lost(run: Run, broker: RunningBroker) -> None:
+    report(broker)
+    broker.clock.advance(61)
+    assert run("pipeline", "status").text.splitlines()[1].split()[1] == "lost"
+    assert run("pipeline", "stop", "sales").text == "pipeline sales does not run\n"
+
+
+def test_stop_asks_the_run(run: Run, broker: RunningBroker) -> None:
+    unknown = run("pipeline", "stop", "sales")
+    assert unknown.code == 1
+    assert "no pipeline sales has reported" in unknown.err
+    assert not report(broker)
+    assert run("pipeline", "stop", "sales", "--no-wait").text == "asked pipeline sales to stop\n"
+    assert run("pipeline", "status").text.splitlines()[1].split()[1] == "stopping"
+    assert report(broker, state="stopped"), "its answer is that it should"
+    assert run("pipeline", "stop", "sales").text == "pipeline sales does not run\n"
