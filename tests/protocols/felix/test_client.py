@@ -144,9 +144,9 @@ async def test_a_connection_is_made_again() -> None:
         async with AsyncFelixClient(own.felix_url) as client:
             subscription = await client.subscribe("demo")
             await client.publish("demo", b"before")
-            await asyncio.to_thread(own.restart)
             assert (event := await subscription.next(EVENT_S_MAX)) is not None
             assert event.value == b"before"
+            await asyncio.to_thread(own.restart)
             with contextlib.suppress(ConnectionLost):  # unless its end comes first, which is in good order
                 assert await subscription.next(EVENT_S_MAX) is None
             assert await client.cache_get("k") is None

@@ -19,12 +19,14 @@ from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import Events, PublishAck
 from penstock.protocols.felix.messages import (
     SERVER_TYPES,
+    Auth,
     BadRequest,
     FromClient,
     FromServer,
     Id,
     Message,
     Request,
+    Subscribe,
 )
 from penstock.protocols.felix.wire import (
     ACKED,
@@ -145,10 +147,17 @@ def _decode_json_request(payload: bytes) -> Request:
         return _not_a_message(payload, error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BadRequest(f"malformed JSON: {error}")
-    for id_ in (getattr(request, "request_id", None), getattr(request, "subscription_id", None)):
-        if isinstance(id_, int) and not 0 <= id_ <= ID_MAX:
-            return BadRequest(f"id {id_} is out of range: integers from 0 to {ID_MAX} are allowed, and texts")
-    return request
+    kind = type(request)
+    if kind is Auth:
+        return request
+    id_ = request.request_id  # type: ignore[union-attr]
+    if type(id_) is not int or 0 <= id_ <= ID_MAX:
+        if kind is not Subscribe:
+            return request
+        id_ = request.subscription_id  # type: ignore[union-attr]
+        if type(id_) is not int or 0 <= id_ <= ID_MAX:
+            return request
+    return BadRequest(f"id {id_} is out of range: integers from 0 to {ID_MAX} are allowed, and texts")
 
 
 def _not_a_message(payload: bytes, error: msgspec.ValidationError) -> BadRequest:

@@ -40,7 +40,6 @@ from penstock.protocols.felix.messages import (
     CacheValue,
     Error,
     Id,
-    Message,
     Ok,
     Publish,
     PublishBatch,
@@ -63,6 +62,13 @@ EVENT_BYTES: Final = 48
 """What an event that is being written takes in memory beside its bytes."""
 REQUESTS_PER_TURN_MAX: Final = 256
 """Requests that one stream has answered before it lets others have their turn of the loop."""
+
+_NAMES: Final[dict[type, str]] = {
+    **{kind: str(kind.__struct_config__.tag) for kind in (Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet)},
+    BinaryPublish: "publish_binary",
+    BadRequest: "malformed",
+}
+"""What requests are counted as."""
 
 log = structlog.get_logger("penstock.protocols.felix")
 
@@ -221,8 +227,8 @@ class FelixStream:
     # --- who asks for what ---
 
     def _deal_with(self, request: Request, held_bytes: int) -> None:
-        self._stats.count(_name_of(request))
-        if not self._shared.identities.holds(self._identity):  # revoked since
+        self._stats.count(_NAMES[type(request)])
+        if self._identity.key_digest is not None and not self._shared.identities.holds(self._identity):  # revoked since
             self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         if isinstance(request, Publish | PublishBatch | BinaryPublish):
             self._publish(request, held_bytes)
@@ -239,14 +245,14 @@ class FelixStream:
         self, request: Auth | Subscribe | CachePut | CacheGet | BadRequest, slot: ReplySlot, held_bytes: int
     ) -> bytes | None:
         """The answer; None where it comes later."""
-        if isinstance(request, Auth):
-            return self._auth(request)
-        if self._one_way:
+        if self._one_way and not isinstance(request, Auth):
             self._stream.stop_receiving()
         if isinstance(request, CacheGet):
             return self._cache_get(request)
         if isinstance(request, CachePut):
             return self._cache_put(request)
+        if isinstance(request, Auth):
+            return self._auth(request)
         if isinstance(request, Subscribe):
             return self._subscribe(request, slot, held_bytes)
         return self._malformed(request)
@@ -462,13 +468,7 @@ def _known(id_: Id) -> Id:
 
 
 def _whole_scope(request: CachePut | CacheGet) -> bool:
-    return all(isinstance(name, str) for name in (request.tenant_id, request.namespace, request.cache))
-
-
-def _name_of(request: Request) -> str:
-    if isinstance(request, Message):
-        return str(request.__struct_config__.tag)
-    return "publish_binary" if isinstance(request, BinaryPublish) else "malformed"
+    return isinstance(request.tenant_id, str) and isinstance(request.namespace, str) and isinstance(request.cache, str)
 
 
 def _held_bytes(frame: Frame) -> int:
