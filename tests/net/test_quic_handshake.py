@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from penstock.clients.quic import connect_quic
 from penstock.errors import ConfigError, InvalidRequest, RequestTimeout, Unreachable
 from penstock.net.certificates import own_certificate
+from penstock.net.limits import QuicLimits
 from penstock.net.quic_tls import client_check, quic_server_tls, subject_of_der
 from penstock.quic.core import QuicCore
 from penstock.quic.packets import VERSION, long_header
@@ -345,6 +346,55 @@ async def test_handshake_messages_that_make_no_sense_end_the_handshake(tmp_path:
                 await until(lambda before=before: service.stats.handshake_failures == before + 1)  # type: ignore[misc]
         assert service.stats.session_errors == 0
         await service.client()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_client_hellos_that_were_changed_harm_nobody(tmp_path: Path, files: Files, seed: int) -> None:
+    chance = random.Random(seed)
+    tls = quic_server_tls(files.cert, files.key, files.ca if seed == 1 else None, alpn=(ALPN,))
+    async with serving_quic(tmp_path, QuicLimits(retry_above=1_000), tls=tls, trusted=files.ca) as service:
+        with socket.socket(type=socket.SOCK_DGRAM) as own:
+            for _ in range(100):
+                core = QuicCore(QuicSettings(), TlsSettings(alpn=(ALPN,), verify=False), is_client=True)
+                hello = bytearray(_client_hello(core))
+                for _ in range(chance.randrange(1, 6)):
+                    place = chance.randrange(len(hello))
+                    match chance.randrange(4):
+                        case 0:
+                            hello[place] = chance.randrange(256)
+                        case 1:
+                            del hello[place : place + chance.randrange(20)]
+                        case 2:
+                            hello[place:place] = chance.randbytes(chance.randrange(20))
+                        case _:
+                            hello[place] ^= 1 << chance.randrange(8)
+                hello[:4] = b"\x01" + (len(hello) - 4).to_bytes(3, "big")
+                core._create_core(service.where, core.original_destination_connection_id, time.monotonic())
+                assert core._core is not None
+                core._core.send_crypto(0, 0, bytes(hello))
+                for datagram, _ in core.take_datagrams(time.monotonic(), 10):
+                    own.sendto(datagram, service.where)
+                await asyncio.sleep(0)
+            shown = {"cert": files.alice[0], "key": files.alice[1]} if seed == 1 else {}
+            client = await service.client(**shown)
+            stream = client.open_stream()
+            await stream.write(b"echo fine\n")
+            assert await read_line(stream) == b"fine\n"
+        service.pass_time(service.listener.limits.handshake_s_max + 2)
+        assert service.stats.connections_open == 1
+        assert service.stats.session_errors == 0
+        assert service.stats.handshakes_open == 0
+
+
+def _client_hello(core: QuicCore) -> bytes:
+    """What a client would say first."""
+    core._version = VERSION
+    core._create_core(("127.0.0.1", 1), core.original_destination_connection_id, time.monotonic())
+    bridge = core._create_tls(remote_source_cid=None)
+    bridge.start()
+    message = bridge.next_crypto_data()
+    assert message is not None
+    return message.data
 
 
 async def test_a_handshake_message_without_end_is_given_up(tmp_path: Path) -> None:

@@ -216,3 +216,15 @@ def test_a_datagram_that_was_tampered_with_is_as_good_as_lost(tmp_path: Path) ->
             break
     assert bytes(talk.received[talk.server][stream_id]) == data
     assert not talk.server.over
+
+
+def test_what_was_lost_is_known_until_it_is_repaired(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, bad=random.Random(1)).shake_hands()
+    stream_id = talk.client.open_stream(one_way=True)
+    talk.client.send(stream_id, bytes(200_000), end=False)
+    for _ in talk.steps():
+        # Everything has arrived whenever a core says that it is quiet.
+        if talk.client.is_quiet:
+            break
+    assert talk.client.losses > 0
+    assert len(talk.received[talk.server][stream_id]) == 200_000

@@ -53,6 +53,7 @@ class Connection:
         """The datagrams that told the peer that we closed the connection, should it not have received them."""
         self.sent_bytes = 0
         """Of stream data, over the connection's life, whether it is on the wire yet or not."""
+        self._losses_repaired = 0
         self._waiting_bytes = 0
         self._sent_since_look_bytes = 0
         self._now_s = now_s
@@ -106,6 +107,11 @@ class Connection:
     def unsent_bytes(self) -> int:
         """Stream data that is not on the wire yet."""
         return self.core.unsent_bytes()
+
+    @property
+    def may_have_losses(self) -> bool:
+        """Whether something was lost on the way that may not have been sent again yet."""
+        return self.core.losses != self._losses_repaired
 
     @property
     def reading(self) -> bool:
@@ -270,6 +276,9 @@ class Connection:
                 for stream in list(self.streams.values()):
                     if stream.writable:
                         stream.drained()
+
+        if self.may_have_losses and not self.endpoint.blocked and self.core.is_quiet:
+            self._losses_repaired = self.core.losses
 
     def _look_at_congestion(self) -> None:
         self._sent_since_look_bytes = 0

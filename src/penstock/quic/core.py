@@ -69,6 +69,8 @@ ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
 CONNECTION_REFUSED: Final = 2
 IDLE_REASON: Final = "Idle timeout"
+PACING: Final = "pacing"
+"""The timer of datagrams that are ready and wait for their time."""
 INITIAL_RTT_S = 0.1
 """Assumed until the first measurement. The standard's third of a second makes a lost first packet cost a second on a local network."""
 
@@ -155,6 +157,20 @@ class QuicCore(QuicConnection):
     def in_flight_bytes(self) -> int:
         """Sent and not acknowledged."""
         return 0 if self._core is None else self._core.bytes_in_flight
+
+    @property
+    def losses(self) -> int:
+        """Datagrams of ours that were found to be lost, over the connection's life."""
+        return 0 if self._core is None else self._core.loss_total
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all that was sent has arrived, and nothing is left to send."""
+        core = self._require_core()
+        if core.bytes_in_flight or core.get_send_buffer_size(None):
+            return False
+        timer = core.get_timer()
+        return timer is None or timer[0] != PACING
 
     @property
     def fell_silent(self) -> bool:

@@ -31,6 +31,7 @@ class Stream:
         "_is_closed",
         "_paused",
         "_peer_ended",
+        "_sent_bytes",
         "_unsent_bytes",
         "_writable",
         "can_receive",
@@ -46,6 +47,7 @@ class Stream:
         self.can_receive = two_way or not is_ours
         self._writable = True
         self._unsent_bytes = 0
+        self._sent_bytes = 0
         self._paused = False
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
@@ -91,7 +93,12 @@ class Stream:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """No more than this of what was given to `send` has yet to arrive: what is not on the wire, and what the connection has there."""
+        """No more than this of what was given to `send` has yet to arrive: what is not on the wire, and what the connection has there.
+
+        What was lost is in neither until it is sent again. So after a loss it is everything, until the connection has been quiet.
+        """
+        if self._connection.may_have_losses:
+            return self._sent_bytes
         return self._unsent_bytes + self._connection.core.in_flight_bytes
 
     def send(self, data: bytes, *, end: bool = False) -> None:
@@ -107,6 +114,7 @@ class Stream:
         if end:
             self.can_send = False
         self._unsent_bytes += len(data)
+        self._sent_bytes += len(data)
         if self._unsent_bytes > connection.settings.send_high_bytes and self._writable:
             self._unsent_bytes = connection.core.unsent_bytes(self.id)
             self._writable = self._unsent_bytes <= connection.settings.send_high_bytes
