@@ -85,6 +85,15 @@ def test_a_taken_port_fails_and_a_free_one_does_not() -> None:
     assert checks.port("flymq", bind).status == "ok"
 
 
+@pytest.mark.parametrize(("setting", "status"), [("212992\n", "warn"), ("4194304\n", "ok"), ("nonsense", "ok")])
+def test_a_small_buffer_for_datagrams_is_a_warning(tmp_path: Path, setting: str, status: str) -> None:
+    (tmp_path / "rmem_max").write_text(setting)
+    finding = checks.udp_buffer(tmp_path / "rmem_max")
+    assert finding.status == status
+    assert ("net.core.rmem_max=4194304" in finding.advice) == (status == "warn")
+    assert checks.udp_buffer(tmp_path / "none").status == "ok"
+
+
 def test_a_port_over_udp_is_another_one() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))

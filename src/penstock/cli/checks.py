@@ -29,6 +29,7 @@ PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 OPEN_FILES_ADVISED = 16_384
 OPEN_FILES_MIN = 1_024
+UDP_BUFFER_BYTES_ADVISED = 4 << 20
 FREE_BYTES_ADVISED = 5 << 30
 FREE_BYTES_MIN = 256 << 20
 FLUSHES_MAX = 200
@@ -97,6 +98,20 @@ def open_files(limits: Callable[[], tuple[int, int]] = lambda: resource.getrlimi
         return Finding("open files", "ok", "no limit" if limit == resource.RLIM_INFINITY else f"{limit} at most")
     advice = f"raise it with: ulimit -n {OPEN_FILES_ADVISED} (LimitNOFILE= in a systemd unit)"
     return Finding("open files", "fail" if limit < OPEN_FILES_MIN else "warn", f"{limit} at most", advice)
+
+
+def udp_buffer(setting: Path = Path("/proc/sys/net/core/rmem_max")) -> Finding:
+    """The kernel drops datagrams that do not fit the buffer of a socket that is not read fast enough."""
+    check = "UDP buffer"
+    try:
+        size_bytes = int(setting.read_text())
+    except (OSError, ValueError):
+        return Finding(check, "ok", "unknown")
+    found = f"{round_size(size_bytes)} at most"
+    if size_bytes >= UDP_BUFFER_BYTES_ADVISED:
+        return Finding(check, "ok", found)
+    advice = f"give Fujin and Felix more room with: sysctl -w net.core.rmem_max={UDP_BUFFER_BYTES_ADVISED}"
+    return Finding(check, "warn", found, advice)
 
 
 def port(name: str, bind: str) -> Finding:
@@ -230,6 +245,8 @@ def all_checks(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding
     yield python()
     yield uvloop()
     yield open_files()
+    if any(bind.endswith(UDP) for _, bind in binds):
+        yield udp_buffer()
     for name, bind in binds:
         yield port(name, bind)
     access = writable(data_dir)
