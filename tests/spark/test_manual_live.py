@@ -34,13 +34,13 @@ def test_the_programs_run(
     broker: BrokerProcess,
     orders: FlyMQClient,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     address = broker.addresses["flymq"]
     names: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", READING, re.DOTALL):
         code = code.replace(ADDRESS, address)
+        # Spark's own process is where it was started, wherever this test is.
+        code = code.replace('"tables/', f'"{tmp_path}/tables/').replace('"checkpoints/', f'"{tmp_path}/checkpoints/')
         # Where the page leaves the broker to the default, it is another one here.
         code = code.replace('.option("subscribe"', f'.option("penstock.bootstrap", "{address}").option("subscribe"')
         code = code.replace('spark, "orders",', f'spark, "orders", options={{"penstock.bootstrap": "{address}"}},')
@@ -55,7 +55,7 @@ def test_the_programs_run(
         query.processAllAvailable()
         orders.send("orders", b"{}", partition=0)
         query.processAllAvailable()
-        assert spark.read.parquet("tables/orders").count() == 11
+        assert spark.read.parquet(f"{tmp_path}/tables/orders").count() == 11
     finally:
         query.stop()
         spark.streams.removeListener(names["listener"])
