@@ -11,6 +11,7 @@ from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.keys import fnv1a
 from penstock.log.api import TopicConfig
+from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
 from penstock.protocols.felix.codec import encode_frame, encode_message
@@ -187,6 +188,43 @@ async def test_a_batch_of_which_one_event_is_too_large_is_refused_whole(talk: Ta
     assert isinstance(answer, PublishAck)
     assert "record 1 has 1048577 bytes" in (answer.error or "")
     assert await stored(broker) == []
+
+
+async def test_publishes_that_came_together_are_one_append(peer: Peer, broker: Broker, engine: EmbeddedEngine) -> None:
+    talk = await peer.log_in(client_flags=0x1FFF)
+    commits = engine.stats.commit_records.count
+    talk.say(*(batch(b"%d" % number, b"-", request_id=number) for number in range(100)))
+    assert [await talk.reply() for _ in range(100)] == [PublishAck(number, None, 2 * number) for number in range(100)]
+    assert engine.stats.commit_records.count == commits + 1
+
+
+async def test_publishes_that_came_together_keep_their_order_whatever_they_ask_for(talk: Talk, broker: Broker) -> None:
+    await broker.ensure_topic(ANONYMOUS, "other")
+    talk.say(
+        batch(b"0", request_id=0),
+        batch(b"1", key=b"k", request_id=1),
+        Publish(**DEMO, payload=b"2", ack="none"),
+        batch(b"x", stream="other", request_id=2),
+        batch(b"3", request_id=3),
+        PublishBatch(**DEMO, payloads=[], request_id=4),
+        batch(b"4", request_id=5),
+    )
+    for _ in range(6):
+        await talk.reply()
+    assert await stored(broker) == [b"0", b"1", b"2", b"3", b"4"]
+    assert talk.stream.held_bytes == 0
+
+
+async def test_of_publishes_that_came_together_only_those_at_fault_fail(talk: Talk, broker: Broker) -> None:
+    large = bytes((1 << 20) + 1)
+    talk.say(batch(b"0", request_id=0), batch(large, request_id=1), batch(b"2", request_id=2), batch(b"3"), BARRIER)
+    first, failed, third = [await talk.reply() for _ in range(3)]
+    assert (first, third) == (PublishAck(0, None), PublishAck(2, None))
+    assert isinstance(failed, PublishAck)
+    assert "at most 1048576" in (failed.error or "")
+    assert isinstance(await talk.reply(), CacheValue)
+    await committed(broker, 3)
+    assert await stored(broker) == [b"0", b"2", b"3"]
 
 
 async def test_streams_are_made_where_the_listener_says_so(broker: Broker, clock: ManualClock) -> None:

@@ -7,6 +7,7 @@ against the bytes that are there before anything is made of them; bytes behind t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ from penstock.protocols.felix.wire import (
 UNIFORM_PAYLOADS_MIN = 16
 """From so many payloads on it pays to look whether all have one size."""
 LENGTH_BYTES = 4
+REMEMBERED_NAMES_MAX = 4096
+REMEMBERED_NAMES_BYTES_MAX = 256
+"""Together 4 MB at most."""
 
 
 class PublishAck(NamedTuple):
@@ -66,10 +70,36 @@ def decode_publish(flags: int, payload: bytes) -> BinaryPublish:
         if mode not in (MODE_PER_MESSAGE, MODE_PER_BATCH):
             raise ProtocolViolation(f"ack mode {mode} is not known: 1 is per message, 2 per batch")
     key = reader.take(reader.u16("length of the key"), "key") if flags & KEYED else None
-    tenant_id, namespace, stream = (reader.text16(name) for name in ("tenant_id", "namespace", "stream"))
+    names_at = reader.position
+    names_end = _end_of_names(payload, names_at)
+    tenant_id, namespace, stream = _names(payload[names_at:names_end])
+    reader.position = names_end
     count = reader.count32("payloads", LENGTH_BYTES)
     payloads = split_payloads(payload, reader.position, count)
     return BinaryPublish(tenant_id, namespace, stream, payloads, key, request_id)
+
+
+def _end_of_names(payload: bytes, at: int) -> int:
+    """Where the three names end, as far as they are there."""
+    end = len(payload)
+    for _ in range(3):
+        if at + 2 > end:
+            return end
+        at += 2 + U16.unpack_from(payload, at)[0]
+    return min(at, end)
+
+
+def _names(data: bytes) -> tuple[str, str, str]:
+    """The same three names come again and again."""
+    return _remembered_names(data) if len(data) <= REMEMBERED_NAMES_BYTES_MAX else _decoded_names(data)
+
+
+def _decoded_names(data: bytes) -> tuple[str, str, str]:
+    reader = ByteReader(data)
+    return reader.text16("tenant_id"), reader.text16("namespace"), reader.text16("stream")
+
+
+_remembered_names = lru_cache(REMEMBERED_NAMES_MAX)(_decoded_names)
 
 
 def split_payloads(data: bytes, at: int, count: int) -> list[bytes]:

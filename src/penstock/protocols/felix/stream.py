@@ -1,8 +1,8 @@
 """One stream of a Felix client: frames in, answers out in the order of what they answer, and nothing of sockets.
 
-Publishes are started without waiting for one another's commit. A subscription waits until what its stream published is committed, so
-that nobody subscribes to their own past; it then lives on a stream that we open, and this one may end before it. Everything else is
-answered at once.
+Publishes are started without waiting for one another's commit, and those that came together for one place are written together. A
+subscription waits until what its stream published is committed, so that nobody subscribes to their own past; it then lives on a stream
+that we open, and this one may end before it. Everything else is answered at once.
 
 There are two dialects, the contract's (spec) and that of deployed clients (native). Unless the listener says which, a request is native
 if its stream has authenticated, of which the contract knows nothing, or if it carries an integer id and the whole scope, as no request of
@@ -25,10 +25,11 @@ from msgspec import UNSET
 
 from penstock.broker.access import Operation, Resource, ResourceKind, authorize
 from penstock.broker.spreading import Placement, Scattered
-from penstock.errors import AccessDenied, PenstockError, TopicNotFound
+from penstock.errors import AccessDenied, InvalidRequest, PenstockError, TopicNotFound
 from penstock.log.api import Appended
 from penstock.net.quic_session import QuicConnection, Stream
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
+from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import (
     Auth,
     AuthOk,
@@ -60,6 +61,8 @@ REQUEST_BYTES_MIN: Final = 256
 """What a waiting request counts for at least: a frame may take 12 bytes on the wire, its message takes some 200 in memory."""
 EVENT_BYTES: Final = 48
 """What an event that is being written takes in memory beside its bytes."""
+RUN_BYTES_MAX: Final = 1 << 20
+"""About how much is written at a time, so that what waits for its commit is released in parts."""
 REQUESTS_PER_TURN_MAX: Final = 256
 """Requests that one stream has answered before it lets others have their turn of the loop."""
 
@@ -90,6 +93,7 @@ class FelixStream:
         "_on_closed",
         "_one_way",
         "_replies",
+        "_run",
         "_said_who",
         "_shared",
         "_stats",
@@ -125,6 +129,8 @@ class FelixStream:
         self._identity = shared.identities.stranger(stream.peer, stream.principal_hint)
         self._said_who = False
         self._client_flags: int | None = None
+        self._run: _Run | None = None
+        """Publishes that were gathered in this turn and are not on their way yet."""
         self._writes_in_flight = 0
         self._busy = False
         """A request is being dealt with that cannot be answered at once; those behind it wait."""
@@ -185,11 +191,14 @@ class FelixStream:
                 break
             requests += 1
             request = decode_request(self._waiting[0]) if self._next is None else self._next
-            if isinstance(request, Subscribe) and self._writes_in_flight:
-                self._next = request
-                break
+            if isinstance(request, Subscribe):
+                self._write_run()
+                if self._writes_in_flight:
+                    self._next = request
+                    break
             self._next = None
             self._deal_with(request, _held_bytes(self._waiting.popleft()))
+        self._write_run()
         self._replies.flush()
         if self._ended and not (self._muted or self._waiting or self._busy or self._writes_in_flight):
             self._muted = True
@@ -303,42 +312,75 @@ class FelixStream:
         try:
             topic = self._topic(scope)
             if self._shared.auto_create and not self._shared.broker.has_topic(topic):
+                self._write_run()
                 self._in_background(self._create_and_write(topic, write))
+            elif values:
+                self._gather(topic, write)
             else:
-                self._write(topic, write)
+                self._write_nothing(topic, write)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._written(write, error)
 
     async def _create_and_write(self, topic: str, write: _Write) -> None:
         try:
             await self._shared.broker.ensure_topic(self._identity.principal, topic)
-            self._write(topic, write)
+            if write.values:
+                self._write(_Run(topic, self._identity, [write]))
+            else:
+                self._write_nothing(topic, write)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._written(write, error)
 
-    def _write(self, topic: str, write: _Write) -> None:
-        broker, principal = self._shared.broker, self._identity.principal
-        if not write.values:
-            authorize(broker.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
-            if not broker.has_topic(topic):
-                raise TopicNotFound(f"topic not found: {topic}")
-            self._written(write, None)
-            return
-        self._writes_in_flight += 1
-        try:
-            broker.produce_together(principal, topic, write.values, write.key, done=partial(self._committed, write))
-        except BaseException:
-            self._writes_in_flight -= 1
-            raise
+    def _write_nothing(self, topic: str, write: _Write) -> None:
+        """An empty batch is allowed, to those who might write more."""
+        broker = self._shared.broker
+        authorize(broker.access, self._identity.principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
+        if not broker.has_topic(topic):
+            raise TopicNotFound(f"topic not found: {topic}")
+        self._written(write, None)
 
-    def _committed(self, write: _Write, placed: list[Placement] | Scattered) -> None:
+    def _gather(self, topic: str, write: _Write) -> None:
+        """Publishes that came together and go to one place are written together: one append instead of many."""
+        run = self._run
+        if run is not None and run.takes(topic, self._identity, write):
+            run.add(write)
+            return
+        self._write_run()
+        self._run = _Run(topic, self._identity, [write])
+
+    def _write_run(self) -> None:
+        """Write what was gathered."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._write(run)
+
+    def _write(self, run: _Run) -> None:
+        self._writes_in_flight += 1
+        principal, values, key = run.identity.principal, run.values(), run.writes[0].key
+        try:
+            self._shared.broker.produce_together(principal, run.topic, values, key, done=partial(self._committed, run))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._writes_in_flight -= 1
+            self._settle(run, error)
+
+    def _committed(self, run: _Run, placed: list[Placement] | Scattered) -> None:
         self._writes_in_flight -= 1
         assert isinstance(placed, list)  # one partition, so one placement
-        self._written(write, placed[0].result)
+        self._settle(run, placed[0].result)
         if self._writes_in_flight or self._busy:
             self._replies.flush_soon()
         else:
             self._advance()
+
+    def _settle(self, run: _Run, result: Appended | Exception) -> None:
+        if isinstance(result, InvalidRequest) and len(run.writes) > 1:
+            for write in run.writes:  # the broker refuses a run whole, but only the publishes at fault may fail
+                self._write(_Run(run.topic, run.identity, [write]))
+            return
+        for write in run.writes:
+            self._written(write, result)
+            if isinstance(result, Appended):
+                result = Appended(result.base_offset + len(write.values), result.timestamp_ms)
 
     def _written(self, write: _Write, result: Appended | Exception | None) -> None:
         """Answer a publish, if it wants an answer. Its place among the answers was kept only where it awaits one."""
@@ -460,6 +502,35 @@ class _Write:
         self.ack = ack
         self.slot = slot
         self.held_bytes = held_bytes
+
+
+class _Run:
+    """Publishes of one stream that go to one place, one behind the other."""
+
+    __slots__ = ("_size_bytes", "identity", "topic", "writes")
+
+    def __init__(self, topic: str, identity: Identity, writes: list[_Write]) -> None:
+        self.topic = topic
+        self.identity = identity
+        self.writes = writes
+        self._size_bytes = sum(write.held_bytes for write in writes)
+
+    def takes(self, topic: str, identity: Identity, write: _Write) -> bool:
+        return (
+            self.topic == topic
+            and self.identity is identity
+            and self.writes[0].key == write.key
+            and self._size_bytes < RUN_BYTES_MAX
+        )
+
+    def add(self, write: _Write) -> None:
+        self.writes.append(write)
+        self._size_bytes += write.held_bytes
+
+    def values(self) -> list[bytes]:
+        if len(self.writes) == 1:
+            return self.writes[0].values
+        return [value for write in self.writes for value in write.values]
 
 
 def _known(id_: Id) -> Id:
