@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -22,6 +22,10 @@ from penstock.quic.core import Address, QuicCore, StreamRefused
 from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.units import Address as HostAndPort
+
+MOVE_QUIET_S: Final = 0.2
+"""A peer is believed to have moved once nothing has come from where it was for so long. Copies of its datagrams that somebody else sends
+ahead of them look like a move as well; the core would follow, and send nothing any more until the connection is given up."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -85,6 +89,8 @@ class QuicServerConnection(Connection):
         self.stats = owner.stats
         self.listener = owner.name
         self.peer = _host_and_port(address)
+        self._address = address
+        self._heard_s = now_s()
         self.principal_hint: str | None = None
 
     # -- what the session sees ---------------------------------------------------------------------------------------------
@@ -104,6 +110,20 @@ class QuicServerConnection(Connection):
         self.streams[stream_id] = stream
         stream.open(talk)
         return stream
+
+    # -- what the endpoint calls -------------------------------------------------------------------------------------------
+
+    def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> None:
+        now_s = self._now_s()
+        if address != self._address:
+            if self.is_established:
+                self._address = self.core.peer_address
+            if address != self._address and now_s - self._heard_s < MOVE_QUIET_S:
+                self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
+                return
+        else:
+            self._heard_s = now_s
+        super().take_datagrams(buffer, segment_bytes, address)
 
     # -- what flow control calls -------------------------------------------------------------------------------------------
 
@@ -134,6 +154,10 @@ class QuicServerConnection(Connection):
             self.flow.block(SEND_BUFFER)
         else:
             self.flow.unblock(SEND_BUFFER)
+
+    def has_run(self) -> None:
+        if self._stopping:
+            self.answered()
 
     def migrated(self, address: Address) -> None:
         self.stats.migrations += 1
@@ -183,8 +207,10 @@ class QuicServerConnection(Connection):
 
     @property
     def owes(self) -> bool:
-        """Whether a stream is still to say something."""
-        return any(isinstance(stream, QuicServerStream) and stream.owes for stream in self.streams.values())
+        """Whether a stream is still to say something, or what was said may not have arrived."""
+        return self.core.in_flight_bytes > 0 or any(
+            isinstance(stream, QuicServerStream) and stream.owes for stream in self.streams.values()
+        )
 
     @property
     def unanswered(self) -> bool:

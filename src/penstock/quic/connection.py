@@ -82,6 +82,9 @@ class Connection:
     def congestion_changed(self) -> None:
         """`congested` is not what it was."""
 
+    def has_run(self) -> None:
+        """Events were taken, and what there was to send was sent."""
+
     def migrated(self, address: Address) -> None:
         """The peer is somewhere else now."""
 
@@ -171,6 +174,7 @@ class Connection:
                 self._look_at_streams()
         if self._is_there():
             self._arm_timer(now_s)
+            self.has_run()
 
     # -- what streams call -------------------------------------------------------------------------------------------------
 
@@ -276,7 +280,6 @@ class Connection:
                 for stream in list(self.streams.values()):
                     if stream.writable:
                         stream.drained()
-
         if self.may_have_losses and not self.endpoint.blocked and self.core.is_quiet:
             self._losses_repaired = self.core.losses
 
@@ -303,11 +306,15 @@ class Connection:
         self._timer = None
         now_s = self._now_s()
         at_s = self.core.get_timer()
-        if at_s is not None and at_s <= now_s + TIMER_RESOLUTION_S:
-            self.core.handle_timer(max(now_s, at_s))
-            self.run(now_s)
-        else:
+        if at_s is None or at_s > now_s + TIMER_RESOLUTION_S:
             self._arm_timer(now_s)
+            return
+        try:
+            self.core.handle_timer(max(now_s, at_s))
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            self.failed(error)
+        else:
+            self.run(now_s)
 
     def _lose(self, code: int, reason: str) -> None:
         if self.is_lost:
