@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.broker.access import Principal
-from penstock.broker.broker import Broker
 from penstock.broker.staging import Committed, Staging
 from penstock.broker.staging_entries import Place, Winner
 from penstock.errors import PenstockError
 from penstock.log.block import encode_block
-from penstock.log.embedded import EmbeddedEngine
 from tests.broker.transaction_house import ALICE, House
 
 Part = tuple[int, Sequence[bytes | None]]
 
 
 class StagingHouse(House):
-    """Commits are cut into chunks of `chunk_bytes`, so that small ones can be long."""
+    """Set `chunk_bytes` before it is opened, so that small commits can be long."""
 
-    chunk_bytes = 1 << 20
+    @property
+    def chunk_bytes(self) -> int:
+        return self._limits.staged_chunk_bytes
 
-    async def open(self) -> None:
-        self.engine = EmbeddedEngine(self._directory, clock=self.clock, disk=self.disk)
-        await self.engine.start()
-        self.broker = Broker(self.engine, clock=self.clock, limits=self._limits, access=self._access)
-        self.broker.staging._chunk_bytes = self.chunk_bytes
-        await self.broker.start()
+    @chunk_bytes.setter
+    def chunk_bytes(self, chunk_bytes: int) -> None:
+        self._limits = replace(self._limits, staged_chunk_bytes=chunk_bytes)
 
     @property
     def staging(self) -> Staging:

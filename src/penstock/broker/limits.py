@@ -88,6 +88,9 @@ class BrokerLimits:
     staged_bytes_max: int = 512 << 30
     """The same over all applications."""
 
+    staged_chunk_bytes: int = 16 << 20
+    """Staged records that are published by one append, during which no other commit goes to disk; twice as much is in memory."""
+
     staged_ms_max: int = 24 * 3600 * 1000
     """How long records wait for a commit after the last of their ticket came: longer than any job takes."""
 

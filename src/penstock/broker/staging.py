@@ -41,7 +41,7 @@ from penstock.broker.applications import Application, Applications, Once
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.staged_blocks import check_parts
-from penstock.broker.staging_commit import CHUNK_BYTES, Changes, Publication
+from penstock.broker.staging_commit import Changes, Publication
 from penstock.broker.staging_entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
 from penstock.broker.staging_store import OnStaged, StagedApplication, Ticket
 from penstock.broker.staging_tickets import StagingStats, Tickets
@@ -82,7 +82,6 @@ class Staging:
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
-        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.access = access
         self.stats = StagingStats()
@@ -91,7 +90,6 @@ class Staging:
         self._validation = validation
         self._limits = limits
         self._clock = clock
-        self._chunk_bytes = chunk_bytes
         self._tickets = Tickets(engine, clock, limits, self.stats)
         self._commits: Table[str, CommitEntry] = Table(
             engine, COMMITS_TOPIC, str, CommitEntry, entries_max=limits.staged_applications_max
@@ -263,7 +261,7 @@ class Staging:
             tickets,
             applied=applied,
             decided=decided,
-            chunk_bytes=self._chunk_bytes,
+            chunk_bytes=self._limits.staged_chunk_bytes,
         )
 
     async def _decide(

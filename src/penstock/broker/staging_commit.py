@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -26,9 +26,6 @@ from penstock.broker.table import PreparedChange, Table, append_together
 from penstock.errors import CorruptBlock, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
 from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Engine, Partition
 from penstock.log.block import Block
-
-# One append, during which no other commit goes to disk; and as much again is read ahead.
-CHUNK_BYTES: Final = 16 << 20
 
 _log = structlog.get_logger(__name__)
 Changes = list[PreparedChange[Any, Any]]
@@ -58,9 +55,9 @@ class Publication:
         epoch: int,
         winners: Sequence[Ticket],
         *,
+        chunk_bytes: int,
         applied: int = 0,
         decided: bool = False,
-        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.epoch = epoch
         self.decided = decided

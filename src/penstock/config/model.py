@@ -438,6 +438,8 @@ class Limits(Section):
     """Records staged by one application, on disk."""
     staged_bytes_max: Size = Field(512 << 30, ge=1)
     """The same over all applications."""
+    staged_chunk_bytes: Size = Field(16 << 20, ge=1)
+    """Staged records that are published at once."""
     staged_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
     """How long staged records wait for their commit; then they are dropped."""
     cache_bytes_max: Size = Field(64 << 20, ge=1 << 10)
@@ -554,8 +556,15 @@ class Config(BaseSettings):
         if self._given is None:
             return {key: "code" if is_set else "default" for key, _, is_set in _leaves(self)}
         given = self._given
-        # A list of plain values is one setting, whose origin was noted for each of them.
-        return {key: given.get(key) or given.get(f"{key}[0]", "default") for key, _, _ in _leaves(self)}
+        return {
+            # A list of plain values is one setting, whose origin was noted for each of them; so is a table of plain values.
+            key: given.get(key)
+            or given.get(f"{key}[0]")
+            or next((given[f"{key}.{name}"] for name in value if f"{key}.{name}" in given), "default")
+            if isinstance(value, list | dict)
+            else given.get(key, "default")
+            for key, value, _ in _leaves(self)
+        }
 
     @property
     def values(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def parse_sink_options(options: Mapping[str, str], schema: StructType, *, stream
     if version is not None and application is None:
         raise InvalidRequest(f"option {VERSION} is set without {APPLICATION}: name the application whose version it is")
     columns = _columns(schema)
-    if columns.headers is not None and not flag(given, "includeHeaders", default=True):
+    if not flag(given, "includeHeaders", default=True):
         columns = SinkColumns(columns.value, columns.key, columns.topic, columns.partition, None)
     if topic is None and columns.topic is None:
         raise InvalidRequest("where to write to is not known: set the option topic, or add a column topic")

@@ -1,0 +1,151 @@
+"""The process dies at every step of staging and publishing, and while it goes on with a commit: every epoch is there once, and whole."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.clients.options import ClientOptions
+from penstock.clients.retry import NO_RETRY
+from penstock.errors import PenstockError
+from penstock.log.block import encode_block
+from penstock.log.embedded.crashpoints import VARIABLE, Site
+from penstock.testing.process import BrokerProcess
+
+CRASHED = 9
+ROUNDS = 5
+PARTITIONS = 3
+REQUESTS = 6
+VALUE_BYTES = 9_000
+# Of twelve requests, a chunk takes four: commits are long ones, but for every fourth.
+CONFIG = f"""
+[limits]
+staged_chunk_bytes = "100 KiB"
+[log]
+segment_bytes = "64 KiB"
+journal_bytes = "1 MiB"
+maintenance_interval_s = 0.1
+[[topics]]
+name = "out"
+partitions = {PARTITIONS}
+"""
+OPTIONS = ClientOptions(retry=NO_RETRY, request_timeout_s=20.0)
+SITES = [site for site in Site if site.startswith(("append.", "journal.", "checkpoint.", "roll."))]
+
+
+class Writer:
+    """Writes epoch after epoch, each again until it hears that it is done, as a query does that is started again after each crash."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.broker = broker
+        self.epoch = 0
+        self._runs = 0
+        self._chance = random.Random(3)
+
+    def write_until_it_dies(self, epochs: int = 1 << 30) -> None:
+        self._runs += 1
+        with suppress(PenstockError), self.broker.connect(OPTIONS) as client:
+            run = client.staging.begin_run("app", f"run-{self._runs}").number
+            for _ in range(epochs):
+                requests = 1 if self.epoch % 4 == 3 else REQUESTS
+                winners = []
+                for task in range(2):
+                    attempts = []
+                    for attempt in range(self._chance.choice((1, 1, 2))):
+                        name = f"{self._runs}-{task}-{attempt}"
+                        staged = client.staging.attempt("app", run, self.epoch, name)
+                        for request in range(requests):
+                            staged.stage("out", self._parts(task, request))
+                        attempts.append(staged.finish())
+                    winners.append(attempts[-1])
+                if self._chance.random() < 0.1:
+                    client.staging.abort("app", run, self.epoch)
+                    continue
+                client.staging.commit("app", run, self.epoch, winners)
+                self.epoch += 1
+
+    def _parts(self, task: int, request: int) -> list[tuple[int, bytes]]:
+        return [
+            (partition, encode_block(0, 0, [b"%d %d %d " % (self.epoch, task, request) + bytes(VALUE_BYTES)]))
+            for partition in range(PARTITIONS)
+        ]
+
+    def check(self) -> None:
+        """What was committed is there once and in order; of what was not, at most the last epoch, and that whole."""
+        assert self.epoch, "nothing was tested"
+        with self.broker.connect() as client:
+            # An epoch that was decided goes on by itself; the next run waits for it.
+            run = client.staging.begin_run("app", f"check-{self._runs}")
+            assert run.epoch in (self.epoch - 1, self.epoch)
+            client.staging.commit("app", run.number, run.epoch, [])
+            for partition in range(PARTITIONS):
+                found = [record.value[:-VALUE_BYTES].decode().split() for record in client.records("out", partition)]
+                expected = [
+                    [str(epoch), str(task), str(request)]
+                    for epoch in range(run.epoch + 1)
+                    for task in range(2)
+                    for request in range(1 if epoch % 4 == 3 else REQUESTS)
+                ]
+                assert Counter(map(tuple, found)) == Counter(map(tuple, expected))
+                assert found == expected
+            self.epoch = run.epoch + 1
+
+
+@pytest.mark.timeout(180)
+def test_every_epoch_is_published_once_over_many_kills(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    with BrokerProcess(tmp_path / "data", config=CONFIG) as broker:
+        writer = Writer(broker)
+        writer.write_until_it_dies(2)
+        for _ in range(ROUNDS):
+            killer = threading.Timer(chance.uniform(0.05, 0.6), broker.kill9)
+            killer.start()
+            writer.write_until_it_dies()
+            killer.join()
+            broker.start()
+        writer.check()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("site", SITES)
+def test_a_crash_at_any_step_leaves_each_epoch_whole_or_out(tmp_path: Path, site: Site) -> None:
+    chance = random.Random(str(site))
+    with BrokerProcess(tmp_path / "data", config=CONFIG) as broker:
+        writer = Writer(broker)
+        writer.write_until_it_dies(1)
+        broker.kill9()
+        rare = site.startswith(("checkpoint.", "roll."))
+        broker.start({VARIABLE: f"{site}:{chance.randrange(1, 3 if rare else 12)}"}, wait=False)
+        try:
+            broker.wait_ready()
+            writer.write_until_it_dies()
+        except Exception:
+            if broker.running:
+                raise
+        assert broker.wait_exit() == CRASHED, broker.output
+        broker.start()
+        writer.check()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("site", [site for site in SITES if site.startswith("journal.")])
+def test_a_crash_while_a_commit_goes_on_is_gone_on_from(tmp_path: Path, site: Site) -> None:
+    with BrokerProcess(tmp_path / "data", config=CONFIG) as broker:
+        writer = Writer(broker)
+        writer.write_until_it_dies(1)
+        broker.kill9()
+        # An epoch has three chunks. It dies with the first, which is the decision; and twice more on its own way through the others.
+        broker.start({VARIABLE: f"{Site.JOURNAL_SYNCED}:1"})
+        writer.write_until_it_dies()
+        assert broker.wait_exit() == CRASHED
+        for _ in range(2):
+            broker.start({VARIABLE: f"{site}:1"}, wait=False)
+            assert broker.wait_exit() == CRASHED, broker.output
+        broker.start()
+        writer.check()
+        assert writer.epoch == 2

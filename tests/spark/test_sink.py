@@ -1,0 +1,260 @@
+"""The sink against a real broker, without Spark: writers made, pickled and asked as Spark does it, with everything going wrong in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InvalidRequest, PartitionNotFound, ProducerFenced, TransactionNotFound, Unreachable
+from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark import sink
+from penstock.spark.connection import close_pooled_clients
+from penstock.spark.source import PenstockDataSource
+from penstock.testing import RunningBroker
+from tests.spark.sink_by_hand import Query, schema_of, values_batch
+
+
+@pytest.fixture
+def running() -> Iterator[RunningBroker]:
+    with RunningBroker() as broker:
+        yield broker
+        close_pooled_clients()
+
+
+@pytest.fixture
+def client(running: RunningBroker) -> FlyMQClient:
+    return running.connect()
+
+
+@pytest.fixture
+def query(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> Query:
+    return Query(monkeypatch, running.address, topic="out")
+
+
+def stored(client: FlyMQClient, topic: str = "out") -> list[bytes]:
+    return sorted(record.value for record in client.records(topic)) if topic in client.topics() else []
+
+
+# -- streams ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_there_with_its_commit_and_not_before(query: Query, client: FlyMQClient) -> None:
+    one = query.task(0, [values_batch(b"a", b"b"), values_batch(b"c")])
+    two = query.task(0, [values_batch(b"d")], partition=1)
+    assert (one.records, one.requests) == (3, 1)
+    assert stored(client) == []
+    query.commit(0, one, two)
+    assert stored(client) == [b"a", b"b", b"c", b"d"]
+
+
+def test_of_a_task_that_ran_twice_only_the_attempt_that_won_counts(query: Query, client: FlyMQClient) -> None:
+    query.task(0, [values_batch(b"loser")])
+    winner = query.task(0, [values_batch(b"winner")])
+    query.commit(0, winner)
+    assert stored(client) == [b"winner"]
+
+
+def test_a_batch_that_comes_again_after_its_commit_writes_nothing(query: Query, client: FlyMQClient) -> None:
+    query.commit(0, query.task(0, [values_batch(b"a")]))
+    query.run_id = "run-2"
+    left = iter([values_batch(b"again")] * 3)
+    message = query.task(0, left)
+    assert (message.requests, next(left, None)) == (0, None), "its rows are taken all the same"
+    query.commit(0, message)
+    query.commit(1, query.task(1, [values_batch(b"b")]))
+    assert stored(client) == [b"a", b"b"]
+
+
+def test_a_commit_that_is_tried_again_after_it_was_done_is_done_once(query: Query, client: FlyMQClient) -> None:
+    message = query.task(0, [values_batch(b"a")])
+    query.commit(0, message)
+    query.commit(0, message)
+    assert stored(client) == [b"a"]
+
+
+def test_an_abort_after_a_commit_undoes_nothing_and_before_it_drops_what_was_staged(
+    query: Query, client: FlyMQClient
+) -> None:
+    message = query.task(0, [values_batch(b"a")])
+    query.commit(0, message)
+    query.abort(0, message)
+    assert stored(client) == [b"a"]
+    failed = query.task(1, [values_batch(b"b")])
+    query.abort(1, None, failed)
+    with pytest.raises(TransactionNotFound):
+        query.commit(1, failed)
+    query.abort(1, None, None)
+    query.commit(1, query.task(1, [values_batch(b"b again")]))
+    assert stored(client) == [b"a", b"b again"]
+
+
+def test_an_older_run_of_the_query_is_fenced(query: Query, client: FlyMQClient) -> None:
+    late = query.task(0, [values_batch(b"late")])
+    query.run_id = "run-2"
+    message = query.task(0, [values_batch(b"new")])
+    with pytest.raises(ProducerFenced):
+        query.commit(0, late)
+    query.commit(0, message)
+    query.run_id = "run-1"
+    with pytest.raises(ProducerFenced):
+        query.task(1, [values_batch(b"too late")])
+    assert stored(client) == [b"new"]
+
+
+def test_a_batch_without_records_is_committed_too(query: Query, client: FlyMQClient) -> None:
+    query.commit(0, query.task(0, []), query.task(0, [values_batch()], partition=1))
+    query.commit(1)
+    query.run_id = "run-2"
+    query.commit(0, query.task(0, [values_batch(b"late")]))
+    assert stored(client) == []
+
+
+def test_queries_do_not_stand_in_each_others_way(query: Query, client: FlyMQClient) -> None:
+    query.commit(0, query.task(0, [values_batch(b"a")]))
+    query.query_id = "query-2"
+    query.commit(0, query.task(0, [values_batch(b"b")]))
+    assert stored(client) == [b"a", b"b"]
+
+
+def test_a_name_of_its_own_outlives_the_checkpoint(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(monkeypatch, running.address, topic="out", txnAppId="nightly")
+    query.commit(0, query.task(0, [values_batch(b"a")]))
+    query.query_id, query.run_id = "query-2", "run-2"
+    query.commit(0, query.task(0, [values_batch(b"a")]))
+    assert stored(client) == [b"a"]
+
+
+def test_what_does_not_come_from_a_micro_batch_is_refused(query: Query) -> None:
+    with pytest.raises(InvalidRequest, match="use a micro-batch trigger"):
+        query.task(None, [values_batch(b"a")])
+
+
+# -- batches ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_job_is_published_by_its_commit_and_leaves_nothing_behind(query: Query, client: FlyMQClient) -> None:
+    writer = query.batch()
+    messages = [
+        query.task(None, [values_batch(b"%d" % number)], partition=number, writer=writer) for number in range(3)
+    ]
+    assert stored(client) == []
+    writer.commit(messages)
+    writer.commit(messages)
+    writer.abort(messages)
+    assert stored(client) == [b"0", b"1", b"2"]
+
+
+def test_each_batch_job_writes_anew(query: Query, client: FlyMQClient) -> None:
+    for _ in range(2):
+        writer = query.batch()
+        writer.commit([query.task(None, [values_batch(b"a")], writer=writer)])
+    assert stored(client) == [b"a", b"a"]
+
+
+def test_a_batch_job_that_is_given_up_needs_no_messages_for_it(query: Query, client: FlyMQClient) -> None:
+    writer = query.batch()
+    message = query.task(None, [values_batch(b"a")], writer=writer)
+    writer.abort([None, None])
+    with pytest.raises(TransactionNotFound):
+        writer.commit([message])
+    assert stored(client) == []
+
+
+def test_a_numbered_batch_job_is_done_once(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("1", "1", "3", "2"):
+        query = Query(monkeypatch, running.address, topic="out", txnAppId="job", txnVersion=version)
+        writer = query.batch()
+        writer.commit([query.task(None, [values_batch(version.encode())], writer=writer)])
+    assert stored(client) == [b"1", b"3"]
+    query = Query(monkeypatch, running.address, topic="out", txnAppId="job", txnVersion="4")
+    writer = query.batch()
+    message = query.task(None, [values_batch(b"4")], writer=writer)
+    writer.abort([message])
+    with pytest.raises(TransactionNotFound):
+        writer.commit([message])
+
+
+def test_inside_foreach_batch_a_named_write_is_numbered_by_its_batch(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(monkeypatch, running.address, topic="out", txnAppId="orders")
+    other = Query(monkeypatch, running.address, topic="out", txnAppId="totals")
+    for _ in range(2):
+        for each, value in ((query, b"order"), (other, b"total")):
+            writer = each.batch()
+            writer.commit([each.task(0, [values_batch(value)], writer=writer)])
+    assert stored(client) == [b"order", b"total"]
+    with pytest.raises(InvalidRequest, match="txnAppId is set without txnVersion"):
+        query.task(None, [values_batch(b"a")], writer=query.batch())
+
+
+def test_a_topic_is_not_overwritten_but_complete_mode_adds_to_it(running: RunningBroker) -> None:
+    source = PenstockDataSource({"penstock.bootstrap": running.address, "topic": "out"})
+    with pytest.raises(InvalidRequest, match="a topic cannot be overwritten"):
+        source.writer(schema_of("value BINARY"), True)
+    source.streamWriter(schema_of("value BINARY"), True)
+
+
+# -- what is written ----------------------------------------------------------------------------------------------------------
+
+
+def test_records_go_where_every_other_client_would_send_them(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [b"key-%d" % number for number in range(50)]
+    for topic in ("out", "reference"):
+        client.create_topic(topic, 7)
+    client.send_many("reference", [(key, b"v") for key in keys])
+    query = Query(monkeypatch, running.address, "key BINARY, value BINARY, headers HEADERS", topic="out")
+    headers = pa.array([[("h", b"1")]] * len(keys), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+    columns = {
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.array([b"v"] * len(keys), pa.binary()),
+        "headers": headers,
+    }
+    query.commit(0, query.task(0, [pa.record_batch(columns)]))
+    placed = [{record.key: record.partition for record in client.records(topic)} for topic in ("out", "reference")]
+    assert placed[0] == placed[1]
+
+
+def test_a_topic_that_is_missing_is_created_with_one_partition(query: Query, client: FlyMQClient) -> None:
+    query.commit(0, query.task(0, [values_batch(b"a")]))
+    assert len(client.describe_topic("out").partitions) == 1
+
+
+def test_rows_may_name_their_topics(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(monkeypatch, running.address, "topic STRING, value BINARY")
+    rows = pa.record_batch({"topic": pa.array(["a", "b", "a"]), "value": pa.array([b"1", b"2", b"3"], pa.binary())})
+    query.commit(0, query.task(0, [rows]))
+    assert (stored(client, "a"), stored(client, "b")) == ([b"1", b"3"], [b"2"])
+
+
+def test_a_record_of_thirty_megabytes_is_written(query: Query, client: FlyMQClient) -> None:
+    query.commit(0, query.task(0, [values_batch(b"small", bytes(30_000_000), b"small")]))
+    assert [len(record.value) for record in client.records("out")] == [5, 30_000_000, 5]
+
+
+def test_a_row_that_cannot_be_written_fails_its_task_and_nothing_is_there(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(monkeypatch, running.address, "partition INT, value BINARY", topic="out")
+    rows = pa.record_batch({"partition": pa.array([0, 5], pa.int32()), "value": pa.array([b"1", b"2"], pa.binary())})
+    with pytest.raises(PartitionNotFound):
+        query.task(0, [rows])
+    query.abort(0, None)
+    assert stored(client) == []
+
+
+def test_a_broker_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "RECONNECT_S_MAX", 0.0)
+    query = Query(monkeypatch, "127.0.0.1:1", topic="out")
+    with pytest.raises(Unreachable, match=r"set the option penstock\.bootstrap"):
+        query.task(0, [values_batch(b"a")])
