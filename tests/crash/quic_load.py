@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from penstock.clients.quic import QuicStream, connect_quic
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
 from penstock.protocols.fujin.client import AsyncFujinClient
+from penstock.quic.core import Address
 from penstock.testing import BrokerProcess
 from tests.protocols.fujin import requests
 
@@ -117,6 +118,19 @@ class WrittenStream:
         return f"{self.name}/{number}/".encode().ljust(120, b".")
 
 
+Datagrams = Sequence[tuple[bytes, Address]]
+Tap = Callable[[Datagrams], None]
+
+
+def _shown_to(tap: Tap, send: Tap) -> Tap:
+    def sent(datagrams: Datagrams) -> None:
+        tap(datagrams)
+        send(datagrams)
+        tap(datagrams)
+
+    return sent
+
+
 class PipelinedWrites:
     """Streams that write to one topic, answered one by one."""
 
@@ -131,9 +145,12 @@ class PipelinedWrites:
     def acknowledged(self) -> int:
         return sum(stream.acknowledged for stream in self.streams)
 
-    async def one_connection(self, broker: BrokerProcess, streams: int) -> None:
+    async def one_connection(self, broker: BrokerProcess, streams: int, *, tap: Tap | None = None) -> None:
+        """Writes until it is ended; `tap` is shown every datagram that is sent."""
         host, _, port = broker.addresses["fujin"].rpartition(":")
         async with await connect_quic(host, int(port), alpn="fujin", ca_file=broker.certificate) as connection:
+            if tap is not None:
+                connection.endpoint.send = _shown_to(tap, connection.endpoint.send)  # type: ignore[method-assign, assignment]
             connection.on_stream = lambda ping: ping.on_data(
                 lambda data: None if data else ping.send(b"\x0b", end=True)
             )
