@@ -102,3 +102,13 @@ def test_a_flag_without_a_value_is_refused(run: Run) -> None:
 )
 def test_values_are_shown_as_a_person_writes_them(key: str, value: object, shown: str) -> None:
     assert written(key, value) == shown
+
+
+def test_a_table_of_secrets_is_one_setting_whose_values_are_not_shown(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text('[listeners.felix]\n[listeners.felix.tokens]\nt1 = "a secret"\n')
+    shown = run("config", "check", "--config", str(file), "--changed").text
+    assert "t1 = **********" in shown
+    assert "a secret" not in shown
+    as_json = json.loads(run("--json", "config", "check", "--config", str(file)).out)
+    assert as_json["listeners.felix.tokens"] == {"value": {"t1": "**********"}, "origin": f"file {file}"}

@@ -74,6 +74,8 @@ def _check_as_the_server_does(config: Config) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_plain, value))
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
@@ -94,4 +96,6 @@ def written(key: str, value: Any) -> str:
         return format_duration_ms(round(value * 1000))
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {each}" for name, each in value.items()) or "none"
     return str(value)
