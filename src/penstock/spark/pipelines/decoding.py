@@ -128,11 +128,22 @@ class Decoder:
             row, reason = (None, None) if value is None else self._one(value)
             rows.append(row)
             reasons.append(reason)
+        try:
+            return Decoded(self._columns(rows), reasons)
+        except _UNFIT:
+            pass
+        # Something fits its schema and not its column; building columns of one row is slow, and this is rare.
+        for place, row in enumerate(rows):
+            try:
+                self._columns([row])
+            except _UNFIT as error:
+                rows[place], reasons[place] = None, self._reason(str(error) or type(error).__name__)
         return Decoded(self._columns(rows), reasons)
 
     def _one(self, value: bytes) -> tuple[Any, str | None]:
-        faults = self._readers[0].checker.faults(value)
+        """The record as it goes into columns, or why it does not."""
         reader = self._readers[0]
+        faults = reader.checker.faults(value)
         if faults:
             older = next((each for each in self._readers[1:] if not each.checker.faults(value)), None)
             if older is None:
@@ -140,12 +151,9 @@ class Decoder:
             reader = older
         try:
             row = reader.decode(value)
-            if self._convert is not None:
-                row = self._convert(row)
-            self._columns([row])
-        except (*_UNFIT, RecursionError, KeyError, EOFError) as error:
+            return row if self._convert is None else self._convert(row), None
+        except (*_UNFIT, RecursionError, KeyError, EOFError, SchemaInvalid) as error:
             return None, self._reason(str(error) or type(error).__name__)
-        return row, None
 
     def _columns(self, rows: list[Any]) -> list[Any]:
         if not self._is_struct:
