@@ -43,7 +43,7 @@ def publish(broker: RunningBroker, topic: str, values: list[bytes]) -> None:
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
 
 
 # -- the published examples --------------------------------------------------------------------------------------------------

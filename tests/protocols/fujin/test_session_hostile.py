@@ -54,7 +54,7 @@ async def until(condition: object) -> None:
     assert callable(condition)
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
 
 
 LIES = {
