@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_reply, decode_request, encode_frame
-from penstock.protocols.felix.messages import BadRequest, BinaryPublish, CacheGet
+from penstock.protocols.felix.messages import BATCH_EVENTS_MAX, BadRequest, BinaryPublish, CacheGet
 from penstock.protocols.felix.wire import HEADER, MAGIC, PAYLOAD_BYTES_MAX
 
 
@@ -155,6 +155,13 @@ def test_lengths_and_counts_that_lie_are_refused(payload: bytes, reason: str | N
         assert batch.payloads == [b"x"] * 31 + [b""]
     else:
         assert reason in refused(payload, 1).text
+
+
+def test_a_batch_has_a_bounded_number_of_events() -> None:
+    head = NAMES + (BATCH_EVENTS_MAX + 1).to_bytes(4, "big")
+    assert "too many" in refused(head + bytes(4 * (BATCH_EVENTS_MAX + 1)), 1).text
+    scope = {"type": "publish_batch", "tenant_id": "t", "namespace": "n", "stream": "s"}
+    assert "malformed publish_batch" in refused({**scope, "payloads": [""] * (BATCH_EVENTS_MAX + 1)}).text
 
 
 def test_an_acked_batch_that_makes_no_sense_is_answered_by_its_id() -> None:

@@ -251,6 +251,31 @@ async def test_expired_records_are_not_delivered_and_offsets_stay_right(
     assert await received(without, 3) == [b"0", b"2", b"3"]
 
 
+async def test_a_record_that_has_expired_since_it_was_laid_out_is_not_shown(
+    peer: Peer, broker: Broker, clock: ManualClock
+) -> None:
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    expiries = [clock.now_ms() + 1000, 0]
+    broker.produce(ANONYMOUS, "demo", 0, [b"brief", b"lasting"], expiries=expiries, done=done.set_result)
+    await done
+    talk = await peer.log_in(client_flags=ALL_FLAGS)
+    assert await received(await subscribed(talk, peer, start="earliest"), 2) == [b"brief", b"lasting"]
+    clock.advance(2)
+    assert await received(await subscribed(talk, peer, start="earliest"), 1) == [b"lasting"]
+
+
+async def test_small_commits_share_frames_with_their_neighbours(peer: Peer, broker: Broker) -> None:
+    for number in range(150):
+        await published(broker, b"%d" % number)
+    for flags in (0x0007, ALL_FLAGS):
+        events = await subscribed(await peer.log_in(client_flags=flags), peer, start="earliest")
+        frames = [await events.reply() for _ in range(3)]
+        assert [len(frame.payloads) for frame in frames if isinstance(frame, Events)] == [64, 64, 22]
+        assert [frame.base_offset for frame in frames if isinstance(frame, Events)] == (
+            [0, 64, 128] if flags == ALL_FLAGS else [None] * 3
+        )
+
+
 async def test_a_null_value_is_an_empty_event(peer: Peer, broker: Broker, engine: EmbeddedEngine, talk: Talk) -> None:
     events = await subscribed(talk, peer)
     engine.partition("demo", 0).append(Batch([None], [b"k"]), lambda _: None)

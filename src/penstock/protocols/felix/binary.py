@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.bytes import U16, U32, U64, ByteReader, text16
-from penstock.protocols.felix.messages import BinaryPublish
+from penstock.protocols.felix.messages import BATCH_EVENTS_MAX, BinaryPublish
 from penstock.protocols.felix.wire import (
     ACK_OFFSET,
     ACK_TEXT_BYTES_MAX,
@@ -75,6 +75,8 @@ def decode_publish(flags: int, payload: bytes) -> BinaryPublish:
     tenant_id, namespace, stream = _names(payload[names_at:names_end])
     reader.position = names_end
     count = reader.count32("payloads", LENGTH_BYTES)
+    if count > BATCH_EVENTS_MAX:
+        raise ProtocolViolation(f"{count} payloads are too many for one batch: send at most {BATCH_EVENTS_MAX}")
     payloads = split_payloads(payload, reader.position, count)
     return BinaryPublish(tenant_id, namespace, stream, payloads, key, request_id)
 

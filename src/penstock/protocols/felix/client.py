@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
@@ -256,7 +257,7 @@ class AsyncFelixClient:
         if request_id is None:
             await lane.post(frame)
             return None
-        reply = await self._in_time(lane.request(request_id, frame), len(frame))
+        reply = await self._in_time(partial(lane.request, request_id, frame), len(frame))
         if not isinstance(reply, PublishAck | PublishOk):
             raise ProtocolViolation(f"{type(reply).__name__} is no answer to a publish")
         return reply.offset if isinstance(reply.offset, int) else None
@@ -275,7 +276,7 @@ class AsyncFelixClient:
             start=UNSET if start == "latest" else StartOffset(start) if isinstance(start, int) else start,
         )
         session = await self._connected()
-        greeted = await self._in_time(session.subscribe(request), 0)
+        greeted = await self._in_time(partial(session.subscribe, request))
         session.forget(greeted.id)
         return Subscription(greeted, stream)
 
@@ -304,7 +305,7 @@ class AsyncFelixClient:
             ttl_ms=ttl_ms,
         )
         frame = encode_message(put)
-        await self._in_time(lane.request(request_id, frame), len(frame))
+        await self._in_time(partial(lane.request, request_id, frame), len(frame))
 
     async def cache_get(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
         """The value, None where there is none or its time is over."""
@@ -320,7 +321,7 @@ class AsyncFelixClient:
                 request_id=request_id,
             )
             frame = encode_message(get)
-            reply = await self._in_time(lane.request(request_id, frame), len(frame))
+            reply = await self._in_time(partial(lane.request, request_id, frame), len(frame))
             if not isinstance(reply, CacheValue):
                 raise ProtocolViolation(f"{type(reply).__name__} is no answer to a cache_get")
             return reply.value
@@ -332,12 +333,12 @@ class AsyncFelixClient:
 
     # -- connecting ------------------------------------------------------------------------------------------------------
 
-    async def _in_time(self, work: Awaitable[T], size_bytes: int) -> T:
+    async def _in_time(self, work: Callable[[], Awaitable[T]], size_bytes: int = 0) -> T:
         """Within the bounds of what may be in flight, and of time."""
         await self._window.enter(1, size_bytes)
         try:
             async with asyncio.timeout(self._options.request_timeout_s):
-                return await work
+                return await work()
         except TimeoutError:
             raise RequestTimeout(
                 f"{self.address} did not answer within {self._options.request_timeout_s:g} s"

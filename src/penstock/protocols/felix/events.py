@@ -83,26 +83,64 @@ def encode_chunk(form: Form, blocks: Sequence[Block], offset: int, now_ms: int) 
     frames: list[bytes] = []
     events = oversized = size_bytes = 0
     next_offset = offset
-    for block in blocks:
-        for base_offset, values, stop_offset in _batches(form, block, next_offset, now_ms):
-            next_offset = stop_offset
-            if len(values) == 1 and len(values[0]) > form.event_bytes_max:
-                oversized += 1
-                continue
-            if values:
-                frames += _frame(form, values, base_offset)
-                events += len(values)
-                size_bytes += sum(map(len, values))
-            if size_bytes >= CHUNK_BYTES_MAX:
-                return Chunk(_join(form, frames), events, next_offset, oversized)
+    gathered = _Gathered(form)
+    for base_offset, values, stop_offset in _batches(form, blocks, offset, now_ms):
+        next_offset = stop_offset
+        batch_bytes = sum(map(len, values))
+        if len(values) == 1 and batch_bytes > form.event_bytes_max:
+            oversized += 1
+            continue
+        if values:
+            frames += gathered.add(base_offset, values, batch_bytes)
+            events += len(values)
+            size_bytes += batch_bytes
+        if size_bytes >= CHUNK_BYTES_MAX:
+            break
+    frames += gathered.flush()
     return Chunk(_join(form, frames), events, next_offset, oversized)
 
 
-def _batches(form: Form, block: Block, offset: int, now_ms: int) -> Iterator[tuple[int, list[bytes], int]]:
-    """What of a block goes into one frame each: the offset of the first event, the events, and the offset behind the last.
+class _Gathered:
+    """Events of blocks that are too small for a frame of their own."""
 
-    Batches that carry an offset have no gaps; the events behind the first are counted from it.
-    """
+    __slots__ = ("_base_offset", "_form", "_size_bytes", "_values")
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._values: list[bytes] = []
+        self._base_offset = 0
+        self._size_bytes = 0
+
+    def add(self, base_offset: int, values: list[bytes], size_bytes: int) -> list[bytes]:
+        """Returns the frame that had to be finished first, if any."""
+        before = self._values
+        if (
+            before
+            and len(before) + len(values) <= FRAME_EVENTS_MAX
+            and self._size_bytes + size_bytes <= FRAME_BYTES_MAX
+            and (not self._form.offsets or self._base_offset + len(before) == base_offset)
+        ):
+            before += values
+            self._size_bytes += size_bytes
+            return []
+        frames = self.flush()
+        self._values, self._base_offset, self._size_bytes = values, base_offset, size_bytes
+        return frames
+
+    def flush(self) -> list[bytes]:
+        values, self._values = self._values, []
+        return _frame(self._form, values, self._base_offset) if values else []
+
+
+def _batches(form: Form, blocks: Sequence[Block], offset: int, now_ms: int) -> Iterator[tuple[int, list[bytes], int]]:
+    """What may go into one frame each: the offset of the first event, the events, and the offset behind the last."""
+    for block in blocks:
+        yield from _batches_of(form, block, offset, now_ms)
+        offset = block.next_offset
+
+
+def _batches_of(form: Form, block: Block, offset: int, now_ms: int) -> Iterator[tuple[int, list[bytes], int]]:
+    """Batches that carry an offset have no gaps: the events behind the first are counted from it."""
     start, count = block.index_of(offset), block.count
     rows = visible_rows(block, start, count, now_ms)
     if rows is None and not block.flags & OFFSETS:

@@ -2,7 +2,8 @@
 
 A subscriber is a cursor over the log. When a commit brought something new, or the network takes more, it sends what lies between its
 cursor and the end; records stay in the log, so one that is slow holds no more than its send buffer. What the subscribers read is laid out
-once: they mostly read at the same place, and the chunks made last are kept here for the next of them.
+once: they mostly read at the same place, and the chunks made last are kept for the next of them. Where a record may expire they are not:
+what was laid out then may not be shown any more.
 
 Commits are gathered until the end of the turn of the loop they arrive in, which is within the 250 microseconds that an event may wait
 for others to share its frame with; no timer of the loop is as fine as that.
@@ -24,6 +25,7 @@ from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError, TopicNotFound
 from penstock.log.api import Partition
+from penstock.log.block import EXPIRIES, Block
 from penstock.net.quic_session import Stream
 from penstock.protocols.bytes import U64
 from penstock.protocols.felix.codec import encode_message
@@ -34,8 +36,8 @@ from penstock.protocols.felix.stats import FelixStats
 
 SlowPolicy = Literal["drop", "pause", "close"]
 
-CHUNKS_KEPT_MAX: Final = 8
-"""Of one stream, some 256 KiB each: what a few subscribers that are not quite level read one after the other."""
+CHUNKS_KEPT_BYTES_MAX: Final = 8 << 20
+"""Of all streams together: what subscribers that are not quite level read one after the other."""
 SWEEP_S: Final = 1.0
 """How often streams are looked at on which nothing happens: whether they exist, and may still be read."""
 CLOSE_SLOW: Final = 2
@@ -65,6 +67,7 @@ class Feeds:
         self.clock = clock
         self.slow: SlowPolicy = slow
         self.lag_records_max = lag_records_max
+        self.chunks = _Chunks()
         self._feeds: dict[str, Feed] = {}
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -104,7 +107,6 @@ class Feed:
         self.partitions = partitions
         self._loop = asyncio.get_running_loop()
         self._subscribers: dict[Subscriber, None] = {}
-        self._chunks: OrderedDict[tuple[Form, int, int], Chunk] = OrderedDict()
         self._flush_scheduled = False
         self._stop_watching: list[Callable[[], None]] = []
 
@@ -119,7 +121,6 @@ class Feed:
             for stop in self._stop_watching:
                 stop()
             self._stop_watching = []
-            self._chunks.clear()
             self.feeds.forget(self)
 
     def check(self) -> None:
@@ -140,27 +141,45 @@ class Feed:
 
     def chunk(self, form: Form, index: int, offset: int) -> Chunk | None:
         """Frames from an offset on that is not the end; None where the disk has to be read first. Raises OffsetOutOfRange."""
-        key = (form, index, offset)
-        chunk = self._chunks.get(key)
+        partition = self.partitions[index]
+        key = (partition, form, offset)
+        chunk = self.feeds.chunks.get(key)
         if chunk is None:
-            blocks = self.partitions[index].read_cached(offset, CHUNK_BYTES_MAX)
+            blocks = partition.read_cached(offset, CHUNK_BYTES_MAX)
             if blocks is None:
                 return None
-            chunk = encode_chunk(form, blocks, offset, self.feeds.clock.now_ms())
-            self._keep(key, chunk)
+            chunk = self._encode(form, blocks, offset)
+            if not any(block.flags & EXPIRIES for block in blocks):
+                self.feeds.chunks.keep(key, chunk)
         return chunk
 
     async def load(self, form: Form, index: int, offset: int) -> Chunk:
         """The same, from the disk."""
-        blocks = await self.partitions[index].read(offset, CHUNK_BYTES_MAX)
-        return encode_chunk(form, blocks, offset, self.feeds.clock.now_ms())
+        return self._encode(form, await self.partitions[index].read(offset, CHUNK_BYTES_MAX), offset)
 
-    def _keep(self, key: tuple[Form, int, int], chunk: Chunk) -> None:
+    def _encode(self, form: Form, blocks: list[Block], offset: int) -> Chunk:
+        chunk = encode_chunk(form, blocks, offset, self.feeds.clock.now_ms())
         self.feeds.stats.encoded_events += chunk.events
         self.feeds.stats.oversized_events += chunk.oversized
+        return chunk
+
+
+class _Chunks:
+    """Those made last, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._chunks: OrderedDict[tuple[Partition, Form, int], Chunk] = OrderedDict()
+        self._size_bytes = 0
+
+    def get(self, key: tuple[Partition, Form, int]) -> Chunk | None:
+        return self._chunks.get(key)
+
+    def keep(self, key: tuple[Partition, Form, int], chunk: Chunk) -> None:
         self._chunks[key] = chunk
-        if len(self._chunks) > CHUNKS_KEPT_MAX:
-            self._chunks.popitem(last=False)
+        self._size_bytes += sum(map(len, chunk.pieces))
+        while self._size_bytes > CHUNKS_KEPT_BYTES_MAX:
+            _, oldest = self._chunks.popitem(last=False)
+            self._size_bytes -= sum(map(len, oldest.pieces))
 
 
 class Subscriber:
@@ -297,9 +316,6 @@ class Subscriber:
             return
         else:
             self._loading = None
-            stats = self._feed.feeds.stats
-            stats.encoded_events += chunk.events
-            stats.oversized_events += chunk.oversized
             if not self._gone and self._positions[index] == offset:  # it may have skipped ahead meanwhile
                 self._send(index, chunk)
         self.pump()

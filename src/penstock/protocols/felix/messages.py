@@ -8,10 +8,13 @@ Ids are texts in the contract and integers in deployed software. Both are taken,
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
+
+BATCH_EVENTS_MAX: Final = 500_000
+"""In one publish. A frame has room for millions of tiny events, each of which takes some 40 bytes more in memory than on the wire."""
 
 Id = int | str | UnsetType | None
 Name = str | UnsetType | None
@@ -45,7 +48,7 @@ class PublishBatch(Message, tag="publish_batch", kw_only=True):
     tenant_id: str
     namespace: str
     stream: str
-    payloads: list[bytes]
+    payloads: Annotated[list[bytes], Meta(max_length=BATCH_EVENTS_MAX)]
     request_id: Id = UNSET
     ack: AckMode | UnsetType | None = UNSET
 
