@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.clients.quic import connect_quic
 from penstock.errors import ConfigError, ConnectionLost, Unreachable
 from penstock.net.limits import QuicLimits
 from penstock.net.quic import QuicListener
@@ -163,6 +164,32 @@ async def test_a_client_of_a_run_before_is_told_that_it_is_forgotten(tmp_path: P
         await again.stop()
 
 
+@pytest.mark.parametrize(
+    ("bind", "hosts"), [("0.0.0.0:0", ["127.0.0.1", "127.0.0.2", "127.1.2.3"]), ("[::]:0", ["::1"])]
+)
+async def test_on_every_address_of_the_machine_a_client_is_answered_from_the_one_it_uses(
+    tmp_path: Path, bind: str, hosts: list[str]
+) -> None:
+    async with serving_quic(tmp_path) as service:
+        everywhere = QuicListener("everywhere", bind, service._open, service.listener._tls, QuicLimits(retry_above=1))
+        await everywhere.start()
+        port = int(everywhere.address.rpartition(":")[2])
+        for host in hosts:
+            client = await connect_quic(host, port, alpn="lines", ca_file=service.trusted, server_name="localhost")
+            service.clients.append(client)
+            stream = client.open_stream()
+            await stream.write(b"echo hello\nbig 300000\n", end=True)
+            assert len(await read_all(stream)) == 300_006
+            client.rebind()
+            other = client.open_stream()
+            await other.write(b"echo again\n")
+            assert await read_line(other) == b"again\n"
+        await everywhere.stop(0)
+        for client in service.clients:
+            await asyncio.wait_for(client.wait_closed(), 20)
+            assert "the server stops" in str(client.loss)
+
+
 async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
         second = QuicListener("second", service.listener.address, service._open, service.listener._tls)
@@ -183,8 +210,6 @@ async def test_a_name_is_listened_on_as_its_first_kind_of_address(tmp_path: Path
         host, _, port = sixth.address.rpartition(":")
         assert host == "[::1]"
         with capture_logs():
-            from penstock.clients.quic import connect_quic
-
             client = await connect_quic("::1", int(port), alpn="lines", ca_file=service.trusted)
             stream = client.open_stream()
             await stream.write(b"echo six\n")

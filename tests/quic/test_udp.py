@@ -136,7 +136,7 @@ async def test_what_a_full_socket_does_not_take_waits_until_it_does(sender: UdpE
             ran.append(now_s)
 
     sender.send(batch[:10])
-    assert sender._waiting == batch[:10]
+    assert sender._waiting == [(batch[:10], b"")]
     sender.touch_when_writable(Runner())
     sender.send(batch[10:])
     assert not ran

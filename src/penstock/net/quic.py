@@ -270,7 +270,7 @@ class QuicListener:
     def _answer(self, datagram: bytes, address: Address) -> None:
         assert self._endpoint is not None
         if not self._endpoint.blocked:  # what cannot be sent now need not be sent at all: the client asks again
-            self._endpoint.send([(datagram, address)])
+            self._endpoint.send([(datagram, address)], self._endpoint.arrived_at)
 
     def _refuse(self, header: LongHeader, datagram: bytes, address: Address) -> None:
         self.stats.connections_refused += 1

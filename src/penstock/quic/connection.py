@@ -56,6 +56,8 @@ class Connection:
         self._losses_repaired = 0
         self._waiting_bytes = 0
         self._sent_since_look_bytes = 0
+        self._origin = b""
+        """Which address of ours the peer uses, where there are several."""
         self._now_s = now_s
         self._own_bit = 0 if core.configuration.is_client else 1
         self._paused = False
@@ -138,7 +140,7 @@ class Connection:
         if not self.is_lost:
             self.core.close(code, None, reason)
             self.farewell = self.core.take_datagrams(self._now_s(), self._datagrams_per_turn)
-            self.endpoint.send(self.farewell)
+            self.endpoint.send(self.farewell, self._origin)
             self._lose(code, reason)
 
     def abandon(self, reason: str) -> None:
@@ -148,6 +150,7 @@ class Connection:
     # -- what the endpoint calls -------------------------------------------------------------------------------------------
 
     def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> None:
+        self._origin = self.endpoint.arrived_at
         self.core.receive(buffer, segment_bytes, address, self._now_s())
         self.endpoint.touch(self)
 
@@ -167,7 +170,7 @@ class Connection:
         if self._is_there():
             if self.core.over:
                 self.farewell = self.core.take_datagrams(now_s, self._datagrams_per_turn)
-                self.endpoint.send(self.farewell)
+                self.endpoint.send(self.farewell, self._origin)
                 self._lose(self.core.end_code, self.core.end_reason)
             else:
                 self._send(now_s)
@@ -262,7 +265,7 @@ class Connection:
             return
         datagrams = self.core.take_datagrams(now_s, self._datagrams_per_turn)
         if datagrams:
-            endpoint.send(datagrams)
+            endpoint.send(datagrams, self._origin)
             if len(datagrams) == self._datagrams_per_turn:
                 endpoint.touch(self)
 

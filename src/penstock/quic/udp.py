@@ -6,6 +6,9 @@ every connection that was touched runs once: it takes its events and sends what 
 turns (an answer is ready, a timer fired) makes it run in the next one.
 
 A kernel without GSO or GRO is served too, one datagram a call.
+
+A socket that listens on every address of the machine notes which one a client used and answers from there: a client ignores datagrams
+from any other, and the kernel would choose by its routes.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ SOCKET_BUFFER_BYTES: Final = 4 * 1024 * 1024
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(struct.calcsize("i"))
 SEGMENT_SIZE: Final = struct.Struct("=H")
 GRO_SIZE: Final = struct.Struct("=i")
+IP_PKTINFO: Final = 8
+IPV4_ORIGIN: Final = struct.Struct("=I4s4s")
+"""The interface, the address to answer from, and the address that was used."""
+IPV6_ORIGIN_BYTES: Final = 20
+ORIGIN_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(IPV6_ORIGIN_BYTES)
 CANNOT_SEGMENT: Final = frozenset({errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT, errno.ENOTSUP})
 
 
@@ -64,10 +72,14 @@ class UdpEndpoint:
         self.received: Received = _ignore
         """Finds the connection that a buffer is for, gives it what is its own, and touches it."""
         self._loop = asyncio.get_running_loop()
+        self.arrived_at = b""
+        """Where the datagrams came in that are being handed over, for `send` to answer from; empty where there is only one such place."""
+        self._ancillary_bytes = ANCILLARY_BYTES + (ORIGIN_ANCILLARY_BYTES if _note_origins(own) else 0)
+        self._origins = self._ancillary_bytes > ANCILLARY_BYTES
         self._touched: dict[Runner, None] = {}
         self._held: dict[Runner, None] = {}
         self._run_scheduled = False
-        self._waiting: list[tuple[bytes, Address]] = []
+        self._waiting: list[tuple[list[tuple[bytes, Address]], bytes]] = []
         self._segments = True
         self._connected = False
         self.blocked = False
@@ -103,20 +115,20 @@ class UdpEndpoint:
         self._touched.pop(runner, None)
         self._held.pop(runner, None)
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+    def send(self, datagrams: Sequence[tuple[bytes, Address]], origin: bytes = b"") -> None:
         """Send them in order. What the socket does not take now is kept, and `blocked` says that there should be no more."""
         if self.closed:
             return
         if self.blocked:
-            self._waiting.extend(datagrams)
+            self._waiting.append((list(datagrams), origin))
             return
         start = 0
         while start < len(datagrams):
             count = self._count_alike(datagrams, start) if self._segments else 1
             try:
-                self._send_alike(datagrams, start, count)
+                self._send_alike(datagrams, start, count, origin)
             except (BlockingIOError, InterruptedError):
-                self._block(datagrams[start:])
+                self._block(datagrams[start:], origin)
                 return
             except OSError as error:
                 if count > 1 and error.errno in CANNOT_SEGMENT:
@@ -148,14 +160,17 @@ class UdpEndpoint:
         receive = self._socket.recvmsg
         for _ in range(READS_PER_TURN_MAX):
             try:
-                data, ancillary, _, address = receive(READ_BYTES_MAX, ANCILLARY_BYTES)
+                data, ancillary, _, address = receive(READ_BYTES_MAX, self._ancillary_bytes)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
                 self._failed(error)
                 break
             if data:
-                size = GRO_SIZE.unpack_from(ancillary[0][2])[0] if ancillary else len(data)
+                if self._origins:
+                    size = self._note(ancillary) or len(data)
+                else:
+                    size = GRO_SIZE.unpack_from(ancillary[0][2])[0] if ancillary else len(data)
                 self.received(data, size, address)
             if self.closed:
                 return
@@ -185,21 +200,37 @@ class UdpEndpoint:
                 break
         return count
 
-    def _send_alike(self, datagrams: Sequence[tuple[bytes, Address]], start: int, count: int) -> None:
+    def _send_alike(self, datagrams: Sequence[tuple[bytes, Address]], start: int, count: int, origin: bytes) -> None:
         data, address = datagrams[start]
-        target: tuple[Any, ...] = () if self._connected else (address,)
-        if count == 1:
+        if count == 1 and not origin:
             if self._connected:
                 self._socket.send(data)
             else:
                 self._socket.sendto(data, address)
             return
         together = [each for each, _ in datagrams[start : start + count]]
-        ancillary = [(socket.IPPROTO_UDP, UDP_SEGMENT, SEGMENT_SIZE.pack(len(data)))]
+        ancillary: list[tuple[int, int, bytes]] = []
+        if count > 1:
+            ancillary.append((socket.IPPROTO_UDP, UDP_SEGMENT, SEGMENT_SIZE.pack(len(data))))
+        if origin:
+            ancillary.append(_answer_from(origin))
+        target: tuple[Any, ...] = () if self._connected else (address,)
         self._socket.sendmsg(together, ancillary, 0, *target)
 
-    def _block(self, rest: Sequence[tuple[bytes, Address]]) -> None:
-        self._waiting = list(rest)
+    def _note(self, ancillary: list[tuple[int, int, bytes]]) -> int:
+        """Keep where datagrams came in; returns their size where the kernel has joined some."""
+        size = 0
+        for _, kind, value in ancillary:
+            if kind == UDP_GRO:
+                size = GRO_SIZE.unpack_from(value)[0]
+            elif len(value) == IPV4_ORIGIN.size:
+                self.arrived_at = value[4:8]
+            elif len(value) == IPV6_ORIGIN_BYTES:
+                self.arrived_at = value
+        return size
+
+    def _block(self, rest: Sequence[tuple[bytes, Address]], origin: bytes) -> None:
+        self._waiting.append((list(rest), origin))
         self.blocked = True
         self._loop.add_writer(self._socket.fileno(), self._unblock)
 
@@ -207,7 +238,8 @@ class UdpEndpoint:
         self._loop.remove_writer(self._socket.fileno())
         self.blocked = False
         waiting, self._waiting = self._waiting, []
-        self.send(waiting)
+        for datagrams, origin in waiting:
+            self.send(datagrams, origin)
         if not self.blocked:
             self._touched |= self._held
             self._held = {}
@@ -218,6 +250,23 @@ class UdpEndpoint:
         self.send_errors += 1
         if error.errno == errno.ECONNREFUSED and self.refused is not None:
             self.refused()
+
+
+def _note_origins(own: socket.socket) -> bool:
+    """Where a socket listens on every address, let the kernel say which one was used."""
+    if own.family == socket.AF_INET6 and own.getsockname()[0] == "::":
+        own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+    elif own.family == socket.AF_INET and own.getsockname()[0] == "0.0.0.0":  # noqa: S104 - compared, not bound to
+        own.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+    else:
+        return False
+    return True
+
+
+def _answer_from(origin: bytes) -> tuple[int, int, bytes]:
+    if len(origin) == IPV6_ORIGIN_BYTES:
+        return socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, origin
+    return socket.IPPROTO_IP, IP_PKTINFO, IPV4_ORIGIN.pack(0, origin, bytes(4))
 
 
 def open_socket(family: int, bind: Address | None = None, connect: Address | None = None) -> socket.socket:
