@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import ipaddress
 import random
 import socket
 import time
@@ -14,7 +15,7 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from structlog.testing import capture_logs
 
@@ -166,6 +167,59 @@ async def test_the_brokers_own_certificate_names_this_machine(tmp_path: Path) ->
     async with serving_quic(tmp_path) as service:
         for name in ("localhost", "127.0.0.1", "::1"):
             await service.client(server_name=name)
+
+
+@pytest.mark.parametrize("marks", ["plain", "authority", "purpose"])
+async def test_a_certificate_that_is_trusted_itself_may_be_marked_as_it_likes(tmp_path: Path, marks: str) -> None:
+    cert, key = _self_signed(tmp_path, marks)
+    tls = quic_server_tls(cert, key, alpn=(ALPN,))
+    async with serving_quic(tmp_path, tls=tls, trusted=cert) as service:
+        await service.client()
+        await service.client(server_name="broker.example.org")
+        await service.client(server_name="any.example.net")
+        for name in ("other.example.org", "127.0.0.2", "a.b.example.net"):
+            with pytest.raises(Unreachable, match=f"and not {name}"):
+                await service.client(server_name=name)
+        with pytest.raises(Unreachable):
+            await service.client(ca_file=own_certificate(tmp_path, now_clock()).cert)
+
+
+async def test_a_certificate_that_is_trusted_itself_must_be_valid(tmp_path: Path) -> None:
+    cert, key = _self_signed(tmp_path, "plain", ends_days=-1)
+    async with serving_quic(tmp_path, tls=quic_server_tls(cert, key, alpn=(ALPN,)), trusted=cert) as service:
+        with pytest.raises(Unreachable, match="not valid now"):
+            await service.client()
+
+
+def _self_signed(directory: Path, marks: str, *, ends_days: int = 1) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
+    now = dt.datetime.now(dt.UTC)
+    names = [
+        x509.DNSName("broker.example.org"),
+        x509.DNSName("*.example.net"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=3))
+        .not_valid_after(now + dt.timedelta(days=ends_days))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+    )
+    if marks == "authority":
+        certificate = certificate.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    elif marks == "purpose":
+        certificate = certificate.add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+    cert_file, key_file = directory / "self.pem", directory / "self.key"
+    cert_file.write_bytes(certificate.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    key_file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return cert_file, key_file
 
 
 async def test_with_client_certificates_a_client_is_its_subject(tmp_path: Path, files: Files) -> None:

@@ -3,11 +3,12 @@
 The library's server never asks a client for a certificate and takes a fixed list of application protocols or none. Two steps of its
 handshake are extended here: before the ClientHello is answered the protocol is chosen from what the client offers; and where client
 certificates are required, a CertificateRequest goes out before our own certificate, and the client's Certificate and CertificateVerify
-are checked before its Finished is.
+are checked before its Finished is. A client also trusts the very certificate that it was given.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import hmac
 import ssl
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from qh3 import tls
 from qh3._hazmat import Buffer, CryptoError, SignatureError, verify_with_public_key
 from qh3._hazmat import Certificate as LibraryCertificate
@@ -220,18 +223,44 @@ class ServerContext(tls.Context):
         self._client_verified = True
 
 
+class ClientContext(tls.Context):
+    """The library's handshake, which also takes a server's certificate that is trusted itself for good.
+
+    The library asks for a chain to an authority, and takes no certificate that is marked as one for a server's. People trust the very
+    certificate that they made for their server, however it is marked; then only its names and its dates are left to look at.
+    """
+
+    def __init__(self, configuration: QuicConfiguration) -> None:
+        super().__init__(
+            is_client=True,
+            alpn_protocols=configuration.alpn_protocols,
+            cafile=configuration.cafile,
+            server_name=configuration.server_name,
+            verify_mode=configuration.verify_mode,
+        )
+
+    def _client_handle_certificate_verify(self, input_buf: Buffer) -> None:
+        assert self._peer_certificate is not None
+        if self._verify_mode != ssl.CERT_NONE and self._cafile is not None:
+            der = self._peer_certificate.public_bytes()
+            if der in _certificates_of(Path(self._cafile)):
+                _check_names_and_dates(x509.load_der_x509_certificate(der), self._server_name or "")
+                self._verify_mode = ssl.CERT_NONE
+        super()._client_handle_certificate_verify(input_buf)
+
+
 class TlsBridge(QuicTlsBridge):
     """The library's bridge between TLS and packets, with our context and our transport parameters."""
 
     def __init__(self, configuration: QuicConfiguration, settings: TlsSettings, streams_max: int, **given: Any) -> None:
         self._streams_max = streams_max
         super().__init__(configuration, **given)
-        if not configuration.is_client:
-            theirs, ours = self.tls, ServerContext(settings)
-            for name in ("certificate", "certificate_chain", "certificate_private_key", "handshake_extensions"):
-                setattr(ours, name, getattr(theirs, name))
-            ours.alpn_cb, ours.update_traffic_key_cb = theirs.alpn_cb, theirs.update_traffic_key_cb
-            self.tls = ours
+        theirs = self.tls
+        ours = ClientContext(configuration) if configuration.is_client else ServerContext(settings)
+        for name in ("certificate", "certificate_chain", "certificate_private_key", "handshake_extensions"):
+            setattr(ours, name, getattr(theirs, name))
+        ours.alpn_cb, ours.update_traffic_key_cb = theirs.alpn_cb, theirs.update_traffic_key_cb
+        self.tls = ours
 
     def serialize_transport_parameters(self) -> bytes:
         configuration = self.configuration
@@ -257,6 +286,32 @@ class TlsBridge(QuicTlsBridge):
         buffer = Buffer(capacity=TRANSPORT_PARAMETERS_BYTES_MAX)
         push_quic_transport_parameters(buffer, parameters)
         return buffer.data
+
+
+def _certificates_of(ca_file: Path) -> list[bytes]:
+    try:
+        return [
+            certificate.public_bytes(Encoding.DER)
+            for certificate in x509.load_pem_x509_certificates(ca_file.read_bytes())
+        ]
+    except (OSError, ValueError):
+        return []  # the library says what is wrong with it
+
+
+def _check_names_and_dates(certificate: x509.Certificate, server_name: str) -> None:
+    now = dt.datetime.now(dt.UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        raise tls.AlertBadCertificate("the server's certificate is not valid now")
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise tls.AlertBadCertificate(
+            "the server's certificate names no server (it has no subject alternatives)"
+        ) from None
+    named = [name.lower() for name in names.get_values_for_type(x509.DNSName)]
+    named += [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    if not {server_name.lower(), "*." + server_name.lower().partition(".")[2]} & set(named):
+        raise tls.AlertBadCertificate(f"the server's certificate names {', '.join(named)}, and not {server_name}")
 
 
 def _push_certificate_request(buffer: Buffer, signature_algorithms: list[int]) -> None:
