@@ -14,7 +14,7 @@ PYTHON_FILES := src tests scripts $(wildcard bench)
 
 .PHONY: help
 help: ## show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(SETUP_DONE) ## make .venv with penstock and its tools (again when pyproject.toml or constraints.txt change)
@@ -52,6 +52,10 @@ bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka on th
 	@scripts/install-debian-packages redis-server
 	@scripts/install-kafka
 	@$(BIN)/python -m bench
+
+.PHONY: torture-spark
+torture-spark: $(SETUP_DONE) ## kill driver, workers and broker 200 times; every record arrives once (some 20 minutes)
+	@$(BIN)/python -m tests.crash.spark_torture --rounds 200
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds; data directories stay

@@ -1,0 +1,19 @@
+"""Exactly once from topic to topic through Spark, with one of everything killed. `make torture-spark` does it two hundred times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.spark_torture import Torture
+
+KINDS = ("worker", "broker", "replay", "worker", "driver", "stop", "replay", "broker")
+
+
+@pytest.mark.timeout(600)
+def test_every_record_arrives_once_whatever_is_killed(tmp_path: Path) -> None:
+    with Torture(tmp_path, seed=11) as torture:
+        for kind in KINDS:
+            torture.round(kind)
+        assert torture.finish()
