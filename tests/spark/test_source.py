@@ -482,6 +482,27 @@ def test_records_that_expired_are_no_loss(running: RunningBroker, client: FlyMQC
 
 
 @BOTH
+def test_records_at_the_end_that_expired_are_no_loss_either(
+    running: RunningBroker, client: FlyMQClient, source: Source, wire: bool
+) -> None:
+    client.create_topic("orders", segment_bytes=1 << 16, segment_ms=1000)
+    client.send("orders", b"first" * 20_000)
+    for _ in range(4):
+        client.send("orders", b"x" * 40_000, ttl_s=1)
+    reader = source.reader(maxRecordsPerPartition="1")
+    tasks = reader.partitions()
+    assert len(tasks) == 5
+    running.clock.advance(10)
+    maintain(running)
+    running.restart()  # what it had in memory is forgotten
+    described = client.describe_topic("orders").partitions[0]
+    assert (described.start_offset, described.next_offset) == (0, 5)
+    assert len(client.fetch("orders", 0, 0).records) == 1
+    assert [row["offset"] for row in rows(reader, tasks, wire=wire)] == [0]
+    assert len(source.read(wire=wire)) == 1
+
+
+@BOTH
 def test_a_topic_that_is_deleted_or_created_again_under_a_batch(
     client: FlyMQClient, source: Source, wire: bool
 ) -> None:

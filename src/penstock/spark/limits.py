@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.protocols.flymq.blocks.layouts import EXTENTS_MAX
 from penstock.protocols.flymq.blocks.messages import PartitionSpan, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.offsets import Positions
@@ -62,7 +63,13 @@ def within_bytes(client: FlyMQClient, begin: Positions, end: Positions, bytes_ma
         for each in topic.partitions
         if each.extents
     }
+    told_all = sum(len(each.extents) for topic in plan.topics for each in topic.partitions) < EXTENTS_MAX
+
+    def stop(topic: str, index: int, offset: int) -> int:
+        """Where nothing is told of a partition there is nothing in it, or the answer was full; then it has its turn with the next batch."""
+        return min(offset, reached.get((topic, index), offset if told_all else begin[topic][index]))
+
     return {
-        topic: {index: min(offset, reached.get((topic, index), offset)) for index, offset in numbers.items()}
+        topic: {index: stop(topic, index, offset) for index, offset in numbers.items()}
         for topic, numbers in end.items()
     }

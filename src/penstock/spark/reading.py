@@ -185,7 +185,8 @@ def _wire_blocks(settings: ConnectionSettings, each: Slice, offset: int, *, fail
                 return
             if not blocks:
                 end = fetched.end_offset
-                lost(f"{each.topic}-{each.partition} ends at offset {end}, before {each.end_offset}", fail=fail)
+                if end < each.end_offset:  # otherwise what was there is compacted away, or has expired
+                    lost(f"{each.topic}-{each.partition} ends at offset {end}, before {each.end_offset}", fail=fail)
                 return
             torn = 0
             following = blocks[-1].next_offset

@@ -177,3 +177,27 @@ async def test_a_reader_that_waits_does_not_keep_writers_of_other_connections_wa
     await start_append(engine.partition("orders", 0), Batch([b"x"]))
     [reply] = await talk.replies(1)
     assert reply.opcode == Opcode.READ_PLAN
+
+
+async def test_a_plan_names_each_topic_once_and_not_too_many(talk: Conversation) -> None:
+    reply = await talk.ask(layouts.encode_read_plan([TopicSpans("orders", []), TopicSpans("orders", [])]))
+    assert reply.error == "invalid request: a plan names each topic once"
+    many = [TopicSpans("t", [])] * (layouts.TOPICS_MAX + 1)
+    reply = await talk.ask(layouts.encode_read_plan(many))
+    assert f"{layouts.TOPICS_MAX + 1} topics in one plan, at most {layouts.TOPICS_MAX} are allowed" in reply.error
+    spans = [PartitionSpan(0, 0, 0)] * (layouts.SPANS_MAX // 2 + 1)
+    reply = await talk.ask(layouts.encode_read_plan([TopicSpans("a", spans), TopicSpans("b", spans)]))
+    assert "partitions in one plan" in reply.error
+
+
+async def test_a_topic_that_is_created_again_during_a_wait_is_seen(engine: EmbeddedEngine, talk: Conversation) -> None:
+    first = await engine.create_topic("orders", TopicConfig())
+    other = await engine.create_topic("other", TopicConfig())
+    known = [TopicSpans("orders", [PartitionSpan(0, 0, 0)]), TopicSpans("other", [PartitionSpan(0, 0, 0)])]
+    talk.say(layouts.encode_read_plan(known, wait_ms=10_000))
+    await engine.delete_topic("orders")
+    second = await engine.create_topic("orders", TopicConfig())
+    await append(engine.partition("other", 0), [b"x"])
+    [reply] = await talk.replies(1)
+    assert first.id != second.id
+    assert [topic.id for topic in layouts.decode_plan(reply.payload).topics] == [second.id, other.id]

@@ -7,6 +7,7 @@ from itertools import chain
 from struct import Struct, pack, unpack_from
 from typing import NamedTuple
 
+from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32, ByteReader, text16
 from penstock.protocols.flymq.blocks.messages import (
     BlocksBody,
@@ -27,6 +28,12 @@ _BLOCKS_HEAD = Struct(">QQI")
 _PARTITION = Struct(">iQQ")
 _EXTENT = Struct(">QQQ")
 _MARK_BYTES = 16
+TOPICS_MAX = 65_536
+SPANS_MAX = 131_072
+"""Of one plan: as many as brokers have, by default and beyond."""
+
+EXTENTS_MAX = 16_384
+"""Of one reply; a reader asks again for what lies behind them."""
 
 # --- requests ---
 
@@ -46,21 +53,24 @@ def _fetch_blocks(reader: ByteReader) -> FetchBlocks:
 
 
 def _read_plan(reader: ByteReader) -> ReadPlan:
-    topics = [
-        TopicSpans(
-            reader.text16("topic"),
-            [
-                PartitionSpan(
-                    reader.i32("partition"), reader.u64("offset"), reader.u64("end offset"), reader.u64("bytes")
-                )
-                for _ in range(reader.count32("partitions", _SPAN.size))
-            ],
-        )
-        for _ in range(reader.count32("topics", 6))
-    ]
+    topics: list[TopicSpans] = []
+    spans_left = SPANS_MAX
+    for _ in range(_bounded(reader.count32("topics", 6), TOPICS_MAX, "topics")):
+        topic = reader.text16("topic")
+        count = _bounded(reader.count32("partitions", _SPAN.size), spans_left, "partitions")
+        spans_left -= count
+        spans = [PartitionSpan(*_SPAN.unpack(reader.take(_SPAN.size, "partition"))) for _ in range(count)]
+        topics.append(TopicSpans(topic, spans))
     body = ReadPlan(topics, reader.u32("step"), reader.u32("wait"))
     reader.finish("wait")
     return body
+
+
+def _bounded(count: int, most: int, what: str) -> int:
+    """Fields take less room on the wire than in memory."""
+    if count > most:
+        raise ProtocolViolation(f"invalid binary format: {count} {what} in one plan, at most {most} are allowed")
+    return count
 
 
 READERS: Mapping[int, Callable[[ByteReader], BlocksBody]] = {

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from penstock.broker.broker import ReadableTopic
-from penstock.errors import OffsetOutOfRange, TopicNotFound
+from penstock.errors import InvalidRequest, OffsetOutOfRange, TopicNotFound
 from penstock.log.api import Partition
 from penstock.protocols.flymq.access.operations import Caller
-from penstock.protocols.flymq.blocks.layouts import encode_blocks, encode_plan
+from penstock.protocols.flymq.blocks.layouts import EXTENTS_MAX, encode_blocks, encode_plan
 from penstock.protocols.flymq.blocks.messages import (
     FetchBlocks,
     PartitionSpan,
@@ -20,6 +20,7 @@ from penstock.protocols.flymq.blocks.messages import (
     PlannedPartition,
     PlannedTopic,
     ReadPlan,
+    TopicSpans,
 )
 
 BLOCKS_BYTES_MAX: Final = 4 << 20
@@ -27,8 +28,8 @@ BLOCKS_BYTES_MAX: Final = 4 << 20
 WAIT_MS_MAX: Final = 10_000
 MARKS_MAX: Final = 65_536
 """Of one reply; where more would fit between the offsets, they stand further apart."""
-EXTENTS_MAX: Final = 16_384
-"""Of one reply; a reader asks again for what lies behind them."""
+TOPICS_PER_TURN: Final = 256
+"""Looked up before others have their turn of the loop."""
 _MARKS_PER_PARTITION_MIN: Final = 16
 
 
@@ -52,7 +53,9 @@ async def _fetch_blocks(caller: Caller, opcode: int, body: FetchBlocks) -> bytes
 
 
 async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
-    topics = [(each.topic, _readable(caller, each.topic), each.spans) for each in body.topics]
+    if len({each.topic for each in body.topics}) != len(body.topics):
+        raise InvalidRequest("a plan names each topic once")
+    topics = await _resolved(caller, body.topics)
     if body.wait_ms:
         known = [
             (partition, span.end_offset)
@@ -61,6 +64,7 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
             for partition, span in _paired(topic.partitions, spans)
         ]
         await _until_moved(known, min(body.wait_ms, WAIT_MS_MAX) / 1000)
+        topics = await _resolved(caller, body.topics)  # some may have come or gone meanwhile
     marks_max = max(MARKS_MAX // max(sum(len(spans) for *_, spans in topics), 1), _MARKS_PER_PARTITION_MIN)
     files = next((topic.files for _, topic, _ in topics if topic is not None), None)
     planned: list[PlannedTopic] = []
@@ -69,6 +73,7 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
         if topic is None:
             planned.append(PlannedTopic(name, "", False, []))
             continue
+        await asyncio.sleep(0)  # there may be thousands
         wanted = {span.partition: span for span in spans} if body.step_bytes else {}
         partitions: list[PlannedPartition] = []
         for partition in topic.partitions:
@@ -84,6 +89,17 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
         retained = config.retention_ms is not None or config.retention_bytes is not None
         planned.append(PlannedTopic(name, topic.info.id, retained, partitions))
     return encode_plan(Plan(*(files or ("", "", "")), planned))
+
+
+async def _resolved(
+    caller: Caller, topics: Sequence[TopicSpans]
+) -> list[tuple[str, ReadableTopic | None, Sequence[PartitionSpan]]]:
+    resolved: list[tuple[str, ReadableTopic | None, Sequence[PartitionSpan]]] = []
+    for number, each in enumerate(topics, 1):
+        resolved.append((each.topic, _readable(caller, each.topic), each.spans))
+        if number % TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return resolved
 
 
 def _readable(caller: Caller, topic: str) -> ReadableTopic | None:
