@@ -391,6 +391,28 @@ async def test_with_auto_commit_a_record_is_settled_when_its_bytes_have_arrived(
     assert in_flight(broker) == 0
 
 
+@pytest.mark.parametrize("pull", [True, False])
+async def test_with_auto_commit_no_more_is_under_way_than_may_be_and_what_arrives_makes_room(
+    client: Client, broker: Broker, timers: Timers, pull: bool
+) -> None:
+    await make(broker, "orders", [b"%04d" % number for number in range(5000)])
+    reader = client.open()
+    reader.stream.unacknowledged_bytes = 1 << 30
+    reader.say(connect_reader(b"orders", kind=2 if pull else 1, auto_commit=1))
+    await reader.hear(2)
+    timers.advance(0.01)
+    if pull:
+        reader.say(fetch(1, 5000), fetch(2, 5000))
+    heads_bytes = 10 if pull else 0
+    row_bytes = len(message(b"0000")) - int(pull)
+    await reader.hear(heads_bytes + 4096 * row_bytes)
+    await reader.silence()
+    assert in_flight(broker) == 4096
+    reader.stream.unacknowledged_bytes = 0
+    timers.advance(0.002)
+    await reader.hear(heads_bytes + 904 * row_bytes)
+
+
 async def test_with_auto_commit_what_has_not_arrived_goes_to_another(
     client: Client, broker: Broker, timers: Timers
 ) -> None:

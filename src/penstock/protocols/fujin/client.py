@@ -256,15 +256,20 @@ class Reader:
 
     async def next(self) -> Message:
         """The next message that is pushed; waits until there is one."""
+        (message,) = await self.next_batch(1)
+        return message
+
+    async def next_batch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
+        """The next messages that are pushed, as many as have come up to a bound; waits until there is one."""
         if self._pull:
             raise InvalidRequest("this reader is not pushed to: ask it for records with fetch, or make it without pull")
         while True:
             stream = await self._connected()
             try:
-                delivered = await stream.next()
+                delivered = await stream.next(max_records)
             except ConnectionLost:
                 continue
-            return self._message(delivered)
+            return [self._message(each) for each in delivered]
 
     async def fetch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
         """Up to so many records, as soon as there is one; none where none came for as long as the server waits."""

@@ -242,8 +242,8 @@ class ReaderStream(ClientStream):
         """Raises what the broker refuses with."""
         await asyncio.shield(self._connected)
 
-    async def next(self) -> Delivered:
-        """The next message that was pushed. Raises ConnectionLost once there will be no more."""
+    async def next(self, records_max: int = 1) -> list[Delivered]:
+        """The next messages that were pushed, at least one. Raises ConnectionLost once there will be no more."""
         while not self._messages:
             if self.failure is not None:
                 raise self.failure
@@ -252,10 +252,10 @@ class ReaderStream(ClientStream):
             if self._arrived is None:
                 self._arrived = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._arrived)
-        message = self._messages.popleft()
-        if len(self._messages) == WAITING_LOW and self._stream is not None and self._stream.is_paused:
+        taken = [self._messages.popleft() for _ in range(min(records_max, len(self._messages)))]
+        if len(self._messages) <= WAITING_LOW and self._stream is not None and self._stream.is_paused:
             self._stream.resume_receiving()
-        return message
+        return taken
 
     async def fetch(self, records_max: int) -> Batch:
         number = self._next_ids(1)

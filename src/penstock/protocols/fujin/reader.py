@@ -52,6 +52,8 @@ FAREWELL_S: Final = 0.1
 """Deployed clients lose the reason of a refused CONNECT READER when the end of the stream comes with it."""
 CONFIRM_S: Final = 0.05
 """How often a reader with auto commit looks which bytes have arrived."""
+CONFIRM_SOON_S: Final = 0.002
+"""The same where nothing more can be sent before."""
 UNCONFIRMED_MAX: Final = 4096
 """Records on their way to a reader with auto commit."""
 
@@ -240,6 +242,10 @@ class Reader:
             return
         if more:
             self._work_soon()
+        elif self._sent and (
+            self._unconfirmed >= UNCONFIRMED_MAX or subscription.in_flight >= subscription.policy.in_flight_max
+        ):
+            self._confirm_after(CONFIRM_SOON_S)
 
     def _give_up(self, reason: str) -> None:
         """Records cannot be read: say so where something waits for an answer, otherwise end."""
@@ -325,14 +331,20 @@ class Reader:
             self._sent.append(_Sent(self._talk.sent_bytes, [delivery.tag for delivery in deliveries]))
             self._unconfirmed += len(deliveries)
             if self._confirming is None:
-                self._confirming = self._talk.call_later(CONFIRM_S, self._confirm_again)
+                self._confirm_after(CONFIRM_S)
+
+    def _confirm_after(self, delay_s: float) -> None:
+        if self._confirming is not None:
+            self._confirming.cancel()
+        self._confirming = self._talk.call_later(delay_s, self._confirm_again)
 
     def _confirm_again(self) -> None:
         self._confirming = None
         if not self._talk.over:
             self._confirm()
             if self._sent:
-                self._confirming = self._talk.call_later(CONFIRM_S, self._confirm_again)
+                self._confirm_after(CONFIRM_S)
+            self._work_soon()
 
     def _confirm(self) -> None:
         """Settle the records with auto commit whose bytes have arrived."""
@@ -341,7 +353,6 @@ class Reader:
             return
         arrived = talk.sent_bytes - talk.stream.unacknowledged_bytes
         tags: list[int] = []
-        full = self._unconfirmed >= UNCONFIRMED_MAX
         while self._sent and self._sent[0].end <= arrived:
             tags += self._sent.popleft().tags
         if not tags:
@@ -353,8 +364,6 @@ class Reader:
             talk.broker.subscriptions.acknowledge_many(talk.principal, subscription.topic, subscription, tags)
         except PenstockError as error:
             log.warning("auto_commit_refused", topic=subscription.topic, reason=str(error))
-        if full:
-            self._work_soon()
 
     # -- fetching ---------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self
@@ -105,6 +106,8 @@ class Reader:
     def __init__(self, thread: LoopThread, reader: AsyncReader) -> None:
         self._thread = thread
         self._reader = reader
+        self._ahead: deque[Message] = deque()
+        """What was pushed and taken over from the loop's thread, but not asked for yet; going there for each would take longer."""
 
     @property
     def topic(self) -> str:
@@ -120,12 +123,14 @@ class Reader:
         self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        while True:
-            yield self._thread.run(self._reader.next())
+        while (message := self.next()) is not None:
+            yield message
 
     def next(self, timeout_s: float | None = None) -> Message | None:
         """The next message that is pushed; None where none comes in time."""
-        return self._thread.run(_within(self._reader, timeout_s))
+        if not self._ahead:
+            self._ahead.extend(self._thread.run(_within(self._reader, timeout_s)))
+        return self._ahead.popleft() if self._ahead else None
 
     def fetch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
         """Up to so many records, as soon as there is one; none where none came for as long as the server waits."""
@@ -149,9 +154,9 @@ async def _next(messages: AsyncGenerator[Message, None]) -> Message | None:
     return await anext(messages, None)
 
 
-async def _within(reader: AsyncReader, timeout_s: float | None) -> Message | None:
+async def _within(reader: AsyncReader, timeout_s: float | None) -> list[Message]:
     try:
         async with asyncio.timeout(timeout_s):
-            return await reader.next()
+            return await reader.next_batch()
     except TimeoutError:
-        return None
+        return []

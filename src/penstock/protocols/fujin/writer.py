@@ -122,8 +122,10 @@ class Writer:
             return
         self._writes_in_flight -= 1
         self._answer(slot, self._replies_to(run, outcome), held_bytes)
-        self._replies.flush_soon()
-        if not self._writes_in_flight:
+        if self._writes_in_flight:
+            self._replies.flush_soon()
+        else:
+            self._replies.flush()
             self._talk.advance_soon()
 
     def _write_one_by_one(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
