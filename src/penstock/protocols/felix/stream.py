@@ -162,7 +162,7 @@ class FelixStream:
     def ended(self) -> None:
         self._ended = True
         if self._decoder.payload_begun:
-            self._fill(self._replies.reserve(), self._error("the stream ended inside a frame"))
+            self._replies.fill(self._replies.reserve(), self._error("the stream ended inside a frame"))
         self._advance()
 
     def aborted(self, code: int) -> None:
@@ -184,7 +184,7 @@ class FelixStream:
 
     def _advance(self) -> None:
         """Deal with what may be dealt with."""
-        requests = 0
+        requests = answered_bytes = 0
         while self._waiting and not self._busy and (self._muted or self._stream.writable):
             if requests == REQUESTS_PER_TURN_MAX:
                 self._advance_later()
@@ -197,9 +197,11 @@ class FelixStream:
                     self._next = request
                     break
             self._next = None
-            self._deal_with(request, _held_bytes(self._waiting.popleft()))
+            answered_bytes += self._deal_with(request, _held_bytes(self._waiting.popleft()))
         self._write_run()
         self._replies.flush()
+        if answered_bytes:
+            self._stream.release(answered_bytes)
         if self._ended and not (self._muted or self._waiting or self._busy or self._writes_in_flight):
             self._muted = True
             self._stream.end()
@@ -224,31 +226,29 @@ class FelixStream:
         self._task = None
         self._advance()
 
-    def _fill(self, slot: ReplySlot, reply: bytes, held_bytes: int = 0) -> None:
-        self._replies.fill(slot, reply)
-        if held_bytes:
-            self._stream.release(held_bytes)
-
     def _send(self, data: bytes) -> None:
         if data and not self._muted:
             self._stream.send(data)
 
     # --- who asks for what ---
 
-    def _deal_with(self, request: Request, held_bytes: int) -> None:
+    def _deal_with(self, request: Request, held_bytes: int) -> int:
+        """Answer a request, or see to it that it is answered later; returns what of the bytes held for it may be released."""
         self._stats.count(_NAMES[type(request)])
         if self._identity.key_digest is not None and not self._shared.identities.holds(self._identity):  # revoked since
             self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         if isinstance(request, Publish | PublishBatch | BinaryPublish):
             self._publish(request, held_bytes)
-            return
+            return 0
         slot = self._replies.reserve()
         try:
             reply = self._reply(request, slot, held_bytes)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._failed(request, error)
-        if reply is not None:
-            self._fill(slot, reply, held_bytes)
+        if reply is None:
+            return 0
+        self._replies.fill(slot, reply)
+        return held_bytes
 
     def _reply(
         self, request: Auth | Subscribe | CachePut | CacheGet | BadRequest, slot: ReplySlot, held_bytes: int
@@ -415,7 +415,8 @@ class FelixStream:
             reply = self._subscribed(request, scope, topic)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._failed(request, error)
-        self._fill(slot, reply, held_bytes)
+        self._replies.fill(slot, reply)
+        self._stream.release(held_bytes)
 
     def _subscribed(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
         given = request.subscription_id
