@@ -6,12 +6,14 @@ and the demo ends with an error where they differ.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
+from penstock.spark.java import JavaMissing, find_java
 from penstock.testing.process import BrokerProcess
 from scripts.demo import intake, pipeline, plot, results, travel
 from scripts.demo.narration import Narrator
@@ -23,6 +25,10 @@ PNG = Path("build/demo/turnover.png")
 
 
 def main() -> None:
+    try:
+        find_java(os.environ)
+    except JavaMissing as missing:
+        raise SystemExit(f"the demo runs Spark: {missing}") from None
     narrator = Narrator(Console())
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as directory, ExitStack() as stack:
         narrator.step(
@@ -74,7 +80,8 @@ def main() -> None:
         "  make run                                   a broker with the defaults, data in ./penstock-data\n"
         "  .venv/bin/penstock produce orders hello    write a record\n"
         "  .venv/bin/penstock consume orders          read it back\n"
-        "  .venv/bin/penstock --help                  everything else",
+        "  .venv/bin/penstock pipeline init           describe a pipeline of your own\n"
+        "  .venv/bin/penstock --help                  everything else; and docs/tutorial.md, step by step",
         soft_wrap=True,
         highlight=False,
     )
