@@ -129,8 +129,8 @@ def test_other_formats_take_each_batch_once_too(bench: MakeBench, table_format: 
 
 
 def test_a_run_is_stopped_through_the_broker_and_the_next_goes_on(bench: MakeBench) -> None:
-    made = bench(bronze={})
-    made.client.send_many(made.topic, [order(n) for n in range(10)])
+    made = bench(bronze={}, batch_records_max=2)
+    made.client.send_many(made.topic, [order(n) for n in range(60)])
     seen, outcomes = threading.Event(), []
     run = made.run(on_batch=lambda stage: seen.set())
     thread = threading.Thread(target=lambda: outcomes.append(run()))
@@ -141,9 +141,11 @@ def test_a_run_is_stopped_through_the_broker_and_the_next_goes_on(bench: MakeBen
     assert [outcome.state for outcome in outcomes] == ["stopped"]
     [reported] = [each for each in made.client.pipelines.list() if each.name == made.pipeline.name]
     assert (reported.state, reported.alive) == ("stopped", False)
-    made.client.send_many(made.topic, [order(n) for n in range(10, 20)])
+    assert outcomes[0].stages[0].rows < 60, "it was in the middle of its work"
+    made.pipeline = made.pipeline.model_copy(update={"batch_records_max": 1000})
     made.run_once()
-    assert made.rows("bronze").count() == 20
+    assert made.rows("bronze").count() == 60
+    assert made.rows("bronze").select("partition", "offset").distinct().count() == 60
 
 
 def test_a_checkpoint_and_a_table_that_do_not_belong_together_are_refused(bench: MakeBench) -> None:

@@ -121,7 +121,6 @@ class Run:
                 self._end_queries()
                 for each in streams:
                     each.removeListener(listener)
-                self._gate.release()
                 self.reporter.close()
         return outcome
 
@@ -239,10 +238,10 @@ class Run:
     def _failed(self) -> tuple[Stage, BaseException] | None:
         for stage, query in self._queries.values():
             error = query.exception()
-            if stage.failure is not None and not self._stop_asked.is_set():
+            if stage.failure is not None:
                 return stage, stage.failure if isinstance(stage.failure, PenstockError) or error is None else error
-            if error is not None and not self._gate.holds(stage.name):
-                return stage, stage.failure or error
+            if error is not None and not self._gate.ended(stage.name):
+                return stage, error
         return None
 
     def _end_queries(self) -> None:
@@ -259,7 +258,7 @@ class Run:
                 query.stop()
 
     def _at_rest(self, stage: Stage, query: StreamingQuery) -> bool:
-        return self._gate.holds(stage.name) or not query.isActive or not query.status["isTriggerActive"]
+        return not query.isActive or not query.status["isTriggerActive"]
 
     def _await_last_words(self) -> None:
         """Spark tells of batches and of the end of queries a little later, on a thread of its own."""

@@ -42,36 +42,29 @@ FORMAT: Final = "penstock"
 
 
 class Stopped(Exception):
-    """Ends a batch that was not begun."""
+    """Ends a query whose next batch must not begin."""
 
 
 class Gate:
-    """Where batches wait from the moment a run is asked to stop: what was begun is finished, and nothing else is begun."""
+    """What every batch passes, until a run is asked to stop: what was begun is finished, and nothing else is begun.
+
+    A batch that is turned away ends its query. Spark cannot be asked to: it waits for a batch in Python for ever.
+    """
 
     def __init__(self) -> None:
         self._closed = threading.Event()
-        self._open_again = threading.Event()
-        self._waiting: set[str] = set()
+        self._turned_away: set[str] = set()
 
     def close(self) -> None:
         self._closed.set()
 
-    def release(self) -> None:
-        """Let those who wait go, to their end."""
-        self._open_again.set()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed.is_set()
-
-    def holds(self, stage: str) -> bool:
-        """Whether a batch of the stage waits here."""
-        return stage in self._waiting
+    def ended(self, stage: str) -> bool:
+        """Whether a batch of the stage was turned away."""
+        return stage in self._turned_away
 
     def enter(self, stage: str) -> None:
         if self._closed.is_set():
-            self._waiting.add(stage)
-            self._open_again.wait()
+            self._turned_away.add(stage)
             raise Stopped
 
 
