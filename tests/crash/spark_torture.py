@@ -31,7 +31,7 @@ from penstock.errors import PenstockError
 from penstock.testing import BrokerProcess
 
 IN_PARTITIONS, OUT_PARTITIONS = 2, 3
-FED_AT_ONCE_MAX = 60
+FED_AT_ONCE_MAX = 20
 FEED_S = 0.05
 PROGRESS_S_MAX = 180.0
 LOOK_S = 0.05

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # A task is tried four times, as on a cluster.
 MASTER = "local[2,4]"
-RECORDS_PER_TRIGGER_MAX = 400
+RECORDS_PER_TRIGGER_MAX = 2_000
 LOOK_S = 0.05
 
 

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+import structlog
+
 from penstock.broker.staging_entries import (
     STAGING_CONFIG,
     StagedHead,
@@ -19,7 +21,7 @@ from penstock.broker.staging_entries import (
     decode_head,
     staging_topic,
 )
-from penstock.errors import PenstockError, TopicExists, TopicNotFound
+from penstock.errors import CorruptBlock, PenstockError, TopicExists, TopicNotFound
 from penstock.log.api import Engine, Partition
 from penstock.log.block import Block
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.broker.staging_commit import Publication
 
 READ_BYTES = 1 << 20
+
+_log = structlog.get_logger(__name__)
 
 OnStaged = Callable[[PenstockError | None], None]
 
@@ -122,7 +126,12 @@ class StagingStore:
         first = min(ticket.entry.first_offset for ticket in application.tickets.values())
         offset = max(first, partition.start_offset)
         while offset < partition.committed_end:
-            blocks = await partition.read(offset, READ_BYTES)
+            try:
+                blocks = await partition.read(offset, READ_BYTES)
+            except CorruptBlock as error:
+                # What cannot be read is not there: a commit that names it is refused, and its writer writes it again.
+                _log.error("staged records cannot be read", application=application.name, error=str(error))
+                break
             if not blocks:
                 break
             for block in blocks:

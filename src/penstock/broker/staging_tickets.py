@@ -80,11 +80,15 @@ class Tickets:
         for key, entry in self.table.items():
             staged = self.by_application.setdefault(key.application, StagedApplication(key.application, now_s))
             staged.tickets[key.epoch, key.attempt] = Ticket(key, entry, now_s)
-        for staged in self.by_application.values():
+        for staged in list(self.by_application.values()):
             await self._store.find(staged)
             for ticket in staged.tickets.values():
                 self._count(staged, ticket, sum(_counted(each.size_bytes) for each in ticket.requests.values()))
             self._stats.tickets += len(staged.tickets)
+            # A power cut takes staged records, but not the ticket: where it says they begin, others may be by now.
+            self.drop(staged, [each for each in staged.tickets.values() if not each.requests and each.entry.chosen < 0])
+            if not staged.tickets:
+                del self.by_application[staged.name]
         kept = {staged.topic for staged in self.by_application.values()}
         for topic in [name for name in self._engine.topics() if name.startswith(STAGING_PREFIX) and name not in kept]:
             await self._engine.delete_topic(topic)
