@@ -17,7 +17,7 @@ from penstock.spark.java import JavaMissing, find_java
 from penstock.testing.process import BrokerProcess
 from scripts.demo import intake, pipeline, plot, results, travel
 from scripts.demo.narration import Narrator
-from scripts.demo.orders import WINDOW_MINUTES
+from scripts.demo.orders import WINDOW_MINUTES, Sent
 from scripts.demo.speakers import SPEAKERS, configuration
 
 PNG = Path("build/demo/turnover.png")
@@ -30,51 +30,64 @@ def main() -> None:
     except JavaMissing as missing:
         raise SystemExit(f"the demo runs Spark: {missing}") from None
     narrator = Narrator(Console())
-    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as directory, ExitStack() as stack:
+    narrator.step(
+        "One broker", f"It speaks {len(SPEAKERS)} protocols and keeps one log, in one directory on this disk."
+    )
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
+        directory = Path(name)
+        with BrokerProcess(directory / "data", config=configuration()) as broker:
+            for protocol, address in broker.addresses.items():
+                narrator.say(f"{protocol} on {address}")
+            sent = write(narrator, broker)
+            narrator.step("A crash", "An acknowledged record survives kill -9 (and a power cut).")
+            intake.crash(narrator, broker, sent)
+            draw(narrator, run_pipeline(narrator, broker, directory, sent), list(sent))
+    say_goodbye(narrator)
+
+
+def write(narrator: Narrator, broker: BrokerProcess) -> dict[str, Sent]:
+    """Over every protocol; by channel, what was sent."""
+    with broker.connect() as client:
+        client.create_topic(intake.TOPIC, intake.PARTITIONS)
+        for topic in travel.TOPICS:
+            client.create_topic(topic)
+    with ExitStack() as open_clients:
+        speakers = [open_clients.enter_context(speaker(broker)) for speaker in SPEAKERS]
+        narrator.step("Every protocol reads what every other wrote", "The same record, the same order, whoever asks.")
+        travel.show_matrix(narrator, speakers)
+        travel.show_relay(narrator, speakers)
         narrator.step(
-            "One broker", f"It speaks {len(SPEAKERS)} protocols and keeps one log, in one directory on this disk."
+            "A day of orders", "Each part of a shop has its own protocol; a few of its records are no orders."
         )
-        broker = stack.enter_context(BrokerProcess(Path(directory) / "data", config=configuration()))
-        for protocol, address in broker.addresses.items():
-            narrator.say(f"{protocol} on {address}")
-        with broker.connect() as client:
-            client.create_topic(intake.TOPIC, intake.PARTITIONS)
-            for topic in travel.TOPICS:
-                client.create_topic(topic)
-        with ExitStack() as open_clients:
-            speakers = [open_clients.enter_context(speaker(broker)) for speaker in SPEAKERS]
-            narrator.step(
-                "Every protocol reads what every other wrote", "The same record, the same order, whoever asks."
-            )
-            travel.show_matrix(narrator, speakers)
-            travel.show_relay(narrator, speakers)
-            narrator.step(
-                "A day of orders", "Each part of a shop has its own protocol; a few of its records are no orders."
-            )
-            sent = intake.send_orders(narrator, speakers)
-        narrator.step("A crash", "An acknowledged record survives kill -9 (and a power cut).")
-        intake.crash(narrator, broker, sent)
-        narrator.step(
-            "Bronze, silver, gold",
-            "One file describes the pipeline: every record as it came; orders with typed columns; turnover by half hour.",
-        )
-        file = pipeline.describe(broker, Path(directory))
-        pipeline.run(narrator, file)
-        turnover = results.show_tables(narrator, Path(directory), sent)
-        with broker.connect() as client:
-            results.show_topic(narrator, client, turnover)
-            narrator.step(
-                "What did not fit, and how far everyone is", "No record is dropped in silence, and lag is no secret."
-            )
-            results.show_dead_letters(narrator, client, sent)
-            results.show_lag(narrator, client)
-        narrator.step(
-            "The result", f"Turnover in windows of {WINDOW_MINUTES} minutes, by the time an order was placed."
-        )
-        plot.in_terminal(narrator.console, turnover, list(sent))
-        PNG.parent.mkdir(parents=True, exist_ok=True)
-        plot.as_png(PNG, turnover, list(sent), f"Turnover in windows of {WINDOW_MINUTES} minutes, by channel")
-        narrator.say(f"the same as a picture: {PNG}")
+        return intake.send_orders(narrator, speakers)
+
+
+def run_pipeline(narrator: Narrator, broker: BrokerProcess, directory: Path, sent: dict[str, Sent]) -> results.Turnover:
+    """Topics to tables; returns what the windows say."""
+    narrator.step(
+        "Bronze, silver, gold",
+        "One file describes the pipeline: every record as it came; orders with typed columns; turnover by half hour.",
+    )
+    pipeline.run(narrator, pipeline.describe(broker, directory))
+    turnover = results.show_tables(narrator, directory, sent)
+    with broker.connect() as client:
+        results.show_topic(narrator, client, turnover)
+        narrator.step("What did not fit, and how far all are", "No record is dropped in silence, and lag is no secret.")
+        results.show_dead_letters(narrator, client, sent)
+        results.show_lag(narrator, client)
+    return turnover
+
+
+def draw(narrator: Narrator, turnover: results.Turnover, channels: list[str]) -> None:
+    title = f"Turnover in windows of {WINDOW_MINUTES} minutes, by the time an order was placed"
+    narrator.step("The result", f"{title}.")
+    plot.in_terminal(narrator.console, turnover, channels)
+    PNG.parent.mkdir(parents=True, exist_ok=True)
+    plot.as_png(PNG, turnover, channels, title)
+    narrator.say(f"the same as a picture: {PNG}")
+
+
+def say_goodbye(narrator: Narrator) -> None:
     narrator.step("Your turn", f"All of this took {narrator.seconds:.0f} s, and left nothing behind but the picture.")
     narrator.console.print(
         "  make run                                   a broker with the defaults, data in ./penstock-data\n"
