@@ -1,4 +1,4 @@
-"""How a publish is answered: in which message, if at all.
+"""Publishes on their way to the log, and how each is answered: in which message, if at all.
 
     asked for                          committed                      refused
     binary, acked                      binary ack, or publish_ok      binary ack, or publish_error
@@ -7,18 +7,20 @@
     not acked, as the contract has it  nothing                        error
     not acked, from a deployed client  nothing                        nothing: it would take it for the answer to the next one
 
-A publish that does not say whether it wants an answer wants one.
+A publish that does not say whether it wants an answer wants one. Publishes of one stream that came together and go to one place are
+written as one run.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import UNSET
 
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.codec import encode_frame, encode_message
+from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import (
     BinaryPublish,
     Error,
@@ -29,7 +31,12 @@ from penstock.protocols.felix.messages import (
     PublishError,
     PublishOk,
 )
+from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.wire import ACK_OFFSET, PUBLISH_ACK
+from penstock.protocols.replies import ReplySlot
+
+RUN_BYTES_MAX: Final = 1 << 20
+"""About how much is written at a time, so that what waits for its commit is released in parts."""
 
 
 class Style(Enum):
@@ -92,3 +99,57 @@ def binary_acknowledgement(request_id: int, client_flags: int | None) -> Acknowl
     if client_flags is not None and not client_flags & PUBLISH_ACK:
         return Acknowledgement(Style.NATIVE, request_id)
     return Acknowledgement(Style.BINARY, request_id, bool((client_flags or 0) & ACK_OFFSET))
+
+
+# -- on the way to the log ------------------------------------------------------------------------------------------------
+
+
+class Write:
+    """One publish on its way to the log."""
+
+    __slots__ = ("ack", "held_bytes", "key", "scope", "slot", "values")
+
+    def __init__(
+        self,
+        scope: Scope,
+        values: list[bytes],
+        key: bytes | None,
+        ack: Acknowledgement,
+        slot: ReplySlot | None,
+        held_bytes: int,
+    ) -> None:
+        self.scope = scope
+        self.values = values
+        self.key = key
+        self.ack = ack
+        self.slot = slot
+        self.held_bytes = held_bytes
+
+
+class Run:
+    """Publishes of one stream that go to one place, one behind the other."""
+
+    __slots__ = ("_size_bytes", "identity", "topic", "writes")
+
+    def __init__(self, topic: str, identity: Identity, writes: list[Write]) -> None:
+        self.topic = topic
+        self.identity = identity
+        self.writes = writes
+        self._size_bytes = sum(write.held_bytes for write in writes)
+
+    def takes(self, topic: str, identity: Identity, write: Write) -> bool:
+        return (
+            self.topic == topic
+            and self.identity is identity
+            and self.writes[0].key == write.key
+            and self._size_bytes < RUN_BYTES_MAX
+        )
+
+    def add(self, write: Write) -> None:
+        self.writes.append(write)
+        self._size_bytes += write.held_bytes
+
+    def values(self) -> list[bytes]:
+        if len(self.writes) == 1:
+            return self.writes[0].values
+        return [value for write in self.writes for value in write.values]

@@ -29,7 +29,6 @@ from penstock.errors import AccessDenied, InvalidRequest, PenstockError, TopicNo
 from penstock.log.api import Appended
 from penstock.net.quic_session import QuicConnection, Stream
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
-from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import (
     Auth,
     AuthOk,
@@ -49,7 +48,7 @@ from penstock.protocols.felix.messages import (
     Subscribe,
     Subscribed,
 )
-from penstock.protocols.felix.publishing import Acknowledgement, acknowledgement, binary_acknowledgement
+from penstock.protocols.felix.publishing import Run, Write, acknowledgement, binary_acknowledgement
 from penstock.protocols.felix.refusals import INTERNAL, refusal
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
@@ -61,8 +60,6 @@ REQUEST_BYTES_MIN: Final = 256
 """What a waiting request counts for at least: a frame may take 12 bytes on the wire, its message takes some 200 in memory."""
 EVENT_BYTES: Final = 48
 """What an event that is being written takes in memory beside its bytes."""
-RUN_BYTES_MAX: Final = 1 << 20
-"""About how much is written at a time, so that what waits for its commit is released in parts."""
 REQUESTS_PER_TURN_MAX: Final = 256
 """Requests that one stream has answered before it lets others have their turn of the loop."""
 
@@ -129,7 +126,7 @@ class FelixStream:
         self._identity = shared.identities.stranger(stream.peer, stream.principal_hint)
         self._said_who = False
         self._client_flags: int | None = None
-        self._run: _Run | None = None
+        self._run: Run | None = None
         """Publishes that were gathered in this turn and are not on their way yet."""
         self._writes_in_flight = 0
         self._busy = False
@@ -306,7 +303,7 @@ class FelixStream:
         key = request.key if isinstance(request, BinaryPublish) else None
         more_bytes = EVENT_BYTES * len(values)
         self._stream.hold(more_bytes)
-        write = _Write(
+        write = Write(
             scope, values, key, ack, self._replies.reserve() if ack.awaited else None, held_bytes + more_bytes
         )
         try:
@@ -321,17 +318,17 @@ class FelixStream:
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._written(write, error)
 
-    async def _create_and_write(self, topic: str, write: _Write) -> None:
+    async def _create_and_write(self, topic: str, write: Write) -> None:
         try:
             await self._shared.broker.ensure_topic(self._identity.principal, topic)
             if write.values:
-                self._write(_Run(topic, self._identity, [write]))
+                self._write(Run(topic, self._identity, [write]))
             else:
                 self._write_nothing(topic, write)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._written(write, error)
 
-    def _write_nothing(self, topic: str, write: _Write) -> None:
+    def _write_nothing(self, topic: str, write: Write) -> None:
         """An empty batch is allowed, to those who might write more."""
         broker = self._shared.broker
         authorize(broker.access, self._identity.principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
@@ -339,14 +336,14 @@ class FelixStream:
             raise TopicNotFound(f"topic not found: {topic}")
         self._written(write, None)
 
-    def _gather(self, topic: str, write: _Write) -> None:
+    def _gather(self, topic: str, write: Write) -> None:
         """Publishes that came together and go to one place are written together: one append instead of many."""
         run = self._run
         if run is not None and run.takes(topic, self._identity, write):
             run.add(write)
             return
         self._write_run()
-        self._run = _Run(topic, self._identity, [write])
+        self._run = Run(topic, self._identity, [write])
 
     def _write_run(self) -> None:
         """Write what was gathered."""
@@ -354,7 +351,7 @@ class FelixStream:
         if run is not None:
             self._write(run)
 
-    def _write(self, run: _Run) -> None:
+    def _write(self, run: Run) -> None:
         self._writes_in_flight += 1
         principal, values, key = run.identity.principal, run.values(), run.writes[0].key
         try:
@@ -363,7 +360,7 @@ class FelixStream:
             self._writes_in_flight -= 1
             self._settle(run, error)
 
-    def _committed(self, run: _Run, placed: list[Placement] | Scattered) -> None:
+    def _committed(self, run: Run, placed: list[Placement] | Scattered) -> None:
         self._writes_in_flight -= 1
         assert isinstance(placed, list)  # one partition, so one placement
         self._settle(run, placed[0].result)
@@ -372,17 +369,17 @@ class FelixStream:
         else:
             self._advance()
 
-    def _settle(self, run: _Run, result: Appended | Exception) -> None:
+    def _settle(self, run: Run, result: Appended | Exception) -> None:
         if isinstance(result, InvalidRequest) and len(run.writes) > 1:
             for write in run.writes:  # the broker refuses a run whole, but only the publishes at fault may fail
-                self._write(_Run(run.topic, run.identity, [write]))
+                self._write(Run(run.topic, run.identity, [write]))
             return
         for write in run.writes:
             self._written(write, result)
             if isinstance(result, Appended):
                 result = Appended(result.base_offset + len(write.values), result.timestamp_ms)
 
-    def _written(self, write: _Write, result: Appended | Exception | None) -> None:
+    def _written(self, write: Write, result: Appended | Exception | None) -> None:
         """Answer a publish, if it wants an answer. Its place among the answers was kept only where it awaits one."""
         if isinstance(result, Exception):
             self._stats.errors += 1
@@ -481,57 +478,6 @@ class FelixStream:
             self._bug_logged = True
             log.error("request_failed", listener=self._stream.listener, peer=self._stream.peer, exc_info=error)
         return INTERNAL
-
-
-class _Write:
-    """One publish on its way to the log."""
-
-    __slots__ = ("ack", "held_bytes", "key", "scope", "slot", "values")
-
-    def __init__(
-        self,
-        scope: Scope,
-        values: list[bytes],
-        key: bytes | None,
-        ack: Acknowledgement,
-        slot: ReplySlot | None,
-        held_bytes: int,
-    ) -> None:
-        self.scope = scope
-        self.values = values
-        self.key = key
-        self.ack = ack
-        self.slot = slot
-        self.held_bytes = held_bytes
-
-
-class _Run:
-    """Publishes of one stream that go to one place, one behind the other."""
-
-    __slots__ = ("_size_bytes", "identity", "topic", "writes")
-
-    def __init__(self, topic: str, identity: Identity, writes: list[_Write]) -> None:
-        self.topic = topic
-        self.identity = identity
-        self.writes = writes
-        self._size_bytes = sum(write.held_bytes for write in writes)
-
-    def takes(self, topic: str, identity: Identity, write: _Write) -> bool:
-        return (
-            self.topic == topic
-            and self.identity is identity
-            and self.writes[0].key == write.key
-            and self._size_bytes < RUN_BYTES_MAX
-        )
-
-    def add(self, write: _Write) -> None:
-        self.writes.append(write)
-        self._size_bytes += write.held_bytes
-
-    def values(self) -> list[bytes]:
-        if len(self.writes) == 1:
-            return self.writes[0].values
-        return [value for write in self.writes for value in write.values]
 
 
 def _known(id_: Id) -> Id:
