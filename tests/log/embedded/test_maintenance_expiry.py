@@ -139,3 +139,43 @@ async def test_a_damaged_segment_is_left_as_it_is(open_engine: OpenEngine, clock
     await engine.maintain()
     await engine.maintain()
     assert path.read_bytes() == data
+
+
+async def test_where_there_is_retention_only_that_moves_the_start(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path
+) -> None:
+    """So that a reader below the start has lost something, and one below the first record need not have."""
+    engine = await open_engine(options=FROM_DISK)
+    await engine.create_topic("orders", TopicConfig(segment_bytes=2000, segment_ms=SECOND, retention_ms=100 * SECOND))
+    partition = partition_of(engine)
+    for _ in range(5):
+        await append(partition, [b"v" * 3000], expiries=[START_MS + 1])
+    await append(partition, [b"w" * 3000])
+    clock.advance(10)
+    await engine.maintain()
+    assert partition.start_offset == 0
+    assert [segment.end > 0 for segment in partition.segments] == [False, True, False], (
+        "one stands for all that expired"
+    )
+    assert [record.offset for record in await read_all(partition)] == [5]
+    await engine.close()
+    engine = await open_engine(options=FROM_DISK)
+    assert partition_of(engine).start_offset == 0
+    assert await offsets_of(engine) == [5]
+    clock.advance(100)
+    await engine.maintain()
+    assert partition_of(engine).start_offset == 6
+
+
+async def test_compaction_over_segments_that_are_empty_already(open_engine: OpenEngine, clock: ManualClock) -> None:
+    engine = await open_engine(options=FROM_DISK)
+    await engine.create_topic(
+        "orders", TopicConfig(cleanup="compact", segment_bytes=2000, segment_ms=SECOND, retention_ms=3600 * SECOND)
+    )
+    for number in range(12):
+        await append(partition_of(engine), [b"%d" % number * 2500], [b"k"])
+        if number % 3 == 2:
+            clock.advance(2)
+            await engine.maintain()
+    assert await offsets_of(engine) == [11]
+    assert partition_of(engine).start_offset == 0

@@ -95,6 +95,7 @@ class EmbeddedEngine(Engine):
             self._take_lock()
             await self._loop.run_in_executor(None, self._prepare)
             await self._open_all(opened)
+            self._note_run()
         except BaseException as error:
             for _, parts in opened:
                 _close_writers(parts)
@@ -214,9 +215,12 @@ class EmbeddedEngine(Engine):
                 f"{self._data_dir} is in use by another broker; stop that one or choose another --data-dir"
             ) from None
         self._lock_fd = fd
+
+    def _note_run(self) -> None:
+        """Once the log is open: a start that is refused changes nothing."""
         token = uuid.uuid4().hex
         try:
-            os.pwrite(fd, token.encode(), 0)
+            os.pwrite(self._lock_fd, token.encode(), 0)
             self._run_token = token
         except OSError:
             self._run_token = ""  # a full disk must not keep the log from opening; readers go through the broker then

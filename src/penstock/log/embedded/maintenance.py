@@ -147,7 +147,10 @@ class Maintenance:
         keep = latest.keeps(now_ms - self._options.tombstone_ms, now_ms)
         cleaned = [segment for segment in sealed if segment.base_offset < done_to]
         for run in _runs(cleaned, partition.config.segment_bytes):
-            await self._rewrite(partition, run, keep)
+            # Those that were empty before may have gone with what an earlier run has emptied.
+            left = [segment for segment in run if segment in partition.segments]
+            if left:
+                await self._rewrite(partition, left, keep)
         partition.compacted_to = done_to
 
     async def _rewrite(self, partition: EmbeddedPartition, old: Sequence[Segment], keep: KeepRow | None) -> None:
@@ -159,8 +162,13 @@ class Maintenance:
         at = partition.segments.index(old[0])
         partition.segments = [*partition.segments[:at], new, *partition.segments[at + len(old) :]]
         partition.merged.add(new)
-        # An empty one says which offsets are gone on purpose; at the start of the log nobody needs to know.
-        await partition.drop_oldest(sum(1 for _ in takewhile(lambda segment: not segment.end, partition.segments[:-1])))
+        empty = list(takewhile(lambda segment: not segment.end, partition.segments[:-1]))
+        if partition.config.retention_ms is None and partition.config.retention_bytes is None:
+            # An empty one says which offsets are gone on purpose; at the start of the log nobody needs to know.
+            await partition.drop_oldest(len(empty))
+        elif len(empty) > 1:
+            # Here the start of the log is what retention has left, and readers behind it have lost something: others move no start.
+            await self._rewrite(partition, empty, None)
 
 
 def _map_keys(latest: LatestOffsets, segments: Sequence[Segment]) -> int:
