@@ -28,7 +28,7 @@ from penstock.protocols.fujin.client import AsyncFujinClient, Message
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.testing import RunningBroker
 
-FUJIN = {"fetch_wait_s": 0.2, "ping_interval_s": 0.1}
+FUJIN = {"fetch_wait_s": 0.2, "ping_interval_s": 0.1, "ping_timeout_s": 20}
 PATIENT = ClientOptions(retry=RetryPolicy(attempts_max=100, delay_s_first=0.02, delay_s_max=0.1))
 
 

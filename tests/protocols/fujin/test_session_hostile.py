@@ -25,7 +25,7 @@ from tests.protocols.fujin.requests import (
     written,
 )
 
-PATIENCE_S = 10
+PATIENCE_S = 30
 
 
 @pytest.fixture(scope="module")
