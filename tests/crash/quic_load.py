@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.clients.options import ClientOptions
-from penstock.clients.quic import QuicStream, connect_quic
+from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
 from penstock.protocols.fujin.client import AsyncFujinClient
@@ -145,10 +145,19 @@ class PipelinedWrites:
     def acknowledged(self) -> int:
         return sum(stream.acknowledged for stream in self.streams)
 
-    async def one_connection(self, broker: BrokerProcess, streams: int, *, tap: Tap | None = None) -> None:
-        """Writes until it is ended; `tap` is shown every datagram that is sent."""
+    async def one_connection(
+        self,
+        broker: BrokerProcess,
+        streams: int,
+        *,
+        tap: Tap | None = None,
+        opened: Callable[[QuicConnection], None] | None = None,
+    ) -> None:
+        """Writes until it is ended. `tap` is shown every datagram that is sent, `opened` is given the connection."""
         host, _, port = broker.addresses["fujin"].rpartition(":")
         async with await connect_quic(host, int(port), alpn="fujin", ca_file=broker.certificate) as connection:
+            if opened is not None:
+                opened(connection)
             if tap is not None:
                 connection.endpoint.send = _shown_to(tap, connection.endpoint.send)  # type: ignore[method-assign, assignment]
             connection.on_stream = lambda ping: ping.on_data(
