@@ -212,6 +212,9 @@ async def test_what_is_counted(client: Client, connect: Connect, broker: Broker,
     }
     assert (fujin.stats.errors, fujin.stats.internal_errors) == (3, 0)
     assert (fujin.stats.fetched, fujin.stats.pushed) == (2, 0)
+    assert (fujin.stats.subscribers, fujin.stats.delivered_events) == (1, 2)
+    client.hang_up()
+    assert fujin.stats.subscribers == 0
 
 
 async def test_a_fault_of_ours_is_answered_counted_and_logged(

@@ -128,6 +128,7 @@ class Reader:
             if not talk.over:
                 talk.send_alone(reply_encoding.CONNECTED)
                 self._stop_watching = subscription.watch(self._work_soon)
+                talk.stats.subscribers += 1
                 self._work_soon()
         else:
             self._refused = True
@@ -203,6 +204,7 @@ class Reader:
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
+            self._talk.stats.subscribers -= 1
         for held in self._take_fetches():
             self._talk.stream.release(held.held_bytes)
         if self._confirming is not None:
@@ -289,6 +291,7 @@ class Reader:
             value_bytes = len(delivery.value or b"")
             if value_bytes > settings.body_bytes_max:
                 reason = f"{value_bytes} bytes are more than the {settings.body_bytes_max} that listeners.fujin.body_bytes_max allows"
+                self._talk.stats.oversized_events += 1
                 subscriptions.give_up(self._talk.principal, subscription.topic, subscription, delivery.tag, reason)
             elif not value_bytes and settings.empty_values == "skip":
                 skipped.append(delivery.tag)
@@ -326,6 +329,10 @@ class Reader:
     def _deliver(self, data: bytes, deliveries: Sequence[Delivery]) -> None:
         """Send records, and remember that they are on their way."""
         self._talk.send(data)
+        stats = self._talk.stats
+        stats.delivered_events += len(deliveries)
+        stats.encoded_events += len(deliveries)
+        stats.delivered_bytes += len(data)
         self._outstanding.update([(delivery.tag, delivery.deliveries) for delivery in deliveries])
         if self._auto_commit and deliveries:
             self._sent.append(_Sent(self._talk.sent_bytes, [delivery.tag for delivery in deliveries]))

@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from penstock.protocols.fujin.codec import WriteForm
 from penstock.protocols.fujin.wire import BODY_BYTES_MAX_DEFAULT, Request
+from penstock.stats import PushStats
 
 Start = Literal["earliest", "latest"]
 GROUP: Final = "fujin"
@@ -45,8 +46,8 @@ class FujinSettings:
 
 
 @dataclass(slots=True)
-class FujinStats:
-    """Plain numbers, exported on scrape."""
+class FujinStats(PushStats):
+    """Plain numbers, exported on scrape. Subscribers are readers, those that fetch among them."""
 
     requests: list[int] = field(default_factory=lambda: [0] * (max(Request) + 1))
     """By number; those that are no command under 0."""
