@@ -238,6 +238,33 @@ async def test_what_was_published_gives_back_its_space(tmp_path: Path, clock: Ma
         assert len(await house.values("orders")) == 18
 
 
+async def test_what_was_aborted_gives_back_its_space_too(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        for attempt in range(4):
+            for number in range(6):
+                await house.stage("orders", [(0, [bytes(3 << 20)])], sequence=number, attempt=str(attempt))
+            await house.staging.abort(ALICE, "query", 1, 0)
+        (topic,) = house.staging_topics()
+        while house.engine.partition(topic, 0).size_bytes > 20 << 20:
+            await asyncio.sleep(0)
+
+
+async def test_staged_records_do_not_take_the_space_held_back_for_the_brokers_own_state(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        await house.stage("orders", [(0, [b"a"])])
+        house.disk.disk_full()
+        with pytest.raises(NoSpace):
+            await house.stage("orders", [(0, [bytes(1 << 20)] * 3)], sequence=1)
+        house.disk.disk_full_off()
+        await house.stage("orders", [(0, [b"b"])], sequence=1)
+        assert await house.publish(0, ("a", 2)) is Committed.NOW
+        assert await house.values("orders") == [b"a", b"b"]
+
+
 async def test_an_application_of_one_epoch_leaves_nothing_behind(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")

@@ -37,6 +37,8 @@ PROGRESS_S_MAX = 180.0
 LOOK_S = 0.05
 # A driver takes as long to come back as everything else takes for ten rounds.
 WEIGHTS = {"broker": 30, "worker": 30, "replay": 20, "stop": 12, "driver": 8}
+# The virtual machine, and those that have done their work when a query has begun.
+NOT_WORKERS = ("java", "lookup_data_sources", "create_data_source", "plan_data_source_read")
 OPTIONS = ClientOptions(retry=NO_RETRY, request_timeout_s=10.0)
 
 
@@ -97,7 +99,7 @@ class Spark:
         found = [
             (pid, command)
             for pid in self._descendants()
-            if "pyspark" in (command := _command_of(pid)) and "java" not in command
+            if "pyspark" in (command := _command_of(pid)) and not any(each in command for each in NOT_WORKERS)
         ]
         if not found:
             return "no worker"

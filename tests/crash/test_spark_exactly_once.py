@@ -8,7 +8,7 @@ import pytest
 
 from tests.crash.spark_torture import Torture
 
-KINDS = ("worker", "broker", "replay", "worker", "driver", "stop", "replay", "broker")
+KINDS = ("worker", "broker", "replay", "driver", "stop", "worker")
 
 
 @pytest.mark.timeout(600)

@@ -273,6 +273,9 @@ class Tickets:
         for ticket in doomed:
             self.forget(staged, ticket)
         self._delete_entries([ticket for ticket in doomed if ticket.opening is None])
+        if doomed:
+            # Who fails again and again must not fill the disk with what it never commits.
+            _ = self._run(self.clear(staged))
         return len(doomed)
 
     def forget(self, staged: StagedApplication, ticket: Ticket) -> None:

@@ -99,7 +99,8 @@ class EmbeddedPartition(Partition):
         self.index = index
         self.topic_id = bytes.fromhex(info.id)
         self.config: TopicConfig = info.config
-        self.internal = info.name.startswith("__")
+        # What need not survive a power cut is no state that must be written whatever happens.
+        self.internal = info.name.startswith("__") and info.config.durability.mode == "fsync"
         self.directory = directory
         self.writer = writer
         self.segments: Sequence[Segment] = segments
