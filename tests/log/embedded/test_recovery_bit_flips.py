@@ -24,8 +24,8 @@ STEP_BYTES = 97
 RANDOM_FLIPS = 15
 OPTIONS = EngineOptions(reserve_bytes=0)
 CORRUPT = re.compile(r"corrupt block in (?P<file>\S+) at byte (?P<position>\d+)")
-# What a start may remove: the marker of a clean stop and a journal that was applied.
-EPHEMERAL = re.compile(r"clean-shutdown|journal/")
+# What a start may remove or replace: the marker of a clean stop, a journal that was applied, and what tells one run from another.
+EPHEMERAL = re.compile(r"clean-shutdown|journal/|LOCK")
 
 
 def places(size: int, seed: str) -> Iterator[tuple[int, int]]:
