@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,7 +16,7 @@ from penstock.net.limits import QuicLimits
 from penstock.net.quic import QuicListener
 from penstock.quic.settings import QuicSettings
 from tests.net.line_session import open_sockets, until
-from tests.net.quic_lines import read_all, read_line, serving_quic
+from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic
 
 
 async def test_a_client_that_vanished_is_noticed(tmp_path: Path) -> None:
@@ -61,16 +62,62 @@ async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
         assert await read_line(stream) == b"one\n"
         (session,) = service.sessions
         before = session.connection.peer
-        for count in range(1, 4):
+        for count in range(1, 8):
             client.rebind()
             await stream.write(b"echo again\n")
             assert await read_line(stream) == b"again\n"
             await until(lambda count=count: service.stats.migrations == count)  # type: ignore[misc]
-        assert session.connection.peer != before
+            assert session.connection.peer != before
+            before = session.connection.peer
         assert session.streams[0].stream.peer == session.connection.peer
         await stream.write(b"big 3000000\n", end=True)
         assert len(await read_all(stream)) == 3_000_000
         assert service.stats.connections_total == 1
+
+
+async def test_a_client_that_only_listens_is_followed_too(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        (session,) = service.sessions
+        news = session.connection.open_stream(LineStream, one_way=True)
+        news.send(b"0\n")
+        stream = await client.accept_stream()
+        assert await read_line(stream) == b"0\n"
+        for count in range(1, 7):
+            client.rebind()
+            news.send(b"%d\n" % count)
+            assert await read_line(stream) == b"%d\n" % count
+        news.send(b"x" * 2_000_000, end=True)
+        assert len(await read_all(stream)) == 2_000_000
+
+
+async def test_a_peer_is_not_believed_to_be_where_somebody_repeats_its_datagrams(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        (session,) = service.sessions
+        for moves in (0, 4):  # what the library follows, and what it does not
+            for _ in range(moves):
+                client.rebind()
+                await stream.write(b"echo moved\n")
+                assert await read_line(stream) == b"moved\n"
+            peer, seen = session.connection.peer, service.stats.migrations
+            with socket.socket(type=socket.SOCK_DGRAM) as copier:
+                send = client.endpoint.send
+
+                def twice(
+                    datagrams: Any, origin: bytes = b"", send: Any = send, copier: socket.socket = copier
+                ) -> None:
+                    for datagram, _ in datagrams:
+                        copier.sendto(datagram, service.where)
+                    send(datagrams, origin)
+
+                client.endpoint.send = twice  # type: ignore[method-assign]
+                for number in range(20):
+                    await stream.write(b"echo %d\n" % number)
+                    assert await read_line(stream) == b"%d\n" % number
+                client.endpoint.send = send  # type: ignore[method-assign]
+            assert (session.connection.peer, service.stats.migrations) == (peer, seen)
 
 
 async def test_a_stop_waits_for_what_is_owed_and_then_closes(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ class QuicConnection(Connection):
         self._room = None
 
     def failed(self, error: Exception) -> None:
-        self.close(reason=f"{type(error).__name__}: {error}")
+        self.abandon(f"{type(error).__name__}: {error}")
         asyncio.get_running_loop().call_exception_handler(
             {"message": f"the connection to {self.peer} was closed because of an error", "exception": error}
         )
@@ -310,7 +310,7 @@ class QuicConnection(Connection):
             self._keep_alive = asyncio.get_running_loop().call_later(interval_s, self._show_life)
 
     def _show_life(self) -> None:
-        if not self.is_lost:
+        if not self.is_lost and not self.core.over:
             self.core.ping()
             self.touch()
             self._stay_alive()

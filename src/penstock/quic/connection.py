@@ -16,11 +16,13 @@ from penstock.quic.core import (
     CID_ISSUED,
     CID_RETIRED,
     MIGRATED,
+    PING_ACKNOWLEDGED,
     STOP_SENDING,
     STREAM_DATA,
     STREAM_FINISHED,
     STREAM_RESET,
     STREAMS_AVAILABLE,
+    VALIDATED,
     Address,
     Event,
     QuicCore,
@@ -87,8 +89,14 @@ class Connection:
     def has_run(self) -> None:
         """Events were taken, and what there was to send was sent."""
 
+    def migrating(self) -> None:
+        """The peer seems to be somewhere else, which the core looks into."""
+
     def migrated(self, address: Address) -> None:
         """The peer is somewhere else now."""
+
+    def ping_acknowledged(self) -> None:
+        """The peer has received a ping of ours."""
 
     def cid_issued(self, cid: bytes) -> None:
         """The peer may address us by this id from now on."""
@@ -105,6 +113,14 @@ class Connection:
 
     def lost(self, code: int, reason: str) -> None:
         """The connection is over; every stream was closed before."""
+
+    def addressed(self, datagrams: list[tuple[bytes, Address]]) -> list[tuple[bytes, Address]]:
+        """What is sent, with where it is sent to."""
+        return datagrams
+
+    def datagrams_allowed(self) -> int:
+        """How many datagrams may be sent now."""
+        return self._datagrams_per_turn
 
     # -- use ---------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +155,7 @@ class Connection:
         """End every stream and the connection; the peer is told."""
         if not self.is_lost:
             self.core.close(code, None, reason)
-            self.farewell = self.core.take_datagrams(self._now_s(), self._datagrams_per_turn)
+            self.farewell = self.addressed(self.core.take_datagrams(self._now_s(), self._datagrams_per_turn))
             self.endpoint.send(self.farewell, self._origin)
             self._lose(code, reason)
 
@@ -169,7 +185,7 @@ class Connection:
                 self._taking = False
         if self._is_there():
             if self.core.over:
-                self.farewell = self.core.take_datagrams(now_s, self._datagrams_per_turn)
+                self.farewell = self.addressed(self.core.take_datagrams(now_s, self._datagrams_per_turn))
                 self.endpoint.send(self.farewell, self._origin)
                 self._lose(self.core.end_code, self.core.end_reason)
             else:
@@ -247,7 +263,11 @@ class Connection:
         elif kind == CID_RETIRED:
             self.cid_retired(event[1])
         elif kind == MIGRATED:
+            self.migrating()
+        elif kind == VALIDATED:
             self.migrated(self.core.peer_address)
+        elif kind == PING_ACKNOWLEDGED:
+            self.ping_acknowledged()
 
     def _new_stream(self, stream_id: int) -> Stream | None:
         """A stream of the peer's that is not known yet; None for one of ours that is gone, and for one that is refused."""
@@ -263,7 +283,7 @@ class Connection:
         if endpoint.blocked:
             endpoint.touch_when_writable(self)
             return
-        datagrams = self.core.take_datagrams(now_s, self._datagrams_per_turn)
+        datagrams = self.addressed(self.core.take_datagrams(now_s, self.datagrams_allowed()))
         if datagrams:
             endpoint.send(datagrams, self._origin)
             if len(datagrams) == self._datagrams_per_turn:

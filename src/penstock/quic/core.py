@@ -12,7 +12,9 @@ An event is a tuple: its kind first, then what the kind says:
 
     (STREAM_DATA, stream id, data, ended)      (STREAM_RESET, stream id, code)      (STOP_SENDING, stream id, code)
     (STREAM_FINISHED, stream id)               both sides ended and everything acknowledged
-    (CID_ISSUED, cid)                          (CID_RETIRED, cid)                   (MIGRATED, path)
+    (CID_ISSUED, cid)                          (CID_RETIRED, cid)
+    (MIGRATED, path)                           (VALIDATED, path)                    the peer is somewhere else; and has shown it
+    (PING_ACKNOWLEDGED, number)
 
 That it has ended says `over`; who ended it, `end_code` and `end_reason`.
 """
@@ -52,6 +54,8 @@ STREAMS_AVAILABLE: Final = "streams_available"
 CID_ISSUED: Final = "connection_id_issued"
 CID_RETIRED: Final = "connection_id_retired"
 MIGRATED: Final = "peer_migration"
+VALIDATED: Final = "path_validated"
+PING_ACKNOWLEDGED: Final = "ping_acknowledged"
 TERMINATED: Final = "connection_terminated"
 REPORTED: Final = frozenset(
     {
@@ -63,10 +67,16 @@ REPORTED: Final = frozenset(
         CID_ISSUED,
         CID_RETIRED,
         MIGRATED,
+        VALIDATED,
+        PING_ACKNOWLEDGED,
     }
 )
 ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
+MOVES_MAX: Final = 3
+"""The core follows a peer to as many addresses, over the life of the connection, and to no more."""
+ACCEPTED: Final = 2
+"""Where the core's report on datagrams says how many packets it took."""
 CONNECTION_REFUSED: Final = 2
 IDLE_REASON: Final = "Idle timeout"
 PACING: Final = "pacing"
@@ -189,13 +199,16 @@ class QuicCore(QuicConnection):
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def receive(self, buffer: bytes, segment_bytes: int, address: Address, now_s: float) -> None:
-        """Take datagrams that came in one go: all of `segment_bytes`, the last one maybe shorter."""
+    def receive(self, buffer: bytes, segment_bytes: int, address: Address, now_s: float) -> int:
+        """Take datagrams that came in one go: all of `segment_bytes`, the last one maybe shorter.
+
+        Returns how many packets in them were the peer's and new, once the handshake is complete.
+        """
         if self._handshake_complete:
             assert self._core is not None
-            self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)
-        else:
-            self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+            return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[ACCEPTED]
+        self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+        return 0
 
     def take_event(self) -> Event | None:
         """The next event; taking one that carries data lets the peer send as much again."""
