@@ -202,7 +202,6 @@ def test_the_group_is_named_after_what_is_read_unless_told_otherwise() -> None:
         ("penstock.bootstap", "did you mean penstock.bootstrap?"),
         ("xyz", "known are assign, "),
         ("path", "topics are not paths"),
-        ("topic", "is an option of writing"),
         ("kafka.bootstrap.servers", "set penstock.bootstrap to the host:port of this broker's FlyMQ listener instead"),
         ("kafka.group.id", "set the option group instead"),
         ("kafka.security.protocol", "belongs to Spark's Kafka connector and has no meaning here: remove it"),
@@ -212,6 +211,12 @@ def test_the_group_is_named_after_what_is_read_unless_told_otherwise() -> None:
 )
 def test_names_that_are_not_known_are_refused_with_a_hint(name: str, found: str) -> None:
     assert found in refusal({"subscribe": "orders", name: "1"})
+
+
+def test_a_table_that_is_written_too_has_the_options_of_both_and_one_that_is_not_says_what_to_read() -> None:
+    options = {"subscribe": "orders", "topic": "orders", "txnAppId": "job", "txnVersion": "1"}
+    assert parse_source_options(options, streaming=False).subscription.topics == ("orders",)
+    assert "option topic: is an option of writing; to read, set the option subscribe" in refusal({"topic": "orders"})
 
 
 # -- which broker ---------------------------------------------------------------------------------------------------------------

@@ -118,6 +118,8 @@ def test_sql_inserts_into_a_view_of_a_topic(
     )
     assert stored(client, topic) == ["0", "1", "2"]
     assert {record.key for record in client.records(topic)} == {b"k"}
+    assert spark.sql("SELECT count(*) AS records FROM inserted").collect()[0].records == 3
+    spark.catalog.dropTempView("inserted")
 
 
 def test_a_numbered_write_is_done_once(

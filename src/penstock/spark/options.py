@@ -51,6 +51,8 @@ _STREAM_ONLY: Final = (
     "maxTriggerDelay",
     "pollWaitMs",
 )
+_OF_WRITING: Final = ("topic", "txnAppId", "txnVersion")
+"""They come with a table that is both read and written, and mean nothing here."""
 SOURCE_OPTIONS: Final = (*_BOTH, *_BATCH_ONLY, *_STREAM_ONLY)
 """For the sink, which may be handed them with a table that is both read and written."""
 _ELSEWHERE: Final = {
@@ -113,8 +115,10 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
         kinds = ("a batch", "a stream") if streaming else ("a stream", "a batch")
         elsewhere[name.lower()] = f"belongs to {kinds[0]} query, and this is {kinds[1]}: remove it"
-    check_names(options, known, elsewhere)
     given = {name.lower(): value for name, value in options.items()}
+    if any(name.lower() in given for name in _SUBSCRIPTIONS):
+        known += _OF_WRITING
+    check_names(options, known, elsewhere)
     subscription = _subscription(given)
     least, most = number(given, "minOffsetsPerTrigger"), number(given, "maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
