@@ -122,10 +122,10 @@ Datagrams = Sequence[tuple[bytes, Address]]
 Tap = Callable[[Datagrams], None]
 
 
-def _shown_to(tap: Tap, send: Tap) -> Tap:
-    def sent(datagrams: Datagrams) -> None:
+def _shown_to(tap: Tap, send: Callable[[Datagrams, bytes], None]) -> Callable[[Datagrams, bytes], None]:
+    def sent(datagrams: Datagrams, origin: bytes = b"") -> None:
         tap(datagrams)
-        send(datagrams)
+        send(datagrams, origin)
         tap(datagrams)
 
     return sent
