@@ -25,6 +25,7 @@ from penstock.errors import PenstockError
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, Disconnect, Fetch, Settle
 from penstock.protocols.fujin.talk import Talk, Timer
+from penstock.protocols.fujin.unconfirmed import Unconfirmed
 from penstock.protocols.fujin.wire import (
     EMPTY_FETCH,
     EMPTY_READER_TOPIC,
@@ -50,10 +51,6 @@ FETCHES_MAX: Final = 64
 """Fetches of one reader that wait for records at once."""
 FAREWELL_S: Final = 0.1
 """Deployed clients lose the reason of a refused CONNECT READER when the end of the stream comes with it."""
-CONFIRM_S: Final = 0.05
-"""How often a reader with auto commit looks which bytes have arrived."""
-CONFIRM_SOON_S: Final = 0.002
-"""The same where nothing more can be sent before."""
 UNCONFIRMED_MAX: Final = 4096
 """Records on their way to a reader with auto commit."""
 
@@ -66,25 +63,16 @@ class _HeldFetch(NamedTuple):
     timer: Timer
 
 
-class _Sent(NamedTuple):
-    """Records that were sent with auto commit, and where in the stream their bytes end."""
-
-    end: int
-    tags: list[int]
-
-
 class Reader:
     """Implements `Role`."""
 
     __slots__ = (
         "_auto_commit",
-        "_confirming",
         "_fetches",
         "_loading",
         "_outstanding",
         "_pull",
         "_refused",
-        "_sent",
         "_stop_watching",
         "_stopping",
         "_subscription",
@@ -102,9 +90,7 @@ class Reader:
         self._stop_watching: Callable[[], None] | None = None
         self._outstanding: dict[int, int] = {}
         """What was sent and is not settled: how many times it had been delivered then, by its tag."""
-        self._sent: deque[_Sent] = deque()
-        self._unconfirmed = 0
-        self._confirming: Timer | None = None
+        self._unconfirmed = Unconfirmed(talk, self._arrived, self._work_soon)
         self._fetches: deque[_HeldFetch] = deque()
         self._unanswered = 0
         self._loading = False
@@ -207,11 +193,8 @@ class Reader:
             self._talk.stats.subscribers -= 1
         for held in self._take_fetches():
             self._talk.stream.release(held.held_bytes)
-        if self._confirming is not None:
-            self._confirming.cancel()
-            self._confirming = None
         if self._subscription is not None:
-            self._confirm()
+            self._unconfirmed.stop()
             self._talk.broker.subscriptions.give_back(self._subscription, sorted(self._outstanding.items()))
             self._outstanding.clear()
 
@@ -231,8 +214,7 @@ class Reader:
         if subscription.deleted:
             self._give_up("the topic was deleted")
             return
-        if self._sent:
-            self._confirm()
+        self._unconfirmed.look()
         try:
             if self._pull:
                 more = self._answer_fetches(subscription)
@@ -244,10 +226,10 @@ class Reader:
             return
         if more:
             self._work_soon()
-        elif self._sent and (
-            self._unconfirmed >= UNCONFIRMED_MAX or subscription.in_flight >= subscription.policy.in_flight_max
+        elif (
+            self._unconfirmed.records >= UNCONFIRMED_MAX or subscription.in_flight >= subscription.policy.in_flight_max
         ):
-            self._confirm_after(CONFIRM_SOON_S)
+            self._unconfirmed.look_soon()
 
     def _give_up(self, reason: str) -> None:
         """Records cannot be read: say so where something waits for an answer, otherwise end."""
@@ -309,7 +291,7 @@ class Reader:
         talk = self._talk
         if talk.quiet or self._stopping or not talk.stream.writable:
             return False
-        room = UNCONFIRMED_MAX - self._unconfirmed
+        room = UNCONFIRMED_MAX - self._unconfirmed.records
         if not self._auto_commit:
             room = talk.settings.unacknowledged_max - len(self._outstanding)
         if room <= 0:
@@ -335,36 +317,12 @@ class Reader:
         stats.delivered_bytes += len(data)
         self._outstanding.update([(delivery.tag, delivery.deliveries) for delivery in deliveries])
         if self._auto_commit and deliveries:
-            self._sent.append(_Sent(self._talk.sent_bytes, [delivery.tag for delivery in deliveries]))
-            self._unconfirmed += len(deliveries)
-            if self._confirming is None:
-                self._confirm_after(CONFIRM_S)
+            self._unconfirmed.add([delivery.tag for delivery in deliveries])
 
-    def _confirm_after(self, delay_s: float) -> None:
-        if self._confirming is not None:
-            self._confirming.cancel()
-        self._confirming = self._talk.call_later(delay_s, self._confirm_again)
-
-    def _confirm_again(self) -> None:
-        self._confirming = None
-        if not self._talk.over:
-            self._confirm()
-            if self._sent:
-                self._confirm_after(CONFIRM_S)
-            self._work_soon()
-
-    def _confirm(self) -> None:
-        """Settle the records with auto commit whose bytes have arrived."""
+    def _arrived(self, tags: list[int]) -> None:
+        """With auto commit that is all a record needs."""
         subscription, talk = self._subscription, self._talk
-        if subscription is None:
-            return
-        arrived = talk.sent_bytes - talk.stream.unacknowledged_bytes
-        tags: list[int] = []
-        while self._sent and self._sent[0].end <= arrived:
-            tags += self._sent.popleft().tags
-        if not tags:
-            return
-        self._unconfirmed -= len(tags)
+        assert subscription is not None
         for tag in tags:
             self._outstanding.pop(tag, None)
         try:
