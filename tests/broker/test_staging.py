@@ -125,6 +125,28 @@ async def test_staged_records_survive_a_restart(house: StagingHouse) -> None:
         assert await house.values("orders", 1) == [b"1", b"3"]
 
 
+async def test_staged_records_that_are_damaged_are_refused_by_the_commit_and_the_broker_starts(
+    house: StagingHouse,
+) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        for number in range(3):
+            await house.stage("orders", [(0, [b"%d" % number * 100])], sequence=number)
+        (topic,) = house.staging_topics()
+        await house.close()
+        (log,) = house._directory.glob(f"topics/{topic}.*/0/*.log")
+        data = bytearray(log.read_bytes())
+        data[300] ^= 1
+        log.write_bytes(data)
+        await house.open()
+        with pytest.raises(TransactionNotFound, match="write the epoch again"):
+            await house.publish(0, ("a", 3))
+        await house.stage("orders", [(0, [b"again"])], attempt="b")
+        assert await house.publish(0, ("b", 1)) is Committed.NOW
+        assert await house.values("orders") == [b"again"]
+
+
 async def test_a_commit_of_what_is_not_all_there_publishes_nothing(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")
