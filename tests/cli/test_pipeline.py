@@ -86,6 +86,19 @@ def test_run_says_what_is_wrong_with_the_file(run: Run, tmp_path: Path) -> None:
     assert "p.toml: directory is missing" in wrong.err
 
 
+def test_run_without_a_broker_says_so_before_spark_starts(run: Run, tmp_path: Path) -> None:
+    with RunningBroker() as broker:
+        address = broker.address
+    (tmp_path / "p.toml").write_text(
+        f'name = "p"\nbootstrap = "{address}"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n'
+    )
+    result = run("pipeline", "run", "p.toml", "--once")
+    assert result.code == 1
+    assert f"cannot connect to flymq://{address}" in result.err
+    assert "penstock serve" in result.err
+    assert "--server" in result.err
+
+
 def test_stages_that_do_not_exist_are_refused(run: Run) -> None:
     assert "use bronze, silver or gold" in run("pipeline", "run", "p.toml", "--stage", "tin").err
 

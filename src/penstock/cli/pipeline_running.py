@@ -39,7 +39,10 @@ def run_pipeline(
     try:
         client = open_client(settings)
     except Unreachable as error:
-        raise Unreachable(f"{error}, or name another with --server") from error
+        reason = error.__cause__ or error
+        raise Unreachable(
+            f"{reason} Start one with: penstock serve, or name another in the file (bootstrap) or with --server"
+        ) from error
     display: Display = JsonDisplay() if as_json else (LiveDisplay() if sys.stderr.isatty() else LineDisplay())
     stopper = Stopper()
     with client, stopper, spark_session(pipeline, verbose=verbose) as spark:

@@ -93,6 +93,6 @@ def build_session(
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         raise ConfigError(
-            "Spark's Java process ended as it started; what it prints (penstock pipeline run --verbose shows it) says why. Common "
-            "reasons are a setting under spark.driver.extraJavaOptions that this Java does not know, and too little memory"
+            "Spark's Java process ended as it started; what it prints (penstock pipeline run --verbose shows it) says why; less "
+            "memory than spark.driver.memory asks for is a common reason"
         ) from error

@@ -37,6 +37,18 @@ penstock.errors.OffsetOutOfRange: offset out of range: partition 0 of orders beg
             RuntimeError("\n\njava.lang.OutOfMemoryError thrown\n\tat a\n\tat b"),
             "Spark: java.lang.OutOfMemoryError thrown",
         ),
+        (
+            RuntimeError(
+                "An error occurred while calling None.x.\n: org.apache.spark.SparkException: Could not parse: 'x'\n\tat a"
+            ),
+            "Spark: Could not parse: 'x'",
+        ),
+        (
+            RuntimeError(
+                "[STREAM_FAILED] Query terminated.\n\tat a\nCaused by: java.io.IOException: No space left on device\n\tat b"
+            ),
+            "Spark: No space left on device",
+        ),
         (KeyError(), "Spark: KeyError"),
     ],
 )

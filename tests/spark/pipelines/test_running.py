@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,17 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     assert sorted(values_of(made, f"{topic}-again")) == sorted(values_of(made, topic))
     with pytest.raises(InvalidRequest, match="was done at"):
         replay(made.spark, made.pipeline, LocalFiles(), options, again)
+    marker = Path(made.pipeline.directory) / "_replays" / f"{again.name}.json"
+    marker.write_text(json.dumps({"state": "begun"}))
+    replay(made.spark, made.pipeline, LocalFiles(), options, again)
+    assert len(values_of(made, f"{topic}-again")) == 64, (
+        "a crash after the commit and before it was noted doubles nothing"
+    )
+    now_ms = time.time_ns() // 1_000_000
+    recent = ReplayRequest(f"{topic}-recent", topic=f"{topic}-again", since_ms=now_ms - 3_600_000, id="recent")
+    assert replay(made.spark, made.pipeline, LocalFiles(), options, recent) == 64
+    future = ReplayRequest(f"{topic}-future", table=f"silver/{topic}", since_ms=now_ms + 3_600_000)
+    assert replay(made.spark, made.pipeline, LocalFiles(), options, future) == 0
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])

@@ -15,6 +15,7 @@ LINE_CHARS_MAX: Final = 600
 _OURS: Final = re.compile(r"penstock\.(?:errors|spark\.[\w.]+)\.(\w+): (.+)")
 _PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt)): (.+)$", re.MULTILINE)
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
+_JAVA: Final = re.compile(r"^(?:: |Caused by: )[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
 _TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
 # Say that something failed and not what: the cause inside is what people need.
 _WRAPPERS: Final = frozenset(
@@ -38,6 +39,9 @@ def explain_failure(error: BaseException) -> str:
     if python:
         name, said = python[-1]
         return _line(f"{name}: {said}")
+    causes = _JAVA.findall(text)
+    if causes:
+        return _line(f"Spark: {_TAIL.sub('', causes[-1])}")
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return _line(f"Spark: {_TAIL.sub('', first)}")
 
