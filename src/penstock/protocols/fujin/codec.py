@@ -97,7 +97,18 @@ class _Incomplete(Exception):
 class Decoder:
     """One stream."""
 
-    __slots__ = ("_body_bytes_max", "_empty_at", "_form", "_kept", "_needed_bytes", "_role", "_shared", "_skip_bytes")
+    __slots__ = (
+        "_body_bytes_max",
+        "_empty_at",
+        "_form",
+        "_ids_at",
+        "_ids_left",
+        "_kept",
+        "_needed_bytes",
+        "_role",
+        "_shared",
+        "_skip_bytes",
+    )
 
     def __init__(self, *, body_bytes_max: int = BODY_BYTES_MAX_DEFAULT, shared: SharedForm | None = None) -> None:
         self._body_bytes_max = body_bytes_max
@@ -108,6 +119,9 @@ class Decoder:
         self._needed_bytes = 0
         self._skip_bytes = 0
         self._empty_at = -1
+        self._ids_at = 0
+        """How far the ids of an ACK that is kept were looked at, and how many follow."""
+        self._ids_left = 0
 
     @property
     def partial(self) -> bool:
@@ -146,7 +160,7 @@ class Decoder:
             data = data[skipped:]
         if self._kept:
             self._kept += data
-            if len(self._kept) < self._needed_bytes:
+            if len(self._kept) < self._needed_bytes or not self._has_all_ids():
                 return []
             data = bytes(self._kept)
             self._kept = bytearray()
@@ -165,6 +179,22 @@ class Decoder:
         if position > end:
             self._skip_bytes = position - end
         return commands
+
+    def _has_all_ids(self) -> bool:
+        """Look at the ids of a kept ACK from where the last look ended: each is looked at once, in however many pieces they come."""
+        kept = self._kept
+        while self._ids_left:
+            self._needed_bytes = self._ids_at + 4 * self._ids_left
+            if len(kept) < self._needed_bytes:
+                return False
+            id_bytes: int = U32.unpack_from(kept, self._ids_at)[0]
+            if id_bytes > ID_BYTES_MAX:
+                self._ids_left = self._ids_at = 0
+                return True  # the rest need not be waited for
+            self._ids_at += 4 + id_bytes
+            self._ids_left -= 1
+        self._needed_bytes = self._ids_at
+        return len(kept) >= self._ids_at
 
     # -- commands ---------------------------------------------------------------------------------------------------------
 
@@ -243,6 +273,7 @@ class Decoder:
             return self._broken(commands, f"{count} ids at once are more than {IDS_MAX}", end)
         ids: list[bytes] = []
         position = at + 9
+        self._ids_at, self._ids_left = 9, count  # for the next look, should something be missing
         for left in range(count, 0, -1):
             if end - position < 4 * left:
                 raise _Incomplete(position - at + 4 * left)
@@ -253,6 +284,7 @@ class Decoder:
             if end < position:
                 raise _Incomplete(position - at + 4 * (left - 1))
             ids.append(data[position - id_bytes : position])
+        self._ids_at = self._ids_left = 0
         commands.append(Settle(data[at], data[at + 1 : at + 5], ids, position - at))
         return position
 

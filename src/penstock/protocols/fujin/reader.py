@@ -24,18 +24,17 @@ from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, NotInMe
 from penstock.errors import PenstockError
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, Disconnect, Fetch, Settle
+from penstock.protocols.fujin.settling import Settling
 from penstock.protocols.fujin.talk import Talk, Timer
 from penstock.protocols.fujin.unconfirmed import Unconfirmed
 from penstock.protocols.fujin.wire import (
     EMPTY_FETCH,
     EMPTY_READER_TOPIC,
-    ID,
     INVALID_AUTO_COMMIT,
     INVALID_READER_TYPE,
     NOTHING_TO_FETCH,
     READER_NOT_FOUND,
     STOPPING,
-    UNKNOWN_ID,
     ReaderKind,
     Reply,
     Request,
@@ -73,11 +72,11 @@ class Reader:
         "_outstanding",
         "_pull",
         "_refused",
+        "_settling",
         "_stop_watching",
         "_stopping",
         "_subscription",
         "_talk",
-        "_unanswered",
         "_unconfirmed",
         "_work_scheduled",
     )
@@ -90,9 +89,10 @@ class Reader:
         self._stop_watching: Callable[[], None] | None = None
         self._outstanding: dict[int, int] = {}
         """What was sent and is not settled: how many times it had been delivered then, by its tag."""
+        # With auto commit a client is given no ids, and can settle none.
+        self._settling = Settling(talk, {} if self._auto_commit else self._outstanding, self._work_soon)
         self._unconfirmed = Unconfirmed(talk, self._arrived, self._work_soon)
         self._fetches: deque[_HeldFetch] = deque()
-        self._unanswered = 0
         self._loading = False
         self._work_scheduled = False
         self._stopping = False
@@ -157,7 +157,7 @@ class Reader:
 
     @property
     def idle(self) -> bool:
-        return not self._unanswered
+        return not self._settling.unanswered
 
     def may_begin(self, command: Command) -> bool:
         return not self._refused
@@ -170,7 +170,8 @@ class Reader:
             self._fetch(command, held_bytes)
         elif isinstance(command, Settle):
             stats.requests[command.request] += 1
-            self._settle(command, held_bytes)
+            assert self._subscription is not None
+            self._settling.settle(self._subscription, command, held_bytes)
         else:
             assert isinstance(command, Disconnect | BadCommand)
             stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
@@ -404,80 +405,6 @@ class Reader:
         for held in fetches:
             held.timer.cancel()
         return fetches
-
-    # -- settling ---------------------------------------------------------------------------------------------------------
-
-    def _settle(self, command: Settle, held_bytes: int) -> None:
-        """ACK is answered once it is on disk, NACK at once. Either way each id has its own result, and the whole none."""
-        errors: list[str | None]
-        try:
-            errors = self._acknowledge(command.ids) if command.request == Request.ACK else self._refuse(command.ids)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reason = self._talk.reason(error, len(command.ids))
-            self._settled(command, held_bytes, [reason] * len(command.ids))
-            return
-        if command.request == Request.ACK and None in errors:
-            self._unanswered += 1
-            self._talk.broker.subscriptions.when_durable(partial(self._durable, command, held_bytes, errors))
-        else:
-            self._settled(command, held_bytes, errors)
-        self._work_soon()
-
-    def _acknowledge(self, ids: Sequence[bytes]) -> list[str | None]:
-        subscription = self._subscription
-        assert subscription is not None
-        known = [self._known(each) for each in ids]
-        tags = [tag for tag in known if tag is not None]
-        settled = self._talk.broker.subscriptions.acknowledge_many(
-            self._talk.principal, subscription.topic, subscription, tags
-        )
-        done = dict(zip(tags, settled, strict=True))
-        return [self._result(tag is not None and done[tag]) for tag in known]
-
-    def _refuse(self, ids: Sequence[bytes]) -> list[str | None]:
-        subscription = self._subscription
-        assert subscription is not None
-        refuse = self._talk.broker.subscriptions.refuse
-        results: list[str | None] = []
-        for each in ids:
-            tag = self._known(each)
-            results.append(
-                self._result(tag is not None and refuse(self._talk.principal, subscription.topic, subscription, tag))
-            )
-        if None in results:
-            # Others are told by the next sweep.
-            self._talk.call_later(subscription.policy.delay_ms(1) / 1000, self._work_soon)
-        return results
-
-    def _known(self, message_id: bytes) -> int | None:
-        """The tag of an id that this stream was given and has not settled yet; it has now."""
-        if len(message_id) != ID.size:
-            return None
-        tag: int = ID.unpack(message_id)[0]
-        if self._auto_commit or tag not in self._outstanding:
-            return None
-        del self._outstanding[tag]
-        return tag
-
-    def _result(self, settled: bool) -> str | None:
-        if settled:
-            return None
-        self._talk.stats.errors += 1
-        return UNKNOWN_ID
-
-    def _durable(
-        self, command: Settle, held_bytes: int, errors: list[str | None], failure: PenstockError | None
-    ) -> None:
-        self._unanswered -= 1
-        if failure is not None:
-            reason = self._talk.reason(failure, errors.count(None))
-            errors = [f"not stored yet: {reason}" if error is None else error for error in errors]
-        self._settled(command, held_bytes, errors)
-        self._talk.advance_soon()
-
-    def _settled(self, command: Settle, held_bytes: int, errors: Sequence[str | None]) -> None:
-        self._talk.send(reply_encoding.settled(command.request, command.correlation_id, command.ids, errors))
-        self._talk.stream.release(held_bytes)
 
 
 def _fault(command: ConnectReader) -> str | None:
