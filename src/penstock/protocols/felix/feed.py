@@ -36,7 +36,7 @@ from penstock.protocols.felix.stats import FelixStats
 
 SlowPolicy = Literal["drop", "pause", "close"]
 
-CHUNKS_KEPT_BYTES_MAX: Final = 8 << 20
+CHUNKS_KEPT_BYTES_MAX: Final = 16 << 20
 """Of all streams together: what subscribers that are not quite level read one after the other."""
 SWEEP_S: Final = 1.0
 """How often streams are looked at on which nothing happens: whether they exist, and may still be read."""
@@ -142,25 +142,25 @@ class Feed:
     def chunk(self, form: Form, index: int, offset: int) -> Chunk | None:
         """Frames from an offset on that is not the end; None where the disk has to be read first. Raises OffsetOutOfRange."""
         partition = self.partitions[index]
-        key = (partition, form, offset)
-        chunk = self.feeds.chunks.get(key)
-        if chunk is None:
-            blocks = partition.read_cached(offset, CHUNK_BYTES_MAX)
-            if blocks is None:
-                return None
-            chunk = self._encode(form, blocks, offset)
-            if not any(block.flags & EXPIRIES for block in blocks):
-                self.feeds.chunks.keep(key, chunk)
-        return chunk
+        chunk = self.feeds.chunks.get((partition, form, offset))
+        if chunk is not None:
+            return chunk
+        blocks = partition.read_cached(offset, CHUNK_BYTES_MAX)
+        return None if blocks is None else self._encode(partition, form, blocks, offset)
 
     async def load(self, form: Form, index: int, offset: int) -> Chunk:
         """The same, from the disk."""
-        return self._encode(form, await self.partitions[index].read(offset, CHUNK_BYTES_MAX), offset)
+        partition = self.partitions[index]
+        blocks = await partition.read(offset, CHUNK_BYTES_MAX)
+        # Others may have waited for the same.
+        return self.feeds.chunks.get((partition, form, offset)) or self._encode(partition, form, blocks, offset)
 
-    def _encode(self, form: Form, blocks: list[Block], offset: int) -> Chunk:
+    def _encode(self, partition: Partition, form: Form, blocks: list[Block], offset: int) -> Chunk:
         chunk = encode_chunk(form, blocks, offset, self.feeds.clock.now_ms())
         self.feeds.stats.encoded_events += chunk.events
         self.feeds.stats.oversized_events += chunk.oversized
+        if not any(block.flags & EXPIRIES for block in blocks):
+            self.feeds.chunks.keep((partition, form, offset), chunk)
         return chunk
 
 
