@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
-from penstock.log.embedded.journal import Journal, JournalEntry, encode_record, journal_paths, read_records
+from penstock.log.embedded.journal import Journal, JournalEntry, journal_paths, read_records, record_pieces
 from penstock.log.embedded.recovery import redo_journal
 from penstock.testing.faults import FaultyDisk
 
@@ -24,6 +24,12 @@ RECORDS = [
     ],
     [JournalEntry(TOPIC, 3, 1, 2, b"three")],
 ]
+
+
+def encode_record(entries: list[JournalEntry]) -> bytes:
+    return b"".join(record_pieces(entries))
+
+
 ENCODED = [encode_record(record) for record in RECORDS]
 
 
@@ -64,16 +70,16 @@ def test_a_journal_goes_from_file_to_file(tmp_path: Path) -> None:
     journal = Journal(Disk(CrashPoints({})), tmp_path, 5)
     assert journal.retire() is None
     assert journal_paths(tmp_path) == []
-    journal.write(ENCODED[0])
+    journal.write([ENCODED[0]])
     end = journal.size_bytes
-    journal.write(ENCODED[1])
+    journal.write([ENCODED[1]])
     journal.undo(end)
-    journal.write(ENCODED[2])
+    journal.write([ENCODED[2]])
     journal.sync()
     first = journal.retire()
     assert first is not None
     assert journal.size_bytes == 0
-    journal.write(ENCODED[1])
+    journal.write([ENCODED[1]])
     second = journal.retire()
     assert second is not None
     assert journal_paths(tmp_path) == [first, second] == [tmp_path / f"{n:020d}.journal" for n in (5, 6)]
@@ -94,9 +100,9 @@ def test_a_journal_whose_name_may_not_last_is_not_used(tmp_path: Path) -> None:
     journal = Journal(disk, tmp_path, 0)
     for _ in range(2):
         with pytest.raises(OSError, match="space"):
-            journal.write(ENCODED[0])
+            journal.write([ENCODED[0]])
     disk.failing = False
-    journal.write(ENCODED[0])
+    journal.write([ENCODED[0]])
     assert journal.retire() == tmp_path / f"{0:020d}.journal"
 
 
@@ -147,3 +153,17 @@ def test_a_record_of_data_whose_checksum_is_known_is_the_same_record() -> None:
     known = [entry._replace(checksum=google_crc32c.value(entry.data)) for entry in plain]
     assert encode_record(known) == encode_record(plain)
     assert [entry.data for entry in next(read_records(encode_record(known)))] == data
+
+
+def test_a_large_record_is_written_in_pieces(tmp_path: Path) -> None:
+    entries = [JournalEntry(TOPIC, number, 0, 0, bytes([number]) * (1 << 20)) for number in range(3)]
+    pieces = record_pieces(entries)
+    assert [id(piece) for piece in pieces[1:]] == [id(entry.data) for entry in entries]
+    assert len(record_pieces([JournalEntry(TOPIC, 0, 0, 0, b"small")])) == 1
+    journal = Journal(Disk(), tmp_path, 0)
+    journal.reserve(sum(map(len, pieces)))
+    journal.write(pieces)
+    journal.sync()
+    path = journal.retire()
+    assert path is not None
+    assert list(read_records(path.read_bytes())) == [entries]

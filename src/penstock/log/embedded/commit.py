@@ -35,7 +35,7 @@ from penstock.errors import InvalidRequest, PenstockError, WriteFailed
 from penstock.log.api import EngineStats
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
-from penstock.log.embedded.journal import Journal, JournalEntry, encode_record
+from penstock.log.embedded.journal import Journal, JournalEntry, record_pieces
 from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.segment import SegmentWriter
@@ -272,7 +272,7 @@ class Committer:
     def _write_direct(self, part: PartitionCommit) -> None:
         writer = part.partition.writer
         writer.file.ease_flush(len(part.data))
-        self._disk.crash_half_written(Site.APPEND_HALF_WRITTEN, writer.file.fd, part.data, writer.file.end)
+        self._disk.crash_half_written(Site.APPEND_HALF_WRITTEN, writer.file.fd, [part.data], writer.file.end)
         if not self._write_segment(part):
             return
         self._disk.crash_point(Site.APPEND_WRITTEN)
@@ -317,7 +317,7 @@ class Committer:
             if part.partition in self._unflushed and not self._flush(part.partition):
                 _fail(parts, WriteFailed(part.partition.failure))
                 return
-        record = encode_record(
+        record = record_pieces(
             [
                 JournalEntry(
                     part.partition.topic_id,
@@ -366,12 +366,12 @@ class Committer:
             self._mark_failed(parts)
         self._disk.crash_point(Site.JOURNAL_APPLIED)
 
-    def _write_journal(self, record: bytes, *, may_use_reserve: bool) -> PenstockError | None:
+    def _write_journal(self, record: Sequence[bytes], *, may_use_reserve: bool) -> PenstockError | None:
         """Write a record, or return NoSpace having undone it; any other trouble is raised."""
         journal = self._journal
         end = journal.size_bytes
         try:
-            journal.reserve(len(record))
+            journal.reserve(sum(map(len, record)))
             journal.write(record)
         except OSError as error:
             if not is_full(error):

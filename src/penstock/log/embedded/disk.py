@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -105,9 +106,10 @@ class Disk:
         if self._crash_points.due(site):
             self._crash_points.crash()
 
-    def crash_half_written(self, site: Site, fd: int, data: bytes, position: int) -> None:
+    def crash_half_written(self, site: Site, fd: int, pieces: Sequence[bytes], position: int) -> None:
         """At this site a crash leaves the first half of a write behind: a torn tail."""
         if self._crash_points.due(site):
+            data = b"".join(pieces)
             os.pwrite(fd, data[: len(data) // 2], position)
             self._crash_points.crash()
 
@@ -174,10 +176,16 @@ class AppendFile:
 
     def write(self, data: bytes) -> int:
         """Write at the end and move it; returns where the data begins."""
-        position = self.end
-        self._disk.write_all(self.fd, data, position)
-        self.end = position + len(data)
-        self._reserved_to = max(self._reserved_to, self.end)
+        return self.write_pieces([data])
+
+    def write_pieces(self, pieces: Sequence[bytes]) -> int:
+        """Write one behind the other, and then move the end."""
+        position = end = self.end
+        for piece in pieces:
+            self._disk.write_all(self.fd, piece, end)
+            end += len(piece)
+        self.end = end
+        self._reserved_to = max(self._reserved_to, end)
         return position
 
     def cut(self, end: int) -> None:

@@ -28,6 +28,8 @@ _MAGIC: Final = b"PnJr"
 _HEAD = struct.Struct("<4sIQI")
 _ENTRY = struct.Struct("<16sIqqI")
 _RESERVE_STEP_BYTES: Final = 4 << 20
+# Below this, a join takes less time than several writes.
+_PIECES_BYTES_MIN: Final = 1 << 20
 
 
 class JournalEntry(NamedTuple):
@@ -42,7 +44,8 @@ class JournalEntry(NamedTuple):
     """Of the data, where somebody knows it already."""
 
 
-def encode_record(entries: Sequence[JournalEntry]) -> bytes:
+def record_pieces(entries: Sequence[JournalEntry]) -> list[bytes]:
+    """A record, in pieces that follow one another; a large one is not worth joining."""
     places = b"".join(
         _ENTRY.pack(entry.topic_id, entry.partition, entry.segment_base, entry.position, len(entry.data))
         for entry in entries
@@ -55,7 +58,8 @@ def encode_record(entries: Sequence[JournalEntry]) -> bytes:
             checksum = google_crc32c.extend(checksum, entry.data)
         else:
             checksum = combined(checksum, entry.checksum, len(entry.data))
-    return b"".join((_MAGIC, checksum.to_bytes(4, "little"), head, *(entry.data for entry in entries)))
+    pieces = [b"".join((_MAGIC, checksum.to_bytes(4, "little"), head)), *(entry.data for entry in entries)]
+    return pieces if rest_bytes >= _PIECES_BYTES_MIN else [b"".join(pieces)]
 
 
 def decode_record(data: bytes, at: int) -> tuple[list[JournalEntry], int] | None:
@@ -112,11 +116,11 @@ class Journal:
     def reserve(self, size_bytes: int) -> None:
         self._open().reserve(size_bytes)
 
-    def write(self, record: bytes) -> None:
+    def write(self, record: Sequence[bytes]) -> None:
         file = self._open()
-        file.ease_flush(len(record))
+        file.ease_flush(sum(map(len, record)))
         self._disk.crash_half_written(Site.JOURNAL_HALF_WRITTEN, file.fd, record, file.end)
-        file.write(record)
+        file.write_pieces(record)
         self._disk.crash_point(Site.JOURNAL_WRITTEN)
 
     def sync(self) -> None:
