@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ from penstock.protocols.felix.codec import (
     encode_message,
 )
 from penstock.protocols.felix.messages import BinaryPublish, CachePut, Publish, PublishBatch
-from penstock.protocols.felix.wire import HEADER_BYTES
+from penstock.protocols.felix.wire import HEADER_BYTES, PAYLOAD_BYTES_MAX
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SMALL = st.binary(max_size=40)
@@ -94,3 +96,25 @@ def test_a_batch_with_a_byte_changed_is_read_or_refused(flags: int, tail: bytes,
     payload = bytearray(binary.encode_publish("t", "n", "s", [b"one", b"two"], key=b"k", request_id=7) + tail)
     payload[at % len(payload)] = byte
     decode_request(Frame(flags, bytes(payload)))
+
+
+@pytest.mark.parametrize("number", [0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, PAYLOAD_BYTES_MAX + 1, PAYLOAD_BYTES_MAX])
+def test_nothing_is_allocated_by_what_is_announced(number: int) -> None:
+    names = b"\0\1t\0\1n\0\1s"
+    size = number.to_bytes(4, "big")
+    tracemalloc.start()
+    try:
+        decoder = FrameDecoder()
+        decoder.feed(b"FLX1\0\1\0\1" + size)
+        decoder.feed(bytes(1024))
+        for payload in (names + size, names + b"\0\0\0\1" + size, names + size + bytes(1024)):
+            for flags in (1, 9, 0x41, 0x49):
+                decode_request(Frame(flags, payload))
+        for flags in (2, 4, 0x22, 0x24):
+            try:
+                decode_reply(Frame(flags, bytes(16) + size))
+            except ProtocolViolation:
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
