@@ -12,7 +12,7 @@ from penstock.net.quic_session import Stream, StreamSession
 from penstock.protocols.fujin.session import Fujin
 from penstock.testing.clock import ManualClock
 
-TURNS_MAX = 100_000
+PATIENCE_S = 30
 
 
 class Timers:
@@ -211,11 +211,12 @@ class Client:
 
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop turn until something holds."""
-    for _ in range(TURNS_MAX):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not come")
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0)
+    except TimeoutError:
+        raise AssertionError("it did not come") from None
 
 
 async def settle() -> None:
