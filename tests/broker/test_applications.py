@@ -123,3 +123,33 @@ async def test_a_named_commit_on_a_full_disk_is_not_taken_for_done(house: House)
         house.disk.disk_full_off()
         assert await house.commit(transaction, once=Once("query", 1, 1))
         assert len(await house.values("orders")) == 1
+
+
+async def test_a_run_with_a_name_is_begun_once_and_an_older_one_is_not_begun_again(house: House) -> None:
+    async with house:
+        begin_run = house.broker._applications.begin_run
+        assert (await begin_run(ALICE, "query", "first")).run == 1
+        assert (await begin_run(ALICE, "query", "first")).run == 1
+        await house.restart()
+        begin_run = house.broker._applications.begin_run
+        assert (await begin_run(ALICE, "query", "first")).run == 1
+        assert (await begin_run(ALICE, "query", "second")).run == 2
+        with pytest.raises(ProducerFenced, match="run first of application query is fenced: run 2 has begun"):
+            await begin_run(ALICE, "query", "first")
+        assert await house.transactions.begin_run(ALICE, "query") == 3
+        with pytest.raises(ProducerFenced):
+            await begin_run(ALICE, "query", "second")
+        with pytest.raises(InvalidRequest, match="run name has 65 bytes"):
+            await begin_run(ALICE, "query", "x" * 65)
+
+
+async def test_an_application_of_one_epoch_is_forgotten_after_a_day(house: House) -> None:
+    async with house:
+        applications = house.broker._applications
+        await applications.begin_run(ALICE, "job", "run", lasting=False)
+        await applications.begin_run(ALICE, "query", "run")
+        house.clock.advance(DAY_S + 1)
+        applications.forget()
+        while applications.standing(ALICE, "job").run:
+            await asyncio.sleep(0)
+        assert applications.standing(ALICE, "query").run == 1
