@@ -1,0 +1,104 @@
+"""Every operation of Felix for everyone there is: each cell says whether it may."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.broker.access import SYSTEM
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.policy import AccessSettings
+from penstock.log.embedded import EmbeddedEngine
+from penstock.protocols.felix import binary
+from penstock.protocols.felix.binary import PublishAck
+from penstock.protocols.felix.codec import encode_frame
+from penstock.protocols.felix.messages import Auth, CacheGet, CachePut, Error, Publish, PublishBatch, Subscribe
+from penstock.protocols.felix.session import Felix
+from penstock.testing.clock import ManualClock
+from tests.protocols.felix.conversation import Peer, Talk
+
+TENANT = "t1"
+OWN: Any = {"tenant_id": TENANT, "namespace": "default"}
+OTHERS: Any = {"tenant_id": "t2", "namespace": "default"}
+
+
+def operations(scope: Any) -> dict[str, Any]:
+    """By what they need, and their name."""
+    payload = binary.encode_publish(scope["tenant_id"], scope["namespace"], "demo", [b"x"], request_id=7)
+    keyed = binary.encode_publish(scope["tenant_id"], scope["namespace"], "demo", [b"x"], key=b"k", request_id=7)
+    return {
+        "write: publish": Publish(**scope, stream="demo", payload=b"x"),
+        "write: publish_batch": PublishBatch(**scope, stream="demo", payloads=[b"x", b"y"]),
+        "write: empty batch": PublishBatch(**scope, stream="demo", payloads=[]),
+        "write: binary batch": encode_frame(0x09, payload),
+        "write: keyed binary batch": encode_frame(0x49, keyed),
+        "read: subscribe": Subscribe(**scope, stream="demo"),
+        "read: subscribe from the earliest": Subscribe(**scope, stream="demo", start="earliest"),
+        "write: cache_put": CachePut(**scope, cache="default", key="k", value=b"v"),
+        "read: cache_get": CacheGet(**scope, cache="default", key="k"),
+    }
+
+
+# Who may do what with what is its own, and with what is another tenant's.
+WHO = {
+    "nobody": ((), ()),
+    "tenant": (("read", "write"), ()),
+    "configured key": (("read", "write"), ("read", "write")),
+    "consumer": (("read",), ("read",)),
+    "producer": (("write",), ("write",)),
+    "revoked": ((), ()),
+    "unknown token": ((), ()),
+}
+
+
+@pytest.fixture
+async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+    """With users, roles and ACLs."""
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access_settings=AccessSettings())
+    await broker.start()
+    for topic in ("t1/demo", "t2/demo"):
+        await broker.ensure_topic(SYSTEM, topic)
+    yield broker
+    await broker.close()
+
+
+@pytest.fixture
+async def felix(broker: Broker, clock: ManualClock) -> Felix:
+    return Felix(broker, clock=clock, required=True, tokens={TENANT: "one", "t2": "two"}, api_keys=["dev-key"])
+
+
+async def log_in(broker: Broker, peer: Peer, who: str) -> Talk:
+    if who == "nobody":
+        return peer.open()
+    token = {"tenant": "one", "configured key": "dev-key", "unknown token": "guess"}.get(who)
+    if token is None:
+        role = who if who != "revoked" else "consumer"
+        token = await broker.api_keys.create(SYSTEM, who, [role])
+    talk = peer.open()
+    await talk.ask(Auth(tenant_id=TENANT, token=token))
+    if who == "revoked":
+        await broker.api_keys.revoke(SYSTEM, who)
+    return talk
+
+
+@pytest.mark.parametrize("name", operations(OWN))
+@pytest.mark.parametrize("who", WHO)
+async def test_each_may_do_what_it_may_and_nothing_else(peer: Peer, broker: Broker, who: str, name: str) -> None:
+    talk = await log_in(broker, peer, who)
+    before = written(broker)
+    for scope, allowed in zip((OWN, OTHERS), WHO[who], strict=True):
+        answer = await talk.ask(operations(scope)[name])
+        refused = isinstance(answer, Error) or (isinstance(answer, PublishAck) and answer.error is not None)
+        assert refused == (name.partition(":")[0] not in allowed), answer
+        if refused:
+            assert "unauthorized" in (answer.message if isinstance(answer, Error) else str(answer))
+    if not any(WHO[who]):
+        assert written(broker) == before
+        assert not peer.connection.opened
+
+
+def written(broker: Broker) -> int:
+    return sum(broker.partition(SYSTEM, topic, 0).committed_end for topic in ("t1/demo", "t2/demo"))
