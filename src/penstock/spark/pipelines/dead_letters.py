@@ -14,7 +14,7 @@ from penstock.spark.pipelines.decoding import REASON
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LETTER_COLUMNS: Final = "key binary, value binary, partition int, headers array<struct<key: string, value: binary>>"
+LETTER_COLUMNS: Final = "key binary, value binary, headers array<struct<key: string, value: binary>>"
 
 
 def letters(rejected: DataFrame, now_ms: int) -> DataFrame:
@@ -34,10 +34,9 @@ def _letters(now_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
                 [
                     batch.column("key"),
                     batch.column("value"),
-                    pa.array([0] * batch.num_rows, pa.int32()),
                     pa.array(headers, pa.list_(header)),
                 ],
-                names=["key", "value", "partition", "headers"],
+                names=["key", "value", "headers"],
             )
 
     return as_letters

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.pipelines.applications import application_name
 from penstock.spark.pipelines.decoding import METADATA_COLUMNS
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline
@@ -78,7 +79,7 @@ def replay(
     try:
         count = rows.count()
         files.write(marker, json.dumps({"state": "begun", "at_ms": int(time.time() * 1000), "rows": count}))
-        application = f"{pipeline.name}/replay/{request.name}"[-200:]
+        application = application_name(pipeline.name, "replay", request.name)
         target = {**options, "topic": request.to, "txnAppId": application, "txnVersion": "0"}
         rows.write.format(FORMAT).options(**target).mode("append").save()
     finally:

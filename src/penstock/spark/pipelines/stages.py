@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.deadletters import dead_letter_topic
 from penstock.errors import ConfigError, PenstockError, ValidationFailed
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.pipelines.applications import application_name
 from penstock.spark.pipelines.dead_letters import letters
 from penstock.spark.pipelines.decoding import (
     METADATA_COLUMNS,
@@ -152,7 +153,7 @@ class Stage(ABC):
             **self.house.broker_options,
             "topic": topic,
             "includeHeaders": "true" if "headers" in rows.columns else "false",
-            "txnAppId": f"{self.house.pipeline.name}/{self.name}/{topic}/{query}"[-200:],
+            "txnAppId": application_name(self.house.pipeline.name, self.name, topic, query),
             "txnVersion": str(batch_id),
         }
         rows.write.format(FORMAT).options(**options).mode("append").save()
@@ -230,7 +231,6 @@ class SilverStage(Stage):
                 f'{first.offset}: {first[REASON]}; mend them, or set rejects = "dead_letters"'
             )
         topic = dead_letter_topic(self.subject)
-        self.house.client.create_topic(topic, 1)
         self._write_to_topic(letters(rejected, int(time.time() * 1000)), topic, self._query_id(rejected), batch_id)
 
 
