@@ -11,7 +11,6 @@ Bad framing ends the conversation; everything else is answered with a NACK and g
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +40,7 @@ from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
 from penstock.protocols.blipmq.refusals import code_of
 from penstock.protocols.blipmq.wire import FrameType, NackCode
 from penstock.protocols.replies import ReplyQueue, ReplySlot
+from penstock.protocols.turns import InTurns
 
 MESSAGE_BYTES_MIN: Final = 256
 """What a waiting message counts for at least: a POLL takes 21 bytes on the wire, its message some 200 in memory."""
@@ -94,7 +94,7 @@ class BlipMQ:
         return BlipMQSession(self, connection)
 
 
-class BlipMQSession:
+class BlipMQSession(InTurns):
     """Implements `penstock.net.session.Session`."""
 
     __slots__ = (
@@ -105,22 +105,18 @@ class BlipMQSession:
         "_decoder",
         "_greeted",
         "_key_digest",
-        "_loop",
         "_principal",
         "_qos1_in_flight",
         "_replies",
         "_shared",
         "_stats",
         "_subscriptions",
-        "_task",
-        "_turn_scheduled",
         "_waiting",
-        "_waits",
         "_writes_in_flight",
     )
 
     def __init__(self, shared: BlipMQ, connection: Connection) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._shared = shared
         self._broker = shared.broker
         self._subscriptions = shared.broker.subscriptions
@@ -136,10 +132,6 @@ class BlipMQSession:
         self._qos1_in_flight = 0
         self._acknowledged = False
         """Something that may not be on disk yet."""
-        self._waits = False
-        """A frame is being dealt with that cannot be answered at once; those behind it wait."""
-        self._task: asyncio.Task[None] | None = None
-        self._turn_scheduled = False
         self._bug_logged = False
 
     # --- what the network calls ---
@@ -169,7 +161,7 @@ class BlipMQSession:
     def _advance(self) -> None:
         """Deal with what may be dealt with."""
         frames = 0
-        while self._waiting and not self._waits and self._connection.writable:
+        while self._waiting and not self._busy and self._connection.writable:
             message = self._waiting[0]
             if isinstance(message, PublishRun):
                 self._waiting.popleft()
@@ -188,26 +180,6 @@ class BlipMQSession:
 
     def _must_wait(self, kind: int) -> bool:
         return kind in (_POLL, _SUBSCRIBE) or (kind == _PING and self._qos1_in_flight > 0)
-
-    def _advance_later(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._turn_scheduled = False
-        self._advance()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must wait. Nothing else is started meanwhile, and it is not cancelled: half a SUBSCRIBE helps no one."""
-        self._waits = True
-        self._task = self._loop.create_task(self._until_done(work))
-
-    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
-        await work
-        self._waits = False
-        self._task = None
-        self._advance()
 
     def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
         self._replies.fill(slot, reply)
@@ -377,7 +349,7 @@ class BlipMQSession:
         if not self._acknowledged:
             return codec.encode_pong(correlation_id)
         self._acknowledged = False
-        self._waits = True
+        self._busy = True
 
         def durable(error: PenstockError | None) -> None:
             if error is None:
@@ -386,7 +358,7 @@ class BlipMQSession:
                 reply = self._nack(correlation_id, NackCode.INTERNAL, f"acknowledgements not stored yet: {error}")
                 self._acknowledged = True
             self._answer(slot, reply, held_bytes)
-            self._waits = False
+            self._busy = False
             self._advance_later()
 
         self._subscriptions.when_durable(durable)

@@ -14,9 +14,8 @@ and goes on, also an exception that is a bug of ours. A stream on which we canno
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -55,6 +54,7 @@ from penstock.protocols.felix.shared import Shared
 from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
 from penstock.protocols.felix.wire import CLOSE_PROTOCOL_ERROR, HEADER_BYTES, SUPPORTED
 from penstock.protocols.replies import ReplyQueue, ReplySlot
+from penstock.protocols.turns import InTurns
 
 REQUEST_BYTES_MIN: Final = 256
 """What a waiting request counts for at least: a frame may take 12 bytes on the wire, its message takes some 200 in memory."""
@@ -73,18 +73,16 @@ _NAMES: Final[dict[type, str]] = {
 log = structlog.get_logger("penstock.protocols.felix")
 
 
-class FelixStream:
+class FelixStream(InTurns):
     """Implements `penstock.net.quic_session.StreamSession`."""
 
     __slots__ = (
         "_bug_logged",
-        "_busy",
         "_client_flags",
         "_connection",
         "_decoder",
         "_ended",
         "_identity",
-        "_loop",
         "_muted",
         "_next",
         "_on_closed",
@@ -96,8 +94,6 @@ class FelixStream:
         "_stats",
         "_stream",
         "_subscriptions",
-        "_task",
-        "_turn_scheduled",
         "_waiting",
         "_writes_in_flight",
     )
@@ -111,7 +107,7 @@ class FelixStream:
         *,
         on_closed: Callable[[FelixStream], object],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._shared = shared
         self._stats = shared.stats
         self._connection = connection
@@ -129,10 +125,6 @@ class FelixStream:
         self._run: Run | None = None
         """Publishes that were gathered in this turn and are not on their way yet."""
         self._writes_in_flight = 0
-        self._busy = False
-        """A request is being dealt with that cannot be answered at once; those behind it wait."""
-        self._task: asyncio.Task[None] | None = None
-        self._turn_scheduled = False
         self._ended = False
         self._one_way = not stream.can_send
         self._muted = self._one_way
@@ -202,26 +194,6 @@ class FelixStream:
         if self._ended and not (self._muted or self._waiting or self._busy or self._writes_in_flight):
             self._muted = True
             self._stream.end()
-
-    def _advance_later(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._turn_scheduled = False
-        self._advance()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must wait. Nothing else is started meanwhile, and it is not cancelled: half a new topic helps no one."""
-        self._busy = True
-        self._task = self._loop.create_task(self._until_done(work))
-
-    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
-        await work
-        self._busy = False
-        self._task = None
-        self._advance()
 
     def _send(self, data: bytes) -> None:
         if data and not self._muted:

@@ -36,6 +36,7 @@ from penstock.protocols.flymq.transactions.messages import TxnProduce
 from penstock.protocols.flymq.transactions.operations import RunRefused
 from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.replies import ReplyQueue, ReplySlot
+from penstock.protocols.turns import InTurns
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a header alone takes 8 bytes on the wire, its message some 200 in memory."""
@@ -103,7 +104,7 @@ class FlyMQ:
         return FlyMQSession(self, connection)
 
 
-class FlyMQSession:
+class FlyMQSession(InTurns):
     """Implements `penstock.net.session.Session`."""
 
     __slots__ = (
@@ -113,18 +114,15 @@ class FlyMQSession:
         "_decoder",
         "_id",
         "_limits",
-        "_loop",
         "_operations",
         "_replies",
         "_stats",
-        "_task",
-        "_turn_scheduled",
         "_waiting",
         "_writes_in_flight",
     )
 
     def __init__(self, shared: FlyMQ, connection: Connection) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._broker = shared.broker
         self._limits = shared.codec_limits
         self._stats = shared.stats
@@ -143,8 +141,6 @@ class FlyMQSession:
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
         self._waiting: deque[Request] = deque()
         self._writes_in_flight = 0
-        self._task: asyncio.Task[None] | None = None
-        self._turn_scheduled = False
         self._bug_logged = False
 
     @property
@@ -177,7 +173,7 @@ class FlyMQSession:
     def _advance(self) -> None:
         """Start what may be started."""
         calls = 0
-        while self._waiting and self._task is None and self._connection.writable:
+        while self._waiting and not self._busy and self._connection.writable:
             request = self._waiting[0]
             if isinstance(request, ProduceRun):
                 self._waiting.popleft()
@@ -196,24 +192,6 @@ class FlyMQSession:
             else:
                 self._call(request)
         self._replies.flush()
-
-    def _advance_later(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._turn_scheduled = False
-        self._advance()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must wait. Nothing else is started meanwhile, and it is not cancelled: half a CREATE_TOPIC helps no one."""
-        self._task = self._loop.create_task(self._until_done(work))
-
-    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
-        await work
-        self._task = None
-        self._advance()
 
     # --- writes ---
 

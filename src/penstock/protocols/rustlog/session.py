@@ -11,7 +11,6 @@ answered too, after everything before it, and ends it.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -36,6 +35,7 @@ from penstock.protocols.rustlog.metrics import RustLogStats
 from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Code, Dialect, Opcode
+from penstock.protocols.turns import InTurns
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
@@ -67,7 +67,7 @@ class RustLog:
         return RustLogSession(self, connection)
 
 
-class RustLogSession:
+class RustLogSession(InTurns):
     """Implements `penstock.net.session.Session`."""
 
     __slots__ = (
@@ -76,19 +76,16 @@ class RustLogSession:
         "_clock",
         "_connection",
         "_decoder",
-        "_loop",
         "_operations",
         "_principal",
         "_replies",
         "_stats",
-        "_task",
-        "_turn_scheduled",
         "_waiting",
         "_writes_in_flight",
     )
 
     def __init__(self, shared: RustLog, connection: Connection) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._broker = shared.broker
         self._clock = shared.clock
         self._stats = shared.stats
@@ -99,8 +96,6 @@ class RustLogSession:
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
         self._waiting: deque[Request] = deque()
         self._writes_in_flight = 0
-        self._task: asyncio.Task[None] | None = None
-        self._turn_scheduled = False
         self._bug_logged = False
         self._stats.sessions_open += 1
 
@@ -128,7 +123,7 @@ class RustLogSession:
     def _advance(self) -> None:
         """Start what may be started."""
         calls = 0
-        while self._waiting and self._task is None and self._connection.writable:
+        while self._waiting and not self._busy and self._connection.writable:
             request = self._waiting[0]
             if isinstance(request, ProduceRun) and request.values:
                 self._waiting.popleft()
@@ -149,15 +144,6 @@ class RustLogSession:
             else:
                 self._call(request)
         self._replies.flush()
-
-    def _advance_later(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._turn_scheduled = False
-        self._advance()
 
     def _end(self, broken: BrokenFrame) -> None:
         """Answer a frame that cannot be; everything before it is answered by now."""
@@ -277,17 +263,14 @@ class RustLogSession:
         if isinstance(answer, bytes):
             self._answer(slot, self._within_frame(call, answer), _held_bytes(call))
         else:
-            self._task = self._loop.create_task(self._finish(call, answer, slot))
+            self._in_background(self._finish(call, answer, slot))
 
     async def _finish(self, call: Call, answer: Coroutine[Any, Any, bytes], slot: ReplySlot) -> None:
-        """Wait for what must wait. Nothing else is started meanwhile, and it is not cancelled: half a CREATE_TOPIC helps no one."""
         try:
             reply = self._within_frame(call, await answer)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._error(call, error)
         self._answer(slot, reply, _held_bytes(call))
-        self._task = None
-        self._advance()
 
     def _within_frame(self, call: Call, reply: bytes) -> bytes:
         """Lists of very many topics fit into no frame."""
