@@ -141,7 +141,7 @@ class QuicServerConnection(Connection):
             self._heard_s = now_s
             self._unproven = 0
             self.core.ping()  # who answers it receives what we send there
-            self.migrated(address)
+            self._moved(address)
         if self._unproven is not None and address == self._address:
             self._unproven += -(-len(buffer) // segment_bytes)
         self._origin = self.endpoint.arrived_at
@@ -198,8 +198,14 @@ class QuicServerConnection(Connection):
         self._unproven = None
 
     def migrated(self, address: Address) -> None:
-        self._address = address
-        self._beyond_core = self._moves >= MOVES_MAX
+        if not self._beyond_core:
+            self._address = address
+            self._beyond_core = self._moves >= MOVES_MAX
+            self._moved(address)
+
+    def _moved(self, address: Address) -> None:
+        if self.peer == _host_and_port(address):
+            return
         self.stats.migrations += 1
         before, self.peer = self.peer, _host_and_port(address)
         log.info("peer_migrated", listener=self.listener, peer=self.peer, before=before)
