@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
+from penstock.clients.life import AsyncClient
 from penstock.clients.sync_twin import SyncTwin
 from penstock.clients.url import Address
 from penstock.errors import Unreachable
 
 
-class Recorder:
+class Recorder(AsyncClient):
     """An async client that notes what is asked of it."""
 
     def __init__(self, refusal: Exception | None = None) -> None:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
+from penstock.clients.life import AsyncClient
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.url import Address
-
-
-class AsyncClient(Protocol):
-    """What a twin needs of the client it drives."""
-
-    @property
-    def address(self) -> Address: ...
-    async def open(self) -> object: ...
-    async def close(self) -> None: ...
-
 
 Client = TypeVar("Client", bound=AsyncClient)
 

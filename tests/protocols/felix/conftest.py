@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix.session import Felix
 from penstock.testing.clock import ManualClock
-from penstock.testing.faults import FaultyDisk
 from tests.protocols.felix.conversation import Peer, Talk
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def limits() -> BrokerLimits:
+    return BrokerLimits(record_bytes_max=1 << 20)
 
 
 @pytest.fixture
-def disk() -> FaultyDisk:
-    return FaultyDisk()
-
-
-@pytest.fixture
-async def engine(tmp_path: Path, clock: ManualClock, disk: FaultyDisk) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(tmp_path / "data", clock=clock, disk=disk)
-    await engine.start()
-    yield engine
-    await engine.close()
-
-
-@pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
-    broker = Broker(engine, clock=clock, limits=BrokerLimits(record_bytes_max=1 << 20), access=OpenAccess())
-    await broker.start()
+async def broker(broker: Broker) -> Broker:
     for topic in ("demo", "t1/demo"):
         await broker.ensure_topic(ANONYMOUS, topic)
-    yield broker
-    await broker.close()
+    return broker
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import ssl
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from itertools import count
 from random import Random
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
+from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Pipeline
 from penstock.clients.requests import OnLost, Requests, Sleep
@@ -109,7 +109,7 @@ class _AnswerDecoder:
         return frames
 
 
-class AsyncBlipMQClient:
+class AsyncBlipMQClient(AsyncClient):
     """A BlipMQ client for asyncio programs; the API key is the user of the address.
 
     ```python
@@ -166,15 +166,6 @@ class AsyncBlipMQClient:
     async def close(self) -> None:
         """Wait for answers still on their way, then hang up. Closing again does nothing."""
         await self._requests.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- producing -------------------------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
-from types import TracebackType
-from typing import Final, Literal, Self, TypeVar
+from typing import Final, Literal, TypeVar
 
 from msgspec import UNSET
 
+from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.clients.url import parse_url
@@ -155,7 +155,7 @@ class _Session:
         self.connection.close()
 
 
-class AsyncFelixClient:
+class AsyncFelixClient(AsyncClient):
     """A Felix client for asyncio programs. Tenant and token are the user and the password of the address, or given beside it.
 
     ```python
@@ -211,15 +211,6 @@ class AsyncFelixClient:
         if session is not None:
             session.close()
             await session.connection.wait_closed()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- publishing ------------------------------------------------------------------------------------------------------
 

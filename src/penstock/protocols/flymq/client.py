@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from random import Random
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from penstock.clients.arguments import (
     Values,
@@ -25,6 +24,7 @@ from penstock.clients.arguments import (
     milliseconds,
     offset_field,
 )
+from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
 from penstock.clients.records import (
@@ -75,7 +75,7 @@ FETCH_RECORDS = 1000
 """Records a fetch asks for unless told otherwise; the most that deployed brokers give."""
 
 
-class AsyncFlyMQClient:
+class AsyncFlyMQClient(AsyncClient):
     """A FlyMQ client for asyncio programs.
 
     ```python
@@ -138,15 +138,6 @@ class AsyncFlyMQClient:
     async def close(self) -> None:
         """Wait for answers still on their way, then hang up. Closing again does nothing."""
         await self._requests.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- producing -------------------------------------------------------------------------------------------------------
 

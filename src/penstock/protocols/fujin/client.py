@@ -17,6 +17,7 @@ from typing import Final, Literal, Self
 import msgspec
 
 from penstock.clients.arguments import check_topic
+from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.requests import Sleep
 from penstock.clients.url import parse_url
@@ -41,7 +42,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     id: bytes | None = None
 
 
-class AsyncFujinClient:
+class AsyncFujinClient(AsyncClient):
     """
     ```python
     async with AsyncFujinClient("fujin://127.0.0.1:4848?ca=penstock-data/dev-certificate.pem") as client:
@@ -93,15 +94,6 @@ class AsyncFujinClient:
     async def close(self) -> None:
         """Say goodbye on every stream, then hang up. Closing again does nothing."""
         await self._link.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from random import Random
-from types import ModuleType, TracebackType
-from typing import Literal, Self
+from types import ModuleType
+from typing import Literal
 
 from penstock.clients import reading
 from penstock.clients.arguments import (
@@ -24,6 +24,7 @@ from penstock.clients.arguments import (
     index_field,
     offset_field,
 )
+from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
 from penstock.clients.reading import Cursor
@@ -66,7 +67,7 @@ RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX - 1024
 Start = Literal["earliest", "latest"] | int
 
 
-class AsyncRustLogClient:
+class AsyncRustLogClient(AsyncClient):
     """A RustLog client for asyncio programs.
 
     ```python
@@ -127,15 +128,6 @@ class AsyncRustLogClient:
     async def close(self) -> None:
         """Wait for answers still on their way, then hang up. Closing again does nothing."""
         await self._requests.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- producing -------------------------------------------------------------------------------------------------------
 

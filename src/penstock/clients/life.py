@@ -1,0 +1,32 @@
+"""A client as a context: `async with connect_async(url) as client:` opens it and closes it, whatever happens between."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+from penstock.clients.url import Address
+
+
+class AsyncClient(ABC):
+    """What the clients of all protocols have in common."""
+
+    address: Address
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what is under way, then hang up. Closing again does nothing."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
