@@ -18,7 +18,7 @@ from penstock.net.quic_stream import QuicServerStream
 from penstock.net.quic_tls import subject_of_der
 from penstock.net.stats import QuicListenerStats
 from penstock.quic.connection import Connection
-from penstock.quic.core import MOVES_MAX, Address, QuicCore, StreamRefused
+from penstock.quic.core import Address, QuicCore, StreamRefused
 from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.units import Address as HostAndPort
@@ -89,10 +89,8 @@ class QuicServerConnection(Connection):
         self.stats = owner.stats
         self.listener = owner.name
         self.peer = _host_and_port(address)
-        self._address = address
+        self._address = self._first_address = address
         self._heard_s = now_s()
-        self._moves = 0
-        self._beyond_core = False
         self._unproven: int | None = None
         """Datagrams that may be sent to an address of which it is not known yet that the peer is there; None where it is."""
         self.principal_hint: str | None = None
@@ -118,44 +116,32 @@ class QuicServerConnection(Connection):
     # -- what the endpoint calls -------------------------------------------------------------------------------------------
 
     def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> None:
+        """Moves of the peer are followed here: the core is told that it stays where it was. It follows a few and no more, and gives a
+        peer up that is slow to show that it is there."""
         now_s = self._now_s()
-        if address != self._address and self.is_established and not self._beyond_core:
-            self._address = self.core.peer_address
         if address == self._address:
             self._heard_s = now_s
-        elif now_s - self._heard_s < MOVE_QUIET_S:
+        elif not self.is_established or now_s - self._heard_s < MOVE_QUIET_S:
             self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
             return
-        elif self._moves >= MOVES_MAX:
-            self._beyond_core = True
-        if self._beyond_core:
-            self._take_beyond_core(buffer, segment_bytes, address, now_s)
-        else:
-            super().take_datagrams(buffer, segment_bytes, address)
-
-    def _take_beyond_core(self, buffer: bytes, segment_bytes: int, address: Address, now_s: float) -> None:
-        """The core follows no more: it is told that the peer is where it was, and where that is now is known here."""
-        accepted = self.core.receive(buffer, segment_bytes, self.core.peer_address, now_s)
+        accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
         if accepted and address != self._address:
-            self._address = address
-            self._heard_s = now_s
-            self._unproven = 0
-            self.core.ping()  # who answers it receives what we send there
-            self._moved(address)
+            self._move_to(address, now_s)
         if self._unproven is not None and address == self._address:
             self._unproven += -(-len(buffer) // segment_bytes)
         self._origin = self.endpoint.arrived_at
         self.touch()
 
     def addressed(self, datagrams: list[tuple[bytes, Address]]) -> list[tuple[bytes, Address]]:
-        return [(datagram, self._address) for datagram, _ in datagrams] if self._beyond_core else datagrams
+        if self._unproven is not None:
+            self._unproven -= len(datagrams)
+        if self._address == self._first_address:
+            return datagrams
+        return [(datagram, self._address) for datagram, _ in datagrams]
 
     def datagrams_allowed(self) -> int:
-        """Until a peer that has moved beyond the core has shown that it is there, one datagram for each that comes from there."""
-        if self._unproven is None:
-            return super().datagrams_allowed()
-        allowed, self._unproven = self._unproven, 0
-        return allowed
+        """Until a peer that has moved has shown that it is there, one datagram for each that comes from there."""
+        return super().datagrams_allowed() if self._unproven is None else max(self._unproven, 0)
 
     # -- what flow control calls -------------------------------------------------------------------------------------------
 
@@ -191,21 +177,14 @@ class QuicServerConnection(Connection):
         if self._stopping:
             self.answered()
 
-    def migrating(self) -> None:
-        self._moves += 1
-
     def ping_acknowledged(self) -> None:
         self._unproven = None
 
-    def migrated(self, address: Address) -> None:
-        if not self._beyond_core:
-            self._address = address
-            self._beyond_core = self._moves >= MOVES_MAX
-            self._moved(address)
-
-    def _moved(self, address: Address) -> None:
-        if self.peer == _host_and_port(address):
-            return
+    def _move_to(self, address: Address, now_s: float) -> None:
+        self._address = address
+        self._heard_s = now_s
+        self._unproven = 0
+        self.core.ping()  # who answers it receives what we send there
         self.stats.migrations += 1
         before, self.peer = self.peer, _host_and_port(address)
         log.info("peer_migrated", listener=self.listener, peer=self.peer, before=before)

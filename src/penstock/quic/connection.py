@@ -3,7 +3,7 @@
 Everything a connection does, it does in `run`, once per turn of the loop at most: take the events that have come, then make the
 datagrams there are to send, then look at the time. Whoever changes something only touches it.
 
-Subclasses say what happens: `stream_opened`, `established`, `migrated`, `lost`, and which connection ids are its own.
+Subclasses say what happens: `stream_opened`, `established`, `lost`, and which connection ids are its own.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import Final
 from penstock.quic.core import (
     CID_ISSUED,
     CID_RETIRED,
-    MIGRATED,
     PING_ACKNOWLEDGED,
     STOP_SENDING,
     STREAM_DATA,
     STREAM_FINISHED,
     STREAM_RESET,
     STREAMS_AVAILABLE,
-    VALIDATED,
     Address,
     Event,
     QuicCore,
@@ -88,12 +86,6 @@ class Connection:
 
     def has_run(self) -> None:
         """Events were taken, and what there was to send was sent."""
-
-    def migrating(self) -> None:
-        """The peer seems to be somewhere else, which the core looks into."""
-
-    def migrated(self, address: Address) -> None:
-        """The peer is somewhere else now."""
 
     def ping_acknowledged(self) -> None:
         """The peer has received a ping of ours."""
@@ -262,10 +254,6 @@ class Connection:
             self.cid_issued(event[1])
         elif kind == CID_RETIRED:
             self.cid_retired(event[1])
-        elif kind == MIGRATED:
-            self.migrating()
-        elif kind == VALIDATED:
-            self.migrated(self.core.peer_address)
         elif kind == PING_ACKNOWLEDGED:
             self.ping_acknowledged()
 

@@ -13,7 +13,6 @@ An event is a tuple: its kind first, then what the kind says:
     (STREAM_DATA, stream id, data, ended)      (STREAM_RESET, stream id, code)      (STOP_SENDING, stream id, code)
     (STREAM_FINISHED, stream id)               both sides ended and everything acknowledged
     (CID_ISSUED, cid)                          (CID_RETIRED, cid)
-    (MIGRATED, path)                           (VALIDATED, path)                    the peer is somewhere else; and has shown it
     (PING_ACKNOWLEDGED, number)
 
 That it has ended says `over`; who ended it, `end_code` and `end_reason`.
@@ -53,8 +52,6 @@ STREAM_FINISHED: Final = "stream_finished"
 STREAMS_AVAILABLE: Final = "streams_available"
 CID_ISSUED: Final = "connection_id_issued"
 CID_RETIRED: Final = "connection_id_retired"
-MIGRATED: Final = "peer_migration"
-VALIDATED: Final = "path_validated"
 PING_ACKNOWLEDGED: Final = "ping_acknowledged"
 TERMINATED: Final = "connection_terminated"
 REPORTED: Final = frozenset(
@@ -66,15 +63,11 @@ REPORTED: Final = frozenset(
         STREAMS_AVAILABLE,
         CID_ISSUED,
         CID_RETIRED,
-        MIGRATED,
-        VALIDATED,
         PING_ACKNOWLEDGED,
     }
 )
 ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
-MOVES_MAX: Final = 3
-"""The core follows a peer to as many addresses, over the life of the connection, and to no more."""
 ACCEPTED: Final = 2
 """Where the core's report on datagrams says how many packets it took."""
 CONNECTION_REFUSED: Final = 2
