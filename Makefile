@@ -7,9 +7,9 @@ SHELL := /bin/bash
 # Tools find their programs (penstock, ruff, lint-imports) in the environment that `make setup` makes.
 BIN := .venv/bin
 SETUP_DONE := .venv/setup-done
-# How many tests run side by side, and those that run one at a time: they kill processes under load, or have a JVM of their own.
+# How many tests run side by side, and those that run one at a time, because Spark takes both processors.
 JOBS := 2
-ALONE := tests/crash tests/spark
+ALONE := tests/spark tests/crash/test_spark_exactly_once.py
 PYTHON_FILES := src tests scripts $(wildcard bench)
 
 .PHONY: help

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.spark.java import JavaMissing, find_java
+from penstock.errors import JavaMissing
+from penstock.spark.java import find_java
 from penstock.testing.process import BrokerProcess
 from scripts.demo import intake, pipeline, plot, results, travel
 from scripts.demo.narration import Narrator

@@ -198,6 +198,12 @@ class ConfigError(PenstockError):
     code = "config"
 
 
+class JavaMissing(ConfigError):
+    """There is no Java that Spark can run on; the message says what was found and what to install."""
+
+    code = "java_missing"
+
+
 class Unreachable(PenstockError):
     """No connection could be made within the bounds of the retry policy. Nothing was sent."""
 

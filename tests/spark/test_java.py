@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.java import JavaMissing, find_java, java_version
+from penstock.errors import JavaMissing
+from penstock.spark.java import find_java, java_version
 
 
 def java(home: Path, version: str | None, says: str = "") -> Path:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import penstock.spark
-from penstock.errors import ConfigError
-from penstock.spark.java import JavaMissing
+from penstock.errors import ConfigError, JavaMissing
 from penstock.spark.sessions import ON_THIS_MACHINE, build_session, is_local, settings
 
 

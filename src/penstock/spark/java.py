@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from penstock.errors import ConfigError
+from penstock.errors import JavaMissing
 
 JAVA_VERSION_MIN = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
@@ -21,12 +21,6 @@ ASKING_S_MAX = 20.0
 _INSTALL = f"install one (apt-get install {JAVA_PACKAGE} on Debian 12, default-jre-headless on later ones) or set JAVA_HOME to one"
 _RELEASE_LINE = re.compile(r'^JAVA_VERSION="([^"]*)"', re.MULTILINE)
 _VERSION_OUTPUT = re.compile(r'version "([^"]*)"')
-
-
-class JavaMissing(ConfigError):
-    """There is no Java that Spark can run on; the message says what was found and what to install."""
-
-    code = "java_missing"
 
 
 def find_java(environment: Mapping[str, str], directories: Iterable[Path] = USUAL_DIRECTORIES) -> Path:

@@ -23,7 +23,8 @@ NEVER_ANSWERED = {
     errors.ServerError,
     errors.Unreachable,
     errors.DataLoss,  # found by who reads
-    errors.ConfigError,  # keep a broker from starting
+    errors.ConfigError,  # keep a broker from starting, or a Spark session
+    errors.JavaMissing,
     errors.DataDirectoryInUse,
 }
 

@@ -57,12 +57,6 @@ class Outcome:
     error: BaseException | None = None
 
 
-class PipelineFailed(PenstockError):
-    """A stage failed; the message names it and says why."""
-
-    code = "pipeline_failed"
-
-
 class Run:
     def __init__(
         self,
