@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from bench import kafka
-from penstock.spark.java import JavaMissing, find_java, java_version
+from penstock.errors import JavaMissing
+from penstock.spark.java import find_java, java_version
 
 FLUSH_SAMPLES: Final = 200
 
