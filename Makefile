@@ -7,9 +7,8 @@ SHELL := /bin/bash
 # Tools find their programs (penstock, ruff, lint-imports) in the environment that `make setup` makes.
 BIN := .venv/bin
 SETUP_DONE := .venv/setup-done
-# How many tests run side by side, and those that run one at a time, because Spark takes both processors.
+# How many tests run side by side. Those that run Spark stand alone: it takes every processor.
 JOBS := 2
-ALONE := tests/spark tests/crash/test_spark_exactly_once.py
 PYTHON_FILES := src tests scripts $(wildcard bench)
 
 .PHONY: help
@@ -32,8 +31,8 @@ demo: $(SETUP_DONE) ## see it work: five protocols, a crash, and three tables ma
 
 .PHONY: test
 test: lint ## everything: lint, types, import rules, all tests (crash tests too)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ALONE:%=--ignore=%)
-	@$(BIN)/python -m pytest $(ALONE)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not jvm"
+	@$(BIN)/python -m pytest -m jvm tests/spark tests/crash
 
 .PHONY: lint
 lint: $(SETUP_DONE) ## style, types and import rules

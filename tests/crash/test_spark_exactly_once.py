@@ -11,6 +11,7 @@ from tests.crash.spark_torture import Torture
 KINDS = ("worker", "broker", "replay", "driver", "stop", "worker")
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_every_record_arrives_once_whatever_is_killed(tmp_path: Path) -> None:
     with Torture(tmp_path, seed=11) as torture:

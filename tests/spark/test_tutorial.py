@@ -66,6 +66,7 @@ def run_command(command: str, broker: BrokerProcess) -> str:
     return done.stdout
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_the_tutorial_runs_as_written(spark: SparkSession, shop: BrokerProcess) -> None:
     names: dict[str, Any] = {}

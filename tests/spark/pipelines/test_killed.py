@@ -36,6 +36,7 @@ master = "{FAST_MASTER}"
 """)
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(300)
 def test_a_run_that_is_killed_between_batches_loses_and_doubles_nothing(
     bench: Callable[..., Bench], tmp_path: Path
