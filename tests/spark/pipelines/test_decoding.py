@@ -109,6 +109,19 @@ def test_a_json_record_that_does_not_fit_has_a_reason_and_its_neighbours_are_fin
     assert reasons[1].endswith("(orders-v1)")
 
 
+@pytest.mark.parametrize("member", [{"type": "integer"}, {"type": "string", "format": "date"}])
+@pytest.mark.parametrize("value", [b"5", b"[1]", b'"text"', b"null"])
+def test_what_is_no_object_has_a_reason_also_where_the_schema_lets_it_pass(member: Any, value: bytes) -> None:
+    whole = json_decoder(properties={"a": member})
+    nested = json_decoder(type="object", properties={"inner": {"properties": {"a": member}}})
+    for decoder, bad in ((whole, value), (nested, b'{"inner": %s}' % value)):
+        if bad == b'{"inner": null}':
+            continue  # there it is a member without a value
+        _, reasons = rows(decoder, b"{}", bad, b"{}")
+        assert (reasons[0], reasons[2]) == (None, None)
+        assert reasons[1] is not None
+
+
 @pytest.mark.parametrize(
     ("schema", "arrow"),
     [

@@ -23,7 +23,7 @@ from penstock.errors import SchemaInvalid
 from penstock.spark.pipelines.avro_shapes import avro_shape, parsed
 from penstock.spark.pipelines.json_shapes import json_shape
 from penstock.spark.pipelines.protobuf_shapes import protobuf_shape
-from penstock.spark.pipelines.shapes import Shape, column_names
+from penstock.spark.pipelines.shapes import Shape, check_object, column_names
 
 DECODERS_MAX: Final = 64
 REASON_CHARS_MAX: Final = 400
@@ -118,8 +118,7 @@ class Decoder:
         reader = self._readers[0]
         if reader.checker.first_fault(values) is not None:
             return None
-        rows = list(map(reader.decode, values))
-        return rows if self._convert is None else list(map(self._convert, rows))
+        return [self._converted(reader.decode(value)) for value in values]
 
     def _one_by_one(self, values: Sequence[bytes | None]) -> Decoded:
         rows: list[Any] = []
@@ -150,10 +149,16 @@ class Decoder:
                 return None, self._reason("; ".join(faults))
             reader = older
         try:
-            row = reader.decode(value)
-            return row if self._convert is None else self._convert(row), None
+            return self._converted(reader.decode(value)), None
         except (*_UNFIT, RecursionError, KeyError, EOFError, SchemaInvalid) as error:
             return None, self._reason(str(error) or type(error).__name__)
+
+    def _converted(self, row: Any) -> Any:
+        if self._convert is not None:
+            return self._convert(row)
+        if self._is_struct:
+            check_object(row)
+        return row
 
     def _columns(self, rows: list[Any]) -> list[Any]:
         if not self._is_struct:

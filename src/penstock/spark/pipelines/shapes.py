@@ -72,6 +72,7 @@ def struct_of(members: Mapping[str, Shape]) -> Shape:
     getters = [(column, name, shape.convert) for column, (name, shape) in columns.items()]
 
     def convert(value: Mapping[str, Any]) -> dict[str, Any]:
+        check_object(value)
         converted = {}
         for column, name, each in getters:
             member = value.get(name)
@@ -129,6 +130,12 @@ def to_float(number: Any) -> float:
         return float(number)
     except (OverflowError, TypeError, ValueError):
         raise Unfit(f"{_shown(number)} is beyond what a double holds") from None
+
+
+def check_object(value: Any) -> None:
+    """A JSON Schema that names properties and no type allows everything that has none."""
+    if not isinstance(value, Mapping):
+        raise Unfit(f"{_shown(value)} is not an object")
 
 
 def _shown(value: Any) -> str:
