@@ -101,6 +101,12 @@ def test_a_directory_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
     assert pipeline.is_remote
 
 
+def test_a_directory_of_this_machine_may_be_a_url(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SMALL.replace('"d"', f'"file://{tmp_path}/d"')))
+    assert pipeline.directory == f"{tmp_path.resolve()}/d", "a path: as a URL, Python would take it for a relative one"
+    assert not pipeline.is_remote
+
+
 def test_a_user_needs_a_password_from_the_environment(tmp_path: Path) -> None:
     pipeline = load_pipeline(write(tmp_path, SMALL + '[connection]\nuser = "ada"\n'))
     with pytest.raises(ConfigError, match="PENSTOCK_PASSWORD"):

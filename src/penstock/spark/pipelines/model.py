@@ -236,7 +236,9 @@ def load_pipeline(file: Path) -> Pipeline:
         pipeline = Pipeline.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(messages.describe(error, Pipeline, lambda path: str(file)))) from None
-    if _REMOTE.match(pipeline.directory):
+    if pipeline.is_remote:
         return pipeline
-    directory = (file.resolve().parent / Path(pipeline.directory).expanduser()).resolve()
+    # As a path, which Python reads as well as Spark.
+    named = pipeline.directory.removeprefix("file://")
+    directory = (file.resolve().parent / Path(named).expanduser()).resolve()
     return pipeline.model_copy(update={"directory": str(directory)})
