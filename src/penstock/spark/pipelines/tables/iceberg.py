@@ -31,7 +31,23 @@ class IcebergTable(Table):
         self._catalog: Any = None
 
     def exists(self) -> bool:
-        return bool(self._opened_catalog().table_exists(self._identifier))
+        catalog = self._opened_catalog()
+        if not catalog.table_exists(self._identifier):
+            return False
+        self._check_is_ours(catalog.load_table(self._identifier))
+        return True
+
+    def _check_is_ours(self, table: Any) -> None:
+        """Names that differ only in what is no letter or digit are one name to the catalog, and would be one table."""
+        if table.location() != self._location:
+            raise ConfigError(
+                f"the Iceberg table {'.'.join(self._identifier)} is that of {table.location()}, so {self.path} cannot have its name: "
+                'read the two with two pipelines, or use format = "delta" or "parquet"'
+            )
+
+    @property
+    def _location(self) -> str:
+        return f"file://{self.path}"
 
     def append(self, rows: DataFrame, batch_id: int) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -39,7 +55,8 @@ class IcebergTable(Table):
         columns = to_arrow_schema(rows.schema, timezone="UTC")
         catalog = self._opened_catalog()
         catalog.create_namespace_if_not_exists(self._identifier[0])
-        table = catalog.create_table_if_not_exists(self._identifier, columns, location=f"file://{self.path}")
+        table = catalog.create_table_if_not_exists(self._identifier, columns, location=self._location)
+        self._check_is_ours(table)
         if int(table.properties.get(BATCH_PROPERTY, -1)) >= batch_id:
             return
         with table.update_schema() as update:
@@ -47,7 +64,7 @@ class IcebergTable(Table):
         written = write_data_files(rows, f"{self.path}/data")
         with table.transaction() as transaction:
             if written:
-                transaction.add_files([f"file://{self.path}/data/{each.name}" for each in written])
+                transaction.add_files([f"{self._location}/data/{each.name}" for each in written])
             transaction.set_properties({BATCH_PROPERTY: str(batch_id)})
 
     def read(self) -> DataFrame:
