@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from penstock.errors import DataLoss, GroupNotFound, InvalidRequest, TopicNotFound
+from penstock.protocols.flymq.blocks.client import Blocks
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import close_pooled_clients
 from penstock.testing import RunningBroker
@@ -123,6 +124,33 @@ def test_a_stream_waits_for_a_record_instead_of_being_asked_over_and_over(
     send(client, b"x")
     assert stream.values() == [b"x"], "what is there already is not waited for"
     assert stream.values() is None
+
+
+@pytest.mark.parametrize("options", [{"minOffsetsPerTrigger": "1000"}, {}])
+def test_an_idle_stream_waits_at_the_broker_whatever_there_is_that_makes_no_batch(
+    client: FlyMQClient, running: RunningBroker, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    client.create_topic("orders-1")
+    stream = Source(running.address, subscribePattern="orders-.*", pollWaitMs="500").stream(pollWaitMs="500", **options)
+    stream.batch()
+    if options:
+        send(client, b"one of too few", topic="orders-1")
+    else:
+        client.create_topic("orders-2")
+    waits: list[int] = []
+    plan = Blocks.plan
+
+    def noted(blocks: Blocks, *spans: Any, wait_ms: int = 0, **more: Any) -> Any:
+        waits.append(wait_ms)
+        return plan(blocks, *spans, wait_ms=min(wait_ms, 1), **more)
+
+    monkeypatch.setattr(Blocks, "plan", noted)
+    for _ in range(3):
+        assert stream.batch() is None
+    assert waits[1:] == [500, 500], "asking over and over would keep a processor busy"
+    send(client, b"x", topic="orders-1" if options else "orders-2")
+    if not options:
+        assert stream.values() == [b"x"]
 
 
 # -- a batch that is done again ---------------------------------------------------------------------------------------------------

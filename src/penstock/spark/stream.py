@@ -47,6 +47,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where `Trigger.AvailableNow` ends."""
         self._seen: dict[str, Any] | None = None
         """The ends of the log when they were last looked at."""
+        self._idle: tuple[dict[str, Any], Positions] | None = None
+        """Where the query stood when there was nothing to do for it, and the ends of the log then: only what is behind them is news."""
         self._batch_s = float("-inf")
         """When a batch was last begun."""
 
@@ -79,7 +81,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._first_batch(limit)
         before = StreamOffset.decode(start)
         wait_ms = options.poll_wait_ms if self._target is None else 0
-        holdings = self._look(before.positions, wait_ms)
+        known = self._idle[1] if self._idle is not None and self._idle[0] == start else before.positions
+        holdings = self._look(known, wait_ms)
         begin = without_lost(holdings, before.positions, before.ids, fail=options.fail_on_data_loss)
         begin = {
             topic: {index: begin.get(topic, {}).get(index, offset) for index, offset in held.starts.items()}
@@ -99,6 +102,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         }
         if positions == before.positions and all(before.ids.get(topic) == holdings[topic].id for topic in positions):
+            self._idle = start, {topic: held.ends for topic, held in holdings.items()}
             return start
         self._batch_s = time.monotonic()
         return StreamOffset(positions, {topic: holdings[topic].id for topic in positions}).encode()
