@@ -110,7 +110,7 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     with pytest.raises(InvalidRequest, match="was done at"):
         replay(made.spark, made.pipeline, LocalFiles(), options, again)
     marker = Path(made.pipeline.directory) / "_replays" / f"{again.name}.json"
-    marker.write_text(json.dumps({"state": "begun"}))
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "state": "begun"}))
     replay(made.spark, made.pipeline, LocalFiles(), options, again)
     assert len(values_of(made, f"{topic}-again")) == 64, (
         "a crash after the commit and before it was noted doubles nothing"

@@ -1,7 +1,8 @@
 """Records of a table, or of a time range of a topic, written to a topic again.
 
 A replay is one transaction: all of it appears, or none. It has an id, and is done once under it: asked for again after a crash it is
-finished, and after it was finished it is refused. Without an id given it is made of what was asked for.
+finished, and after it was finished it is refused. Without an id given it is made of what was asked for. What was done under an id is noted
+beside the tables (`_replays`), with the name that the sink knows it by: who removes the tables and begins anew may replay anew.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -17,7 +19,7 @@ from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.applications import application_name
 from penstock.spark.pipelines.decoding import METADATA_COLUMNS
 from penstock.spark.pipelines.files import Files
-from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.model import Pipeline, path_name
 from penstock.spark.pipelines.opening import open_table
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def replay(
     """How many records were written. Raises InvalidRequest where this replay was done before."""
     if (request.table is None) == (request.topic is None):
         raise InvalidRequest("say what to replay: a table such as bronze/orders, or a topic")
-    marker = f"{pipeline.directory}/_replays/{request.name}.json"
+    marker = f"{pipeline.directory}/_replays/{path_name(request.name)}.json"
     found = files.read(marker)
     begun = {} if found is None else json.loads(found)
     if begun.get("state") == "done":
@@ -78,13 +80,14 @@ def replay(
     rows = rows.persist()
     try:
         count = rows.count()
-        files.write(marker, json.dumps({"state": "begun", "at_ms": int(time.time() * 1000), "rows": count}))
-        application = application_name(pipeline.name, "replay", request.name)
+        noted = {"rows": count, "write": begun.get("write") or uuid.uuid4().hex}
+        files.write(marker, json.dumps({"state": "begun", "at_ms": int(time.time() * 1000), **noted}))
+        application = application_name(pipeline.name, "replay", request.name, noted["write"])
         target = {**options, "topic": request.to, "txnAppId": application, "txnVersion": "0"}
         rows.write.format(FORMAT).options(**target).mode("append").save()
     finally:
         rows.unpersist()
-    files.write(marker, json.dumps({"state": "done", "at_ms": int(time.time() * 1000), "rows": count}))
+    files.write(marker, json.dumps({"state": "done", "at_ms": int(time.time() * 1000), **noted}))
     return count
 
 
