@@ -30,6 +30,8 @@ class LineStream(LineSession):
         self.stream = stream
         self.has_ended = False
         self.aborts: list[int] = []
+        self.unacknowledged_bytes = 0
+        """What may not have arrived when the stream was cut off."""
 
     def ended(self) -> None:
         self.has_ended = True
@@ -37,6 +39,7 @@ class LineStream(LineSession):
 
     def aborted(self, code: int) -> None:
         self.aborts.append(code)
+        self.unacknowledged_bytes = self.stream.unacknowledged_bytes
 
 
 class Lines:

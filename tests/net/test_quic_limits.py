@@ -72,6 +72,24 @@ async def test_a_client_that_never_reads_costs_bounded_memory_and_is_closed_in_t
         assert "unread" in str(lazy.loss)
 
 
+async def test_what_a_client_refuses_unsent_does_not_count_as_arrived(tmp_path: Path) -> None:
+    limits = QuicLimits(send_buffer_high_bytes=256 * KIB, send_buffer_low_bytes=64 * KIB)
+    async with serving_quic(tmp_path, limits) as service:
+        client = await service.client()
+        client.pause_receiving()
+        stream = client.open_stream()
+        await stream.write(b"big 100000\n" * 100)
+        await until(lambda: bool(service.sessions) and bool(service.sessions[0].streams))
+        session = service.sessions[0].streams[0]
+        await until(lambda: not session.stream.writable)
+        await until_nothing_moves(service)
+        unsent_bytes = session.stream.unsent_bytes
+        assert unsent_bytes > 64 * KIB
+        stream.stop_receiving(9)
+        await until(lambda: session.aborts == [9])
+        assert session.unacknowledged_bytes >= unsent_bytes
+
+
 async def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path) -> None:
     limits = QuicLimits(send_buffer_high_bytes=256 * KIB, send_buffer_low_bytes=64 * KIB)
     async with serving_quic(tmp_path, limits) as service:

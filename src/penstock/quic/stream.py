@@ -27,6 +27,7 @@ class Stream:
         "_backlog",
         "_backlog_bytes",
         "_connection",
+        "_cut_off",
         "_finished",
         "_is_closed",
         "_paused",
@@ -48,6 +49,7 @@ class Stream:
         self._writable = True
         self._unsent_bytes = 0
         self._sent_bytes = 0
+        self._cut_off = False
         self._paused = False
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
@@ -95,11 +97,14 @@ class Stream:
     def unacknowledged_bytes(self) -> int:
         """No more than this of what was given to `send` has yet to arrive: what is not on the wire, and what the connection has there.
 
-        What was lost is in neither until it is sent again. So after a loss it is everything, until the connection has been quiet.
+        What was lost is in neither until it is sent again. So after a loss it is everything, until the connection has been quiet. The
+        same where what waited was thrown away, because we or the peer cut the stream off, and where the peer may have done so: the core
+        throws it away when it hears of it, we hear of it with the next events.
         """
-        if self._connection.may_have_losses:
+        connection = self._connection
+        if self._cut_off or connection.may_have_losses or not connection.reading:
             return self._sent_bytes
-        return self._unsent_bytes + self._connection.core.in_flight_bytes
+        return self._unsent_bytes + connection.core.in_flight_bytes
 
     def send(self, data: bytes, *, end: bool = False) -> None:
         """Queue bytes; with `end` they are our last. Dropped without a word once our side has ended."""
@@ -128,6 +133,7 @@ class Stream:
         """Our side ends at once; what was queued is lost."""
         if not self._is_closed:
             self.can_send = False
+            self._cut_off = True
             self._unsent_bytes = 0
             self._connection.core.reset(self.id, code)
             self._connection.touch()
@@ -195,6 +201,7 @@ class Stream:
 
     def take_stop(self, code: int) -> None:
         self.can_send = False
+        self._cut_off = True
         self._unsent_bytes = 0
         self.stopped(code)
 
