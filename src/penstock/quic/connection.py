@@ -45,6 +45,7 @@ class Connection:
         self.core = core
         self.settings = settings
         self.streams: dict[int, Stream] = {}
+        core.frames.streams = self.streams
         self.congested = False
         """Too much waits on all streams together: none of them is writable."""
         self.is_established = False
@@ -181,8 +182,11 @@ class Connection:
                 self.endpoint.send(self.farewell, self._origin)
                 self._lose(self.core.end_code, self.core.end_reason)
             else:
+                held = self.core.frames.hold_events
                 self._send(now_s)
                 self._look_at_streams()
+                if held and not self.core.frames.hold_events:
+                    self.endpoint.touch(self)  # for the events that waited
         if self._is_there():
             self._arm_timer(now_s)
             self.has_run()

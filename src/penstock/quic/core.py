@@ -1,12 +1,13 @@
 """One QUIC connection without I/O and without a clock: datagrams and times in, datagrams, events and timers out.
 
-This is the seam to the QUIC library (qh3, whose packet core is compiled). Four things differ from how the library drives its core:
+This is the seam to the QUIC library (qh3, whose packet core is compiled). Five things differ from how the library drives its core:
 
 - Events stay inside the core until they are asked for. The core grants the peer credit for stream data when the event that carries it is
   taken, so whoever does not ask for events holds the peer back, and what waits is bounded by the windows that were granted before.
 - The numbers of streams and the transport parameters are ours; the library has them as constants.
 - The TLS side is `penstock.quic.tls`, which chooses the application protocol per connection and can ask for client certificates.
 - Nothing is resumed: no session tickets, no 0-RTT, whose data an attacker could send twice.
+- Events wait while frames of streams that finish may be made up and not on the wire: see `penstock.quic.kept_frames`.
 
 An event is a tuple: its kind first, then what the kind says:
 
@@ -30,6 +31,7 @@ from qh3.quic.events import ConnectionTerminated
 from qh3.quic.tls_bridge import QuicTlsBridgeError
 from qh3.tls import Epoch
 
+from penstock.quic.kept_frames import PACING, FramesUnderWay
 from penstock.quic.packets import CID_BYTES, VERSION
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import (
@@ -72,8 +74,6 @@ ACCEPTED: Final = 2
 """Where the core's report on datagrams says how many packets it took."""
 CONNECTION_REFUSED: Final = 2
 IDLE_REASON: Final = "Idle timeout"
-PACING: Final = "pacing"
-"""The timer of datagrams that are ready and wait for their time."""
 INITIAL_RTT_S = 0.1
 """Assumed until the first measurement. The standard's third of a second makes a lost first packet cost a second on a local network."""
 
@@ -114,6 +114,7 @@ class QuicCore(QuicConnection):
         self._settings = settings
         self._tls_settings = tls
         self._early: deque[Event] = deque()
+        self.frames = FramesUnderWay(settings.datagram_bytes)
 
     # -- what a connection is ---------------------------------------------------------------------------------------------
 
@@ -208,11 +209,12 @@ class QuicCore(QuicConnection):
         if self._early:
             return self._early.popleft()
         core = self._core
-        if core is None:
+        if core is None or (self.frames.hold_events and not self.over):
             return None
         while (event := core.next_event()) is not None:
             if event[0] == STREAM_DATA or self._is_for_the_owner(event):
                 return event
+        self.frames.events_taken()
         return None
 
     def refuse(self, datagram: bytes, destination_cid: bytes, address: Address, now_s: float) -> None:
@@ -230,13 +232,15 @@ class QuicCore(QuicConnection):
         core = self._core
         if core is None:
             return []
+        self.frames.before_sending(core)
         poll = core.poll_transmit
-        taken = []
+        taken: list[tuple[bytes, Address]] = []
         for _ in range(datagrams_max):
             transmit = poll(now_s)
             if transmit is None:
                 break
             taken.append(transmit[:2])
+        self.frames.after_sending(core, taken, is_all=len(taken) < datagrams_max)
         return taken
 
     def unsent_bytes(self, stream_id: int | None = None) -> int:
@@ -262,14 +266,16 @@ class QuicCore(QuicConnection):
         try:
             self._require_core().reset_stream(stream_id, code)
         except (RuntimeError, ValueError):
-            pass
+            return
+        self.frames.reset_asked_for()
 
     def stop(self, stream_id: int, code: int) -> None:
         """Ask the peer to end its side of a stream. One that has ended is left as it is."""
         try:
             self._require_core().stop_sending(stream_id, code)
         except (RuntimeError, ValueError):
-            pass
+            return
+        self.frames.stop_asked_for()
 
     def ping(self) -> None:
         """Make the peer answer, which keeps the connection from being taken for idle."""
@@ -299,6 +305,8 @@ class QuicCore(QuicConnection):
             self._close_event = ConnectionTerminated(event[2], event[3], event[4].decode("utf8", "replace"))
         elif kind == "protocol_error":
             self._close_event = ConnectionTerminated(event[1], event[2], event[3])
+        elif kind == STOP_SENDING:
+            self.frames.peer_stopped()
         elif kind == TERMINATED:
             self._state = QuicConnectionState.TERMINATED
             self._close_event = ConnectionTerminated(event[1], event[2], event[3].decode("utf8", "replace"))

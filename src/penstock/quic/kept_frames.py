@@ -1,0 +1,97 @@
+"""When events must wait for frames of streams that are made up and not on the wire yet.
+
+The library makes frames up for several datagrams at once, of up to sixteen streams in turn; those that the congestion window has no room
+for are kept. It forgets a stream when the event that it has finished is taken. A stream can finish while a frame of its own is kept: a
+STOP_SENDING that the peer's end has overtaken, a RESET_STREAM (also one that answers the peer's STOP_SENDING) after our last data was
+acknowledged, a copy of what was acknowledged late. The library fails when it comes to send a frame of a stream that it has forgotten: the
+datagram is lost, and with it the connection.
+
+So no event is taken while that may be: after a turn of sending that the congestion window cut short, until everything is sent, or so much
+that the frames in question must have been part of it. Streams have their turns in order, so that is soon, however much there is to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from qh3._hazmat import QuicConnectionCore
+
+FRAMES_AHEAD: Final = 16
+"""Made up at once by the library."""
+PACING: Final = "pacing"
+"""The timer of datagrams that are ready and wait for their time."""
+
+
+class FramesUnderWay:
+    """See the module."""
+
+    __slots__ = (
+        "_cut_short",
+        "_datagram_bytes",
+        "_events_waited",
+        "_repairs",
+        "_stops",
+        "datagrams_until_sure",
+        "hold_events",
+        "streams",
+    )
+
+    def __init__(self, datagram_bytes: int) -> None:
+        self._datagram_bytes = datagram_bytes
+        self._cut_short = False
+        """Frames may be kept."""
+        self._events_waited = False
+        """Events that are yet to be taken came before the last turn of sending."""
+        self._repairs = 0
+        self._stops = False
+        """Some stream was to be stopped, ever."""
+        self.datagrams_until_sure = 0
+        """Once so many more are sent, the frames in question are on the wire; 0 where there are none."""
+        self.hold_events = False
+        self.streams: Collection[object] = ()
+        """Those of the connection, which have their turns."""
+
+    def reset_asked_for(self) -> None:
+        # In one turn each stream may have a frame kept and another one waiting, and a frame may begin a datagram because the one before
+        # it had too little room left.
+        self.datagrams_until_sure = 2 * (2 * len(self.streams) + FRAMES_AHEAD)
+
+    def stop_asked_for(self) -> None:
+        self._stops = True
+        self.reset_asked_for()
+
+    def peer_stopped(self) -> None:
+        """The event was taken; the core has answered with a reset by itself, when the frame came."""
+        self.reset_asked_for()
+        self.hold_events = self._cut_short and self._events_waited
+
+    def events_taken(self) -> None:
+        """There are no more."""
+        self._events_waited = False
+
+    def before_sending(self, core: QuicConnectionCore) -> None:
+        if core.has_events:
+            self._events_waited = True
+        # Frames of packets that may be lost are copied. Of those that are lost only a STOP_SENDING is not needed for its stream to finish.
+        repairs = core.pto_total + (core.loss_total if self._stops else 0)
+        if repairs != self._repairs:
+            self._repairs = repairs
+            self.reset_asked_for()
+
+    def after_sending(self, core: QuicConnectionCore, sent: list[tuple[bytes, Any]], *, is_all: bool) -> None:
+        """`is_all`: the core had no more to send for now."""
+        self._cut_short = not is_all or core.congestion_window - core.bytes_in_flight < self._datagram_bytes
+        if not self.datagrams_until_sure:
+            self.hold_events = False
+            return
+        if not self._cut_short:
+            timer = core.get_timer()
+            if not core.get_send_buffer_size(None) and (timer is None or timer[0] != PACING):
+                self.datagrams_until_sure = 0
+        else:
+            # Small ones may hold acknowledgements only, for which there is always room.
+            large = sum(2 * len(datagram) >= self._datagram_bytes for datagram, _ in sent)
+            self.datagrams_until_sure = max(0, self.datagrams_until_sure - large)
+        self.hold_events = self._cut_short and self.datagrams_until_sure > 0
