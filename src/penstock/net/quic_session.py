@@ -95,6 +95,11 @@ class QuicConnection(Protocol):
         """The application protocol that was agreed on."""
         ...
 
+    @property
+    def reading(self) -> bool:
+        """Whether what the peer says is taken just now; False where it waits because too much is unanswered."""
+        ...
+
     def open_stream(self, talk: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
         """Open a stream of ours. Raises LimitExceeded where the peer allows no more."""
         ...

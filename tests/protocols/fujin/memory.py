@@ -118,6 +118,7 @@ class MemoryConnection:
         self.listener = "fujin"
         self.principal_hint = subject
         self.alpn: str | None = "fujin"
+        self.reading = True
         self.opened: list[tuple[MemoryStream, StreamSession]] = []
         self.streams_allowed = 1_000
         self.closed_with: tuple[int, str] | None = None

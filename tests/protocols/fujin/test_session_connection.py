@@ -98,6 +98,21 @@ async def test_a_client_that_allows_no_more_streams_is_asked_later(client: Clien
     assert len(client.connection.opened) == 1
 
 
+async def test_a_client_is_not_given_up_while_it_is_not_listened_to(client: Client, timers: Timers) -> None:
+    timers.advance(2.0)
+    (_, ping) = client.connection.opened[-1]
+    client.connection.reading = False
+    timers.advance(60.0)
+    assert client.connection.closed_with is None
+    assert len(client.connection.opened) == 1
+    client.connection.reading = True
+    ping.ended()
+    timers.advance(2.0)
+    assert len(client.connection.opened) == 2, "pings go on"
+    timers.advance(5.0)
+    assert client.connection.closed_with is not None
+
+
 async def test_nobody_is_pinged_after_the_end(client: Client, timers: Timers) -> None:
     client.hang_up()
     timers.advance(100)

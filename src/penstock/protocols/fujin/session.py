@@ -113,6 +113,9 @@ class FujinConnection:
         self._ping_timer = self._shared.after(self._shared.settings.ping_interval_s, self._ping)
 
     def _not_answered(self) -> None:
+        if not self._connection.reading:  # the answer may be here: it is we who do not listen
+            self._ping_timer = self._shared.after(self._shared.settings.ping_timeout_s, self._not_answered)
+            return
         self._shared.stats.ping_timeouts += 1
         self._connection.close(CLOSED_BY_PING, "read: deadline exceeded")
 
