@@ -402,6 +402,18 @@ def test_an_empty_first_body_without_the_field_is_known_by_the_silence_behind_it
     assert flat(decoder.feed(write(10, b"pub", b"x"))) == [("pub", u32(10), b"x", ())]
 
 
+def test_what_another_stream_shows_meanwhile_decides_it() -> None:
+    shared = SharedForm()
+    first, second = Decoder(shared=shared), Decoder(shared=shared)
+    said = write_table(9, b"pub", b"x")
+    assert first.feed(CONNECT_WRITER + said[:16]) == [ConnectWriter(None, 5)]
+    assert is_undecided(first)
+    second.feed(CONNECT_WRITER + write_table(1, b"pub", b"y"))
+    assert not is_undecided(first)
+    assert first.decide_empty() == []
+    assert flat(first.feed(said[16:])) == [("pub", u32(9), b"x", ())]
+
+
 def test_a_byte_more_and_it_is_no_longer_undecided() -> None:
     decoder = Decoder()
     data = write_table(9, b"pub", b"xyz")

@@ -141,7 +141,7 @@ class Decoder:
     @property
     def is_undecided(self) -> bool:
         """Whether what has come so far is a WRITE of nothing in one form, and the beginning of a WRITE in the other."""
-        return self._empty_at >= 0 and len(self._kept) == self._empty_at
+        return self._empty_at >= 0 and len(self._kept) == self._empty_at and self._shared.form is not WriteForm.TABLE
 
     def decide_empty(self) -> list[Command]:
         """Nothing has followed in good time: it was a WRITE of nothing."""
