@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.errors import AccessDenied
-from penstock.log.api import Batch, TopicConfig
+from penstock.log.api import Batch, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix.binary import Events
-from penstock.protocols.felix.feed import CLOSE_GONE, CLOSE_SLOW
+from penstock.protocols.felix.events import Chunk, Form, Kind
+from penstock.protocols.felix.feed import CHUNKS_KEPT_BYTES_MAX, CLOSE_GONE, CLOSE_SLOW, _Chunks
 from penstock.protocols.felix.messages import (
     Error,
     Event,
@@ -334,6 +335,26 @@ async def test_a_subscription_ends_when_its_topic_is_deleted(
     felix.shared.feeds._sweep()
     assert again.stream.was_reset == CLOSE_GONE
     assert felix.stats.subscribers == 0
+
+
+async def test_nothing_is_kept_of_a_topic_to_which_nobody_could_subscribe(
+    talk: Talk, broker: Broker, felix: Felix
+) -> None:
+    refused = await talk.ask(Subscribe(**DEMO, start=StartOffset(offset=9)))
+    assert isinstance(refused, Error)
+    feeds = felix.shared.feeds
+    assert list(feeds._feeds) == ["demo"]
+    feeds._sweep()
+    assert feeds._feeds == {}
+    assert feeds._sweeping is None
+
+
+async def test_tiny_chunks_are_kept_in_bounded_memory_too() -> None:
+    chunks = _Chunks()
+    for offset in range(100_000):
+        chunks.keep((cast(Partition, None), Form(Kind.SHARED), offset), Chunk((b"",), 0, offset + 1, 0))
+    assert chunks.get((cast(Partition, None), Form(Kind.SHARED), 99_999)) is not None
+    assert len(chunks._chunks) * 500 <= CHUNKS_KEPT_BYTES_MAX
 
 
 async def test_a_subscription_ends_when_its_reader_may_read_no_more(

@@ -38,6 +38,8 @@ SlowPolicy = Literal["drop", "pause", "close"]
 
 CHUNKS_KEPT_BYTES_MAX: Final = 16 << 20
 """Of all streams together: what subscribers that are not quite level read one after the other."""
+CHUNK_BYTES: Final = 512
+"""What a chunk takes in memory beside its frames, which may be a few bytes only."""
 SWEEP_S: Final = 1.0
 """How often streams are looked at on which nothing happens: whether they exist, and may still be read."""
 CLOSE_SLOW: Final = 2
@@ -127,6 +129,8 @@ class Feed:
         """End those who may read this topic no more."""
         for subscriber in list(self._subscribers):
             subscriber.check()
+        if not self._subscribers:  # also where the only one who asked was refused
+            self.feeds.forget(self)
 
     def wake(self) -> None:
         """There is something to send: to be called when a commit made it readable."""
@@ -176,10 +180,14 @@ class _Chunks:
 
     def keep(self, key: tuple[Partition, Form, int], chunk: Chunk) -> None:
         self._chunks[key] = chunk
-        self._size_bytes += sum(map(len, chunk.pieces))
+        self._size_bytes += _size_bytes(chunk)
         while self._size_bytes > CHUNKS_KEPT_BYTES_MAX:
             _, oldest = self._chunks.popitem(last=False)
-            self._size_bytes -= sum(map(len, oldest.pieces))
+            self._size_bytes -= _size_bytes(oldest)
+
+
+def _size_bytes(chunk: Chunk) -> int:
+    return sum(map(len, chunk.pieces)) + CHUNK_BYTES
 
 
 class Subscriber:
