@@ -97,6 +97,12 @@ def test_memory_is_given_back(clock: ManualClock) -> None:
     assert cache.size_bytes == 0
 
 
+def test_a_key_counts_for_what_it_takes_in_memory(clock: ManualClock) -> None:
+    cache = cache_of(clock)
+    cache.put(ANONYMOUS, "c", "\N{GRINNING FACE}" + "k" * 1000, b"")
+    assert cache.size_bytes >= ENTRY_BYTES + 4 * 1001
+
+
 def test_names_and_times_that_make_no_sense_are_refused(clock: ManualClock) -> None:
     cache = cache_of(clock)
     with pytest.raises(InvalidTopicName):
