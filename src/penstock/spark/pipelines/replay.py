@@ -80,9 +80,10 @@ def replay(
     rows = rows.persist()
     try:
         count = rows.count()
-        noted = {"rows": count, "write": begun.get("write") or uuid.uuid4().hex}
+        write: str = begun.get("write") or uuid.uuid4().hex
+        noted = {"rows": count, "write": write}
         files.write(marker, json.dumps({"state": "begun", "at_ms": int(time.time() * 1000), **noted}))
-        application = application_name(pipeline.name, "replay", request.name, noted["write"])
+        application = application_name(pipeline.name, "replay", request.name, write)
         target = {**options, "topic": request.to, "txnAppId": application, "txnVersion": "0"}
         rows.write.format(FORMAT).options(**target).mode("append").save()
     finally:
