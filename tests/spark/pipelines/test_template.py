@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.spark.pipelines.model import Pipeline, load_pipeline
 from penstock.spark.pipelines.template import Columns, render
-from penstock.spark.pipelines.views import view_names
+from penstock.spark.pipelines.views import mentions, view_names
 
 
 def rendered(tmp_path: Path, columns: dict[str, Columns | None]) -> Pipeline:
@@ -51,3 +51,10 @@ def test_views_need_no_quotes_and_are_different() -> None:
         "t_1st",
         "Orders_2",
     ]
+
+
+def test_a_query_mentions_a_view_by_its_whole_name() -> None:
+    assert mentions("SELECT count(*) FROM Orders GROUP BY 1", "orders")
+    assert mentions("SELECT `orders`.id FROM `orders`", "orders")
+    assert not mentions("SELECT orders_eu.id FROM orders_eu", "orders")
+    assert not mentions("SELECT count(*) AS reorders FROM payments", "orders")

@@ -33,6 +33,7 @@ from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Gold, Pipeline
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
 from penstock.spark.pipelines.tables.table import Table, merged_columns
+from penstock.spark.pipelines.views import mentions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -254,7 +255,7 @@ class GoldStage(Stage):
             rows = undecoded(rows) if plan is None else fitting_rows(with_decoded(rows, plan))
             if self._gold.event_time in rows.columns:
                 rows = rows.withWatermark(self._gold.event_time, f"{self._gold.watermark_ms} milliseconds")
-            elif view in self._gold.sql:
+            elif mentions(self._gold.sql, view):
                 raise ConfigError(
                     f"gold {self._gold.name} takes its time from column {self._gold.event_time}, which {view} does not have: it has "
                     f"{', '.join(rows.columns)}"

@@ -16,3 +16,8 @@ def view_names(topics: Sequence[str]) -> list[str]:
             name, number = f"{base}_{number}", number + 1
         names.append(name)
     return names
+
+
+def mentions(sql: str, view: str) -> bool:
+    """Whether a query names a view, as a whole word, in any case of letters as SQL does."""
+    return re.search(rf"(?<!\w){re.escape(view)}(?!\w)", sql, re.IGNORECASE) is not None
