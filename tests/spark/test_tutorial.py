@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.testing import BrokerProcess
+from penstock.testing import BrokerProcess, RunningBroker
 from tests.spark.jvm import FAST_SETTINGS
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def commands_in(block: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def run_command(command: str, broker: BrokerProcess) -> str:
+def run_command(command: str, broker: BrokerProcess | RunningBroker) -> str:
     functions = f'penstock() {{ "{sys.executable}" -m penstock "$@"; }}; python() {{ "{sys.executable}" "$@"; }}'
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f"{functions}\n{command}"],
