@@ -5,6 +5,7 @@ Executors write the files; one transaction on the driver adds them and sets the 
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,7 +82,26 @@ class IcebergTable(Table):
             # The library knows no rewrite of some files, so that the whole table passes through memory.
             table.overwrite(table.scan().to_arrow())
         table.maintenance.expire_snapshots().older_than(datetime.now(UTC) - timedelta(seconds=keep_s)).commit()
-        return Compacted(before, len(list(table.refresh().scan().plan_files())))
+        after = len(list(table.refresh().scan().plan_files()))
+        return Compacted(before, after, self._delete_unneeded(table, keep_s))
+
+    def _delete_unneeded(self, table: Any, keep_s: float) -> int:
+        """Files that no snapshot names any more, and those of attempts that failed: the library forgets them and leaves them. How many."""
+        named = {
+            Path(entry.data_file.file_path).name
+            for snapshot in table.snapshots()
+            for manifest in snapshot.manifests(table.io)
+            for entry in manifest.fetch_manifest_entry(table.io)
+        }
+        now_s = time.time()
+        unneeded = [
+            each
+            for each in Path(self.path, "data").rglob("*.parquet")
+            if each.name not in named and (keep_s <= 0 or now_s - each.stat().st_mtime >= keep_s)
+        ]
+        for each in unneeded:
+            each.unlink()
+        return len(unneeded)
 
     def _opened_catalog(self) -> Any:
         if self._catalog is None:
