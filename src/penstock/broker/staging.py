@@ -175,7 +175,10 @@ class Staging:
         goes on; asking again tells.
         """
         if len(winners) > WINNERS_MAX or len({winner.attempt for winner in winners}) != len(winners):
-            raise InvalidRequest(f"a commit names each attempt once, and at most {WINNERS_MAX} of them")
+            raise InvalidRequest(
+                f"a commit of {len(winners)} attempts: it names each once, and at most {WINNERS_MAX} of them; write with fewer tasks "
+                "(in Spark, coalesce() before the write)"
+            )
         once = Once(application, run, epoch)
         while True:
             before = self._under_way(principal, application)
