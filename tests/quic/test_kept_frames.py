@@ -43,7 +43,7 @@ def test_a_stream_may_end_before_the_peer_is_asked_to_end_it(tmp_path: Path) -> 
 
 
 def test_the_peer_may_stop_streams_whose_ends_are_under_way(tmp_path: Path) -> None:
-    for streams in range(10, 25):
+    for streams in (2, 11, 18):
         talk = Talk(tmp_path).shake_hands()
         ended = [talk.client.open_stream(one_way=False) for _ in range(streams)]
         for stream_id in ended:
@@ -52,8 +52,9 @@ def test_the_peer_may_stop_streams_whose_ends_are_under_way(tmp_path: Path) -> N
             talk.step()
         for stream_id in ended:
             talk.server.send(stream_id, b"y" * 100, end=True)
-            talk.client.stop(stream_id, 5)
         fill_the_window(talk.server, streams)
+        for stream_id in ended:
+            talk.client.stop(stream_id, 5)
         for _ in range(300):
             talk.step()
         assert finished(talk, talk.server) == finished(talk, talk.client) == set(ended)

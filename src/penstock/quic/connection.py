@@ -129,7 +129,8 @@ class Connection:
 
     @property
     def reading(self) -> bool:
-        return not self._paused and not self._full
+        """Whether what comes is heard of at once."""
+        return not (self._paused or self._full or self.core.frames.hold_events)
 
     def touch(self) -> None:
         """Something is to be done: in the next turn of the loop, unless it is done in this one anyway."""
