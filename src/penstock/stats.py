@@ -49,5 +49,9 @@ class PushStats:
     """Events that a slow subscriber did not get."""
     oversized_events: int = 0
     """Events that fit into no frame of the protocol."""
+    skipped_events: int = 0
+    """Events with nothing in them, where the protocol's clients cannot take such."""
     closed_subscribers: int = 0
     """Subscribers that were ended for being slow."""
+    ping_timeouts: int = 0
+    """Connections that were closed because a ping was not answered."""

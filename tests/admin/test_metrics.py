@@ -269,15 +269,25 @@ def test_subscriptions_and_their_deliveries_are_counted() -> None:
 
 
 def test_pushed_events_are_counted_by_what_became_of_them() -> None:
-    pushed = PushStats(subscribers=3, delivered_events=90, encoded_events=30, dropped_events=7, closed_subscribers=1)
+    pushed = PushStats(
+        subscribers=3,
+        delivered_events=90,
+        encoded_events=30,
+        dropped_events=7,
+        skipped_events=2,
+        closed_subscribers=1,
+        ping_timeouts=4,
+    )
     samples = scraped(figures(pushes={"felix": pushed}))
     felix = ("listener", "felix")
     assert samples["penstock_push_subscribers", (felix,)] == 3
     assert samples["penstock_push_events_total", (felix, ("result", "delivered"))] == 90
     assert samples["penstock_push_events_total", (felix, ("result", "dropped"))] == 7
     assert samples["penstock_push_events_total", (felix, ("result", "oversized"))] == 0
+    assert samples["penstock_push_events_total", (felix, ("result", "skipped"))] == 2
     assert samples["penstock_push_encoded_events_total", (felix,)] == 30
     assert samples["penstock_push_subscribers_closed_total", (felix,)] == 1
+    assert samples["penstock_ping_timeouts_total", (felix,)] == 4
 
 
 def test_the_cache_is_counted() -> None:

@@ -302,14 +302,19 @@ def _pushes(figures: Figures) -> Iterator[Metric]:
     closed = CounterMetricFamily(
         PREFIX + "push_subscribers_closed", "Subscribers that were ended for being slow.", labels=["listener"]
     )
+    pings = CounterMetricFamily(
+        PREFIX + "ping_timeouts", "Connections closed because a ping was not answered.", labels=["listener"]
+    )
     for name, stats in figures.pushes.items():
         open_now.add_metric([name], stats.subscribers)
         events.add_metric([name, "delivered"], stats.delivered_events)
         events.add_metric([name, "dropped"], stats.dropped_events)
         events.add_metric([name, "oversized"], stats.oversized_events)
+        events.add_metric([name, "skipped"], stats.skipped_events)
         encoded.add_metric([name], stats.encoded_events)
         closed.add_metric([name], stats.closed_subscribers)
-    yield from (open_now, events, encoded, closed)
+        pings.add_metric([name], stats.ping_timeouts)
+    yield from (open_now, events, encoded, closed, pings)
 
 
 def _cache(figures: Figures) -> Iterator[Metric]:

@@ -281,7 +281,7 @@ class Reader:
             else:
                 fit.append(delivery)
         if skipped:
-            self._talk.stats.skipped += len(skipped)
+            self._talk.stats.skipped_events += len(skipped)
             subscriptions.acknowledge_many(self._talk.principal, subscription.topic, subscription, skipped)
         return fit
 

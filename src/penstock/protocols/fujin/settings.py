@@ -58,9 +58,6 @@ class FujinStats(PushStats):
     pushed: int = 0
     """Records sent as MSG."""
     fetched: int = 0
-    skipped: int = 0
-    """Records with nothing in them, which deployed readers cannot take."""
-    ping_timeouts: int = 0
 
     def requests_by_name(self) -> dict[str, int]:
         named = {request.name.lower(): self.requests[request] for request in Request if self.requests[request]}
