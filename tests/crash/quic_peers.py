@@ -131,4 +131,5 @@ def is_sound(broker: BrokerProcess) -> bool:
     assert broker.running, broker.output
     assert "Traceback" not in broker.output, broker.output
     assert "session_failed" not in broker.output, broker.output
+    assert "quic_connection_failed" not in broker.output, broker.output
     return True
