@@ -27,6 +27,7 @@ from penstock.protocols.blipmq.wire import (
     FrameType,
 )
 from penstock.protocols.bytes import U16, U64
+from penstock.protocols.unfinished import Unfinished
 
 _PUBLISH = int(FrameType.PUBLISH)
 _TYPES = frozenset(map(int, FrameType))
@@ -60,40 +61,35 @@ class PublishRun(NamedTuple):
 class Decoder:
     """One direction of one connection."""
 
-    __slots__ = ("_kept", "_needed_bytes", "_runs", "violation")
+    __slots__ = ("_runs", "_unfinished", "violation")
 
     def __init__(self, *, runs: bool = True) -> None:
         """Without `runs` every PUBLISH is a `Frame`: a client's side of the conversation, where each answers a POLL."""
         self._runs = runs
-        self._kept = bytearray()
-        self._needed_bytes = 0
+        self._unfinished = Unfinished()
         self.violation: ProtocolViolation | None = None
 
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._kept)
+        return bool(self._unfinished)
 
     def feed(self, data: bytes) -> list[Frame | PublishRun]:
         """Every message that is complete. Raises ProtocolViolation where there is none before the fault."""
         if self.violation is not None:
             raise self.violation
-        if self._kept:
-            self._kept += data
-            if len(self._kept) < self._needed_bytes:
-                return []
-            data = bytes(self._kept)
-            self._kept = bytearray()
+        whole = self._unfinished.join(data)
+        if whole is None:
+            return []
         messages: list[Frame | PublishRun] = []
         try:
-            position = self._decode(data, messages)
+            position = self._decode(whole, messages)
         except ProtocolViolation as violation:
             self.violation = violation
             if not messages:
                 raise
             return messages
-        if position < len(data):
-            self._kept += memoryview(data)[position:]
+        self._unfinished.keep(whole, position)
         return messages
 
     def _decode(self, data: bytes, messages: list[Frame | PublishRun]) -> int:
@@ -112,7 +108,7 @@ class Decoder:
                 )
             frame_end = position + LENGTH_BYTES + length
             if frame_end > end:
-                self._needed_bytes = frame_end - position
+                self._unfinished.needed_bytes = frame_end - position
                 return position
             if kind == _PUBLISH and self._runs:
                 run = self._publish(data, position, frame_end, correlation_id)
@@ -125,7 +121,7 @@ class Decoder:
                 raise ProtocolViolation(f"frame type {kind:#04x} is none of BlipMQ's")
             messages.append(Frame(kind, correlation_id, data[position + HEAD_BYTES : frame_end]))
             position = frame_end
-        self._needed_bytes = LENGTH_BYTES
+        self._unfinished.needed_bytes = LENGTH_BYTES
         return position
 
     def _publish(self, data: bytes, position: int, frame_end: int, correlation_id: int) -> PublishRun | None:

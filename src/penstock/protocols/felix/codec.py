@@ -45,6 +45,7 @@ from penstock.protocols.felix.wire import (
     SHARED_EVENT_BATCH,
     VERSION,
 )
+from penstock.protocols.unfinished import Unfinished
 
 
 class Frame(NamedTuple):
@@ -55,49 +56,44 @@ class Frame(NamedTuple):
 class FrameDecoder:
     """One direction of one stream."""
 
-    __slots__ = ("_kept", "_needed_bytes", "violation")
+    __slots__ = ("_unfinished", "violation")
 
     def __init__(self) -> None:
-        self._kept = bytearray()
-        self._needed_bytes = 0
+        self._unfinished = Unfinished()
         self.violation: ProtocolViolation | None = None
         """What is wrong with the header that came last; nothing is read any more."""
 
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._kept)
+        return bool(self._unfinished)
 
     @property
     def payload_begun(self) -> bool:
         """Whether the stream would end inside a frame whose header is there."""
-        return len(self._kept) >= HEADER_BYTES
+        return len(self._unfinished) >= HEADER_BYTES
 
     def feed(self, data: bytes) -> list[Frame]:
         if self.violation is not None:
             return []
-        if self._kept:
-            self._kept += data
-            if len(self._kept) < self._needed_bytes:
-                return []
-            data = bytes(self._kept)
-            self._kept = bytearray()
+        whole = self._unfinished.join(data)
+        if whole is None:
+            return []
         frames: list[Frame] = []
-        position, end = 0, len(data)
-        self._needed_bytes = HEADER_BYTES
+        position, end = 0, len(whole)
+        self._unfinished.needed_bytes = HEADER_BYTES
         while end - position >= HEADER_BYTES:
-            magic, version, flags, length = HEADER.unpack_from(data, position)
+            magic, version, flags, length = HEADER.unpack_from(whole, position)
             if magic != MAGIC or version != VERSION or length > PAYLOAD_BYTES_MAX:
                 self.violation = _violation(magic, version, length)
                 return frames
             frame_end = position + HEADER_BYTES + length
             if frame_end > end:
-                self._needed_bytes = frame_end - position
+                self._unfinished.needed_bytes = frame_end - position
                 break
-            frames.append(Frame(flags, data[position + HEADER_BYTES : frame_end]))
+            frames.append(Frame(flags, whole[position + HEADER_BYTES : frame_end]))
             position = frame_end
-        if position < end:
-            self._kept += memoryview(data)[position:]
+        self._unfinished.keep(whole, position)
         return frames
 
 

@@ -50,6 +50,7 @@ from penstock.protocols.flymq.wire import (
     VERSION,
     Opcode,
 )
+from penstock.protocols.unfinished import Unfinished
 
 _PRODUCE = int(Opcode.PRODUCE)
 _UNIFORM_FRAMES_MIN = 16
@@ -71,38 +72,33 @@ class CodecLimits:
 class _FrameDecoder(ABC, Generic[Message]):
     """Cuts a stream into frames; subclasses say what a frame means."""
 
-    __slots__ = ("_kept", "_limits", "_needed_bytes", "violation")
+    __slots__ = ("_limits", "_unfinished", "violation")
 
     def __init__(self, limits: CodecLimits | None = None) -> None:
         self._limits = limits or CodecLimits()
-        self._kept = bytearray()
-        self._needed_bytes = 0
+        self._unfinished = Unfinished()
         self.violation: ProtocolViolation | None = None
 
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._kept)
+        return bool(self._unfinished)
 
     def feed(self, data: bytes) -> list[Message]:
         if self.violation is not None:
             raise self.violation
-        if self._kept:
-            self._kept += data
-            if len(self._kept) < self._needed_bytes:
-                return []
-            data = bytes(self._kept)
-            self._kept = bytearray()
+        whole = self._unfinished.join(data)
+        if whole is None:
+            return []
         messages: list[Message] = []
         try:
-            position = self._decode(data, messages)
+            position = self._decode(whole, messages)
         except ProtocolViolation as violation:
             self.violation = violation
             if not messages:
                 raise
             return messages
-        if position < len(data):
-            self._kept += memoryview(data)[position:]
+        self._unfinished.keep(whole, position)
         return messages
 
     def _decode(self, data: bytes, messages: list[Message]) -> int:
@@ -119,11 +115,11 @@ class _FrameDecoder(ABC, Generic[Message]):
                 raise ProtocolViolation(f"frame of {length} payload bytes, at most {payload_bytes_max} are allowed")
             frame_end = position + HEADER_BYTES + length
             if frame_end > end:
-                self._needed_bytes = frame_end - position
+                self._unfinished.needed_bytes = frame_end - position
                 return position
             position = self._take(opcode, flags, data, position, frame_end, messages)
         self._check_start(data[position:])
-        self._needed_bytes = HEADER_BYTES if end - position >= 2 else 2
+        self._unfinished.needed_bytes = HEADER_BYTES if end - position >= 2 else 2
         return position
 
     @staticmethod

@@ -12,6 +12,7 @@ from penstock.protocols.bytes import U32
 from penstock.protocols.rustlog import binary_dialect, json_dialect
 from penstock.protocols.rustlog.messages import BrokenFrame, ProduceRun, Reply, Request
 from penstock.protocols.rustlog.wire import JSON_NAMES, LENGTH_BYTES, PAYLOAD_BYTES_MAX, Dialect, Opcode, dialect_of
+from penstock.protocols.unfinished import Unfinished
 
 RUN_RECORDS_MAX = 100_000
 """A run that has this many records is not joined with the next frame: one append should not keep others waiting."""
@@ -21,43 +22,38 @@ _NAMES_START = {f'{{"{name}"'.encode(): opcode for opcode, name in JSON_NAMES.it
 class _Frames:
     """Cuts a stream into payloads. `broken` is the length that no frame may have, once one was found; then nothing more is cut."""
 
-    __slots__ = ("_kept", "_needed_bytes", "broken")
+    __slots__ = ("_unfinished", "broken")
 
     def __init__(self) -> None:
-        self._kept = bytearray()
-        self._needed_bytes = 0
+        self._unfinished = Unfinished()
         self.broken: int | None = None
 
     @property
     def partial(self) -> bool:
-        return bool(self._kept)
+        return bool(self._unfinished)
 
     def cut(self, data: bytes) -> list[bytes]:
         if self.broken is not None:
             return []
-        if self._kept:
-            self._kept += data
-            if len(self._kept) < self._needed_bytes:
-                return []
-            data = bytes(self._kept)
-            self._kept = bytearray()
+        whole = self._unfinished.join(data)
+        if whole is None:
+            return []
         payloads: list[bytes] = []
-        position, end = 0, len(data)
+        position, end = 0, len(whole)
         while end - position >= LENGTH_BYTES:
-            (length,) = U32.unpack_from(data, position)
+            (length,) = U32.unpack_from(whole, position)
             if not 1 <= length <= PAYLOAD_BYTES_MAX:
                 self.broken = length
                 return payloads
             frame_end = position + LENGTH_BYTES + length
             if frame_end > end:
-                self._needed_bytes = frame_end - position
+                self._unfinished.needed_bytes = frame_end - position
                 break
-            payloads.append(data[position + LENGTH_BYTES : frame_end])
+            payloads.append(whole[position + LENGTH_BYTES : frame_end])
             position = frame_end
         else:
-            self._needed_bytes = LENGTH_BYTES
-        if position < end:
-            self._kept += memoryview(data)[position:]
+            self._unfinished.needed_bytes = LENGTH_BYTES
+        self._unfinished.keep(whole, position)
         return payloads
 
 
