@@ -16,7 +16,7 @@ import signal
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -413,20 +413,12 @@ def _listener_limits(config: Config, settings: ListenerSettings) -> ListenerLimi
 
 
 def _quic_limits(config: Config, settings: QuicListenerSettings) -> QuicLimits:
-    limits = config.limits
     datagram_bytes = settings.datagram_bytes
     if datagram_bytes == "auto":
         host = parse_address(settings.bind).host
         datagram_bytes = DATAGRAM_BYTES_LOOPBACK if is_loopback(host) else DATAGRAM_BYTES
     return QuicLimits(
-        connections_max=settings.max_connections,
-        in_flight_bytes_max=limits.in_flight_bytes_max,
-        in_flight_total_bytes_max=limits.in_flight_total_bytes_max,
-        idle_s_max=settings.idle_s_max,
-        header_s_max=settings.header_s_max,
-        handshake_s_max=settings.handshake_s_max,
-        send_buffer_high_bytes=limits.send_buffer_bytes_max,
-        send_buffer_low_bytes=limits.send_buffer_bytes_max // 4,
+        **asdict(_listener_limits(config, settings)),
         streams_max=settings.streams_max,
         handshakes_max=settings.handshakes_max,
         retry_above=settings.retry_above,

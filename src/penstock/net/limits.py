@@ -72,7 +72,7 @@ class QuicLimits(ListenerLimits):
     """What a QUIC listener keeps besides. Bytes in flight are counted per connection; a stream has its share of them."""
 
     connections_max: int = 4_000
-    """Connections at once, handshakes included. The first datagram of one more is not answered, and counted as refused."""
+    """Connections at once, handshakes included. One more is refused at once, and counted."""
 
     idle_s_max: float = 30.0
     """A connection from which nothing is received for so long is gone; also how long a peer may take nothing of what waits for it."""
