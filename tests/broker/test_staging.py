@@ -577,5 +577,5 @@ async def test_what_is_staged_is_bounded(tmp_path: Path, clock: ManualClock) -> 
             await house.stage("orders", [(0, [b"a"])], application="three")
         await house.publish(0, ("a", 2), application="one")
         await house.stage("orders", [(0, [bytes(10_000)])], application="two", sequence=1)
-        with pytest.raises(InvalidRequest, match="at most 10000"):
+        with pytest.raises(InvalidRequest, match="at most 10000 are allowed"):
             await house.staging.commit(ALICE, "two", 1, 0, [Winner(str(n), 1) for n in range(10_001)])

@@ -174,11 +174,13 @@ class Staging:
         Raises WriteFailed where only a restart can tell whether it is done. After any other error it either is not, or it is decided and
         goes on; asking again tells.
         """
-        if len(winners) > WINNERS_MAX or len({winner.attempt for winner in winners}) != len(winners):
+        if len(winners) > WINNERS_MAX:
             raise InvalidRequest(
-                f"a commit of {len(winners)} attempts: it names each once, and at most {WINNERS_MAX} of them; write with fewer tasks "
+                f"a commit names {len(winners)} attempts, and at most {WINNERS_MAX} are allowed: write with fewer tasks "
                 "(in Spark, coalesce() before the write)"
             )
+        if len({winner.attempt for winner in winners}) != len(winners):
+            raise InvalidRequest("a commit names each attempt once, and this one names one twice")
         once = Once(application, run, epoch)
         while True:
             before = self._under_way(principal, application)
