@@ -27,11 +27,11 @@ class Stream:
         "_backlog",
         "_backlog_bytes",
         "_connection",
-        "_cut_off",
         "_finished",
         "_is_closed",
         "_paused",
         "_peer_ended",
+        "_queue_dropped",
         "_sent_bytes",
         "_unsent_bytes",
         "_writable",
@@ -49,7 +49,7 @@ class Stream:
         self._writable = True
         self._unsent_bytes = 0
         self._sent_bytes = 0
-        self._cut_off = False
+        self._queue_dropped = False
         self._paused = False
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
@@ -102,7 +102,7 @@ class Stream:
         throws it away when it hears of it, we hear of it with the next events.
         """
         connection = self._connection
-        if self._cut_off or connection.may_have_losses or not connection.reading:
+        if self._queue_dropped or connection.may_have_losses or not connection.reading:
             return self._sent_bytes
         return self._unsent_bytes + connection.core.in_flight_bytes
 
@@ -133,7 +133,7 @@ class Stream:
         """Our side ends at once; what was queued is lost."""
         if not self._is_closed:
             self.can_send = False
-            self._cut_off = True
+            self._queue_dropped = True
             self._unsent_bytes = 0
             self._connection.core.reset(self.id, code)
             self._connection.touch()
@@ -201,7 +201,7 @@ class Stream:
 
     def take_stop(self, code: int) -> None:
         self.can_send = False
-        self._cut_off = True
+        self._queue_dropped = True
         self._unsent_bytes = 0
         self.stopped(code)
 
