@@ -60,6 +60,16 @@ def parse_url(url: str, *, port: int) -> Address:
     )
 
 
+def parse_quic_url(url: str, scheme: str, *, port: int, tls: ssl.SSLContext | bool | None) -> Address:
+    """The same for a protocol over QUIC, which is never without TLS and takes its certificates from the URL only."""
+    address = parse_url(url, port=port)
+    if address.scheme != scheme:
+        raise InvalidRequest(f"{address} is not a {scheme.capitalize()} address: write {scheme}://host:port")
+    if tls is False or isinstance(tls, ssl.SSLContext):
+        raise InvalidRequest("QUIC has TLS of its own: name the certificates to trust with ?ca=FILE instead of tls")
+    return address
+
+
 def client_tls(ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
     """A context that verifies the broker: against `ca`, else the machine's trust store; `cert` and `key` identify this client."""
     try:

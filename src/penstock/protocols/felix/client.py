@@ -21,7 +21,7 @@ from msgspec import UNSET
 from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
-from penstock.clients.url import parse_url
+from penstock.clients.url import parse_quic_url
 from penstock.clients.window import Window
 from penstock.errors import (
     ConnectionLost,
@@ -181,11 +181,7 @@ class AsyncFelixClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        address = parse_url(url, port=PORT)
-        if address.scheme != SCHEME:
-            raise InvalidRequest(f"{address} is not a Felix address: write felix://host:port")
-        if tls is False or isinstance(tls, ssl.SSLContext):
-            raise InvalidRequest("QUIC has TLS of its own: name the certificates to trust with ?ca=FILE instead of tls")
+        address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
         self.address = address
         self.tenant = tenant or address.user or DEFAULT_NAME
         self.namespace = namespace

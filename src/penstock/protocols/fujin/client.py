@@ -20,7 +20,7 @@ from penstock.clients.arguments import check_topic
 from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.requests import Sleep
-from penstock.clients.url import parse_url
+from penstock.clients.url import parse_quic_url
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConnectionLost, InvalidRequest, ShuttingDown
 from penstock.protocols.fujin.client_connection import Headers, Link
@@ -70,11 +70,7 @@ class AsyncFujinClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        address = parse_url(url, port=PORT)
-        if address.scheme != SCHEME:
-            raise InvalidRequest(f"{address} is not a Fujin address: write fujin://host:port")
-        if tls is False or isinstance(tls, ssl.SSLContext):
-            raise InvalidRequest("QUIC has TLS of its own: name the certificates to trust with ?ca=FILE instead of tls")
+        address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
         self.address = address
         self._link = Link(
             address,
