@@ -87,6 +87,7 @@ class MemoryConnection:
         self.listener = "felix"
         self.principal_hint: str | None = None
         self.alpn: str | None = None
+        self.reading = True
         self.opened: list[Talk] = []
         """Streams that the session opened."""
         self.streams_max = 1000
