@@ -92,6 +92,8 @@ class QuicListener:
         self._by_cid: dict[bytes, QuicServerConnection] = {}
         # Keyed by themselves: ordered, unlike a set, so that what happens to all of them happens in the same order every time.
         self._connections: dict[QuicServerConnection, None] = {}
+        self._half_open: dict[QuicServerConnection, None] = {}
+        """Whose handshake is not over, the oldest first."""
         self._farewells: dict[bytes, tuple[list[tuple[bytes, Address]], int]] = {}
         """What to repeat to peers that have not heard that their connection is closed, and how often still; oldest first."""
         self._resets_left = RESETS_PER_SWEEP_MAX
@@ -150,6 +152,7 @@ class QuicListener:
             connection.cids.discard(cid)
 
     def established(self, connection: QuicServerConnection) -> None:
+        self._half_open.pop(connection, None)
         self.stats.handshakes_open -= 1
         self.stats.connections_total += 1
 
@@ -166,6 +169,7 @@ class QuicListener:
         self._connections.pop(connection, None)
         self.stats.connections_open -= 1
         if not connection.is_established:
+            self._half_open.pop(connection, None)
             self.stats.handshakes_open -= 1
         self._full = False
         self.answered(connection)
@@ -227,9 +231,6 @@ class QuicListener:
         if self.stats.connections_open >= self.limits.connections_max:
             self._refuse(header, datagram, address)
             return
-        if self.stats.handshakes_open >= self.limits.handshakes_max:
-            self.stats.handshakes_dropped += 1
-            return
         admitted = None
         if header.token:
             admitted = self._tokens.admit(address, header.token, self._now_s())
@@ -238,6 +239,12 @@ class QuicListener:
         if admitted is None and self.stats.handshakes_open >= self.limits.retry_above:
             self._send_retry(header, address)
             return
+        if len(self._half_open) >= self.limits.handshakes_max:
+            self.stats.handshakes_dropped += 1
+            if admitted is None:
+                return
+            # Whoever means it is done in a few round trips, so the oldest is the one least likely to be missed.
+            next(iter(self._half_open)).abandon("")
         self._admit(header, admitted, datagram, address)
 
     def _admit(self, header: LongHeader, admitted: Admitted | None, datagram: bytes, address: Address) -> None:
@@ -255,6 +262,7 @@ class QuicListener:
         self._connections[connection] = None
         self.stats.connections_open += 1
         self.stats.handshakes_open += 1
+        self._half_open[connection] = None
         self.add_cid(header.destination_cid, connection)
         self.add_cid(core.host_cid, connection)
         self._deliver(connection, datagram, len(datagram), address)

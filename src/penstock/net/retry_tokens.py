@@ -16,8 +16,9 @@ from penstock.quic.core import Address
 KEY_BYTES = 32
 MAC_BYTES = 16
 TIME_BYTES = 8
-LIFETIME_S = 15.0
-"""A client comes back at once; this allows for its retransmissions."""
+LIFETIME_S = 60.0
+"""A client comes back at once; this allows for retransmissions that double their distance each time. One that comes later cannot be let
+in at all: it was promised a retry that we no longer know of."""
 
 
 class Admitted(NamedTuple):
