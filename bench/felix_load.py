@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from typing import Final, Literal
 
 import msgspec
@@ -65,7 +66,7 @@ class FelixResult(msgspec.Struct, frozen=True, kw_only=True):
     """Processor time in between."""
 
 
-class _Conversation:
+class _Conversation(ABC):
     """One stream of one connection that has said who it is; frames go to `take`."""
 
     def __init__(self) -> None:
@@ -90,8 +91,9 @@ class _Conversation:
             else:
                 self.fail(f"the broker answered {frame.payload!r}")
 
+    @abstractmethod
     def take(self, frame: Frame) -> None:
-        raise NotImplementedError
+        """Count what the broker said."""
 
     def fail(self, why: str) -> None:
         for waiting in (self._ready, self.over):

@@ -74,7 +74,7 @@ class Connection:
 
     def stream_opened(self, stream_id: int) -> Stream | None:
         """The peer opened a stream; None refuses it."""
-        raise NotImplementedError
+        return None
 
     def established(self) -> None:
         """The handshake is complete."""

@@ -17,6 +17,7 @@ A fault that the server should not have caused raises `Broken`.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -98,7 +99,7 @@ async def deployed_client(address: str) -> AsyncIterator[DeployedClient]:
         await connection.wait_closed()
 
 
-class _Session:
+class _Session(ABC):
     """A stream with a reading loop, as all three kinds have one."""
 
     def __init__(self, stream: QuicStream) -> None:
@@ -134,8 +135,9 @@ class _Session:
                 future.set_exception(self.failure or EOFError())
                 future.exception()
 
+    @abstractmethod
     async def _command(self, number: int) -> None:
-        raise NotImplementedError
+        """Read the rest of what begins with this byte."""
 
     async def _next_read(self) -> None:
         """At most 512 bytes."""

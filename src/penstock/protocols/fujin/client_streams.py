@@ -7,6 +7,7 @@ opens another.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -58,7 +59,7 @@ class _Exchange(NamedTuple):
     finished: asyncio.Future[None]
 
 
-class ClientStream:
+class ClientStream(ABC):
     """What both kinds have in common."""
 
     def __init__(self) -> None:
@@ -102,8 +103,9 @@ class ClientStream:
         except ProtocolViolation as violation:
             self.fail(violation)
 
+    @abstractmethod
     def _take(self, data: bytes) -> None:
-        raise NotImplementedError
+        """Deal with what the server said."""
 
     def fail(self, error: PenstockError) -> None:
         if self.failure is None:
@@ -112,8 +114,9 @@ class ClientStream:
             if not self._over.done():
                 self._over.set_result(None)
 
+    @abstractmethod
     def _failed(self, error: PenstockError) -> None:
-        raise NotImplementedError
+        """Tell whoever waits for an answer."""
 
     async def disconnect(self) -> None:
         """Say DISCONNECT, and wait until the server has answered what it had and said it too."""
