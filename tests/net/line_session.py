@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from penstock.errors import ProtocolViolation
 from penstock.net.limits import ListenerLimits
@@ -139,14 +138,3 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
     except OSError:
         pass  # the other end was faster
-
-
-def open_sockets() -> int:
-    """How many sockets the process has. Other descriptors are not counted: the event loop opens some of its own when it likes."""
-    count = 0
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            count += descriptor.readlink().name.startswith("socket:")
-        except FileNotFoundError:
-            pass  # the descriptor the listing itself used
-    return count

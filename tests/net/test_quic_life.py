@@ -15,7 +15,8 @@ from penstock.errors import ConfigError, ConnectionLost, Unreachable
 from penstock.net.limits import QuicLimits
 from penstock.net.quic import QuicListener
 from penstock.quic.settings import QuicSettings
-from tests.net.line_session import open_sockets, until
+from tests.descriptors import open_sockets
+from tests.net.line_session import until
 from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic
 
 
@@ -158,8 +159,8 @@ async def test_nothing_is_left_open_by_a_listener_and_its_clients(tmp_path: Path
     before = open_sockets()
     async with serving_quic(tmp_path) as service:
         await service.client()
-        assert open_sockets() == before + 2
-    assert open_sockets() == before
+        assert (open_sockets() - before).total() == 2
+    assert open_sockets() <= before
 
 
 async def test_a_stopped_listener_admits_nobody(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 from penstock.errors import ConfigError
 from penstock.net.limits import ListenerLimits
 from penstock.net.tcp import TcpListener
-from tests.net.line_session import LineSession, Service, hang_up, open_sockets, read_to_end, serving, until
+from tests.descriptors import open_sockets
+from tests.net.line_session import LineSession, Service, hang_up, read_to_end, serving, until
 
 
 @contextmanager
@@ -97,7 +98,7 @@ async def test_an_address_in_use_is_an_error_that_says_what_to_do() -> None:
             ConfigError, match=r"listeners\.flymq\.bind: cannot listen on .*another process listens there"
         ):
             await TcpListener("flymq", service.listener.address, LineSession).start()
-        assert open_sockets() == before
+        assert open_sockets() <= before
 
 
 async def test_an_address_of_another_machine_is_an_error_that_says_what_to_do() -> None:
@@ -293,7 +294,7 @@ async def test_nothing_is_left_behind() -> None:
     assert all(session.is_closed for session in service.sessions)
     assert (service.stats.connections_open, service.listener.budget.held_bytes) == (0, 0)
     await until(lambda: asyncio.all_tasks() == tasks)
-    assert open_sockets() == sockets
+    assert open_sockets() <= sockets
 
 
 async def test_a_listener_can_be_stopped_twice_and_before_it_was_started() -> None:

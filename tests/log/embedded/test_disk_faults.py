@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import AppendFile, SpaceReserve
 from penstock.log.embedded.journal import journal_paths
 from penstock.testing.faults import FaultyDisk
+from tests.descriptors import open_files
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import CountingDisk, crash_image, everything, path_of, settled
 from tests.log.records import append, read_values, start_append, start_atomic_append
@@ -66,10 +66,6 @@ class SuffixFaults(CountingDisk):
 @pytest.fixture
 def faults() -> SuffixFaults:
     return SuffixFaults()
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def two_topics(engine: EmbeddedEngine) -> None:
@@ -393,7 +389,7 @@ async def test_a_roll_that_meets_a_full_disk_can_be_tried_again(
     await engine.create_topic("orders", TopicConfig(segment_bytes=500))
     partition = engine.partition("orders", 0)
     await append(partition, [bytes(400)])
-    open_before = open_files()
+    open_before = open_files(data_dir)
     for _ in range(3):
         # Twice, because where space is short the engine tries once more for just what it needs.
         faults.fail(operation, suffix, errno.ENOSPC, times=2 if operation == "allocate" else 1)
@@ -405,7 +401,7 @@ async def test_a_roll_that_meets_a_full_disk_can_be_tried_again(
         assert await read_values(recovered.partition("orders", 0)) == [bytes(400)]
         await recovered.close()
         del recovered
-    assert open_files() <= open_before + 1, "nothing stays open behind a failed roll"
+    assert (open_files(data_dir) - open_before).total() <= 1, "nothing stays open behind a failed roll"
     assert (await append(partition, [b"small"])).base_offset == 1
     for number in range(2, 6):
         assert (await append(partition, [bytes(400)])).base_offset == number
@@ -579,8 +575,7 @@ def test_space_is_reserved_ahead_and_given_back(tmp_path: Path) -> None:
         file.sync()
 
 
-async def test_nothing_stays_open_after_closing(open_engine: OpenEngine) -> None:
-    open_before = open_files()
+async def test_nothing_stays_open_after_closing(open_engine: OpenEngine, data_dir: Path) -> None:
     for _ in range(3):
         engine = await open_engine(options=EngineOptions(tail_bytes_max=0, journal_bytes=1000))
         if not engine.topics():
@@ -592,7 +587,6 @@ async def test_nothing_stays_open_after_closing(open_engine: OpenEngine) -> None
         await everything(engine)
         await engine.maintain()
         await everything(engine)
-        assert open_files() > open_before
+        assert open_files(data_dir)
         await engine.close()
-        gc.collect()  # what maintenance replaced is closed when its last reader is gone
-        assert open_files() == open_before
+        assert not open_files(data_dir)
