@@ -30,8 +30,8 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines, Report
 from penstock.broker.schedule import Schedule
 from penstock.broker.schemas.operations import Schemas
-from penstock.broker.staging import Staging
-from penstock.broker.staging_entries import Place
+from penstock.broker.staging.entries import Place
+from penstock.broker.staging.operations import Staging
 from penstock.broker.subscription import DeliveryPolicy, StoredSubscription, Subscription
 from penstock.broker.subscriptions import Subscriptions
 from penstock.broker.transactions import Transactions

@@ -11,7 +11,7 @@ import pytest
 from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.staging_entries import Place, Winner
+from penstock.broker.staging.entries import Place, Winner
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.staged_blocks import check_parts
+from penstock.broker.staging.blocks import check_parts
 from penstock.errors import InvalidRequest, RecordTooLarge
 from penstock.log.api import BlockBatch, TopicConfig, TopicInfo
 from penstock.log.block import Block, decode_headers, encode_block, encode_headers, place_block

@@ -21,7 +21,7 @@ from penstock.broker.lag import LagReport
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
-from penstock.broker.staging_tickets import StagingStats
+from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionStats
 from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats

@@ -44,7 +44,7 @@ from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.spreading import ALL_ROWS, OnPlaced, Placement
-from penstock.broker.staging import Staging
+from penstock.broker.staging.operations import Staging
 from penstock.broker.subscription import DeliveryPolicy
 from penstock.broker.subscriptions import Subscriptions
 from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.staging_entries import Place
-from penstock.broker.staging_entries import Winner as WinningAttempt
+from penstock.broker.staging.entries import Place
+from penstock.broker.staging.entries import Winner as WinningAttempt
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.protocols.flymq.staging.layouts import encode_outcome, encode_run

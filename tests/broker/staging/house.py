@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.broker.access import Principal
-from penstock.broker.staging import Committed, Staging
-from penstock.broker.staging_entries import Place, Winner
+from penstock.broker.staging.entries import Place, Winner
+from penstock.broker.staging.operations import Committed, Staging
 from penstock.errors import PenstockError
 from penstock.log.block import encode_block
 from tests.broker.transaction_house import ALICE, House

@@ -12,7 +12,7 @@ from penstock.log.api import Durability, TopicConfig
 TICKETS_TOPIC: Final = "__staged"
 COMMITS_TOPIC: Final = "__staged_commits"
 STAGING_PREFIX: Final = "__staging-"
-# Staged records need not survive a power cut: a commit that needs them to makes sure of them first (see `staging_commit`). Whole segments
+# Staged records need not survive a power cut: a commit that needs them to makes sure of them first (see `publication`). Whole segments
 # are given back as soon as what they hold is published, so they are small.
 STAGING_CONFIG: Final = TopicConfig(partitions=1, durability=Durability("none"), segment_bytes=16 << 20)
 ATTEMPT_BYTES_MAX: Final = 64

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from penstock.broker.staging_entries import (
+from penstock.broker.staging.entries import (
     STAGING_CONFIG,
     StagedHead,
     TicketEntry,
@@ -26,7 +26,7 @@ from penstock.log.api import Engine, Partition
 from penstock.log.block import Block
 
 if TYPE_CHECKING:
-    from penstock.broker.staging_commit import Publication
+    from penstock.broker.staging.publication import Publication
 
 READ_BYTES = 1 << 20
 

@@ -1,4 +1,4 @@
-"""Staging: records that are safe, but shown to nobody, until their writer says which of them count.
+"""What a writer may ask of staging, and how its requests belong together.
 
 A writer of many processes (a Spark job) cannot keep its records in one transaction: they are too many for memory, and some of its tasks
 run twice. So each attempt of each task stages its records under a ticket of its own (application, epoch, attempt), and in the end one
@@ -13,8 +13,6 @@ commit names the attempts that won. The broker publishes exactly these, all or n
 Epochs and runs are those of `applications`: an epoch is committed once, and only by the newest run. Requests of a ticket are numbered, so
 that one that is sent again after a lost connection is stored once, in whatever order they arrive. Records are checked when they are
 staged, as `Broker.produce` checks them, so that a commit finds nothing left to refuse but the state of the disk and of the topics.
-
-Tickets are in `staging_tickets`, the place where records wait in `staging_store`, how they are published in `staging_commit`.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ from penstock.broker.access import (
 from penstock.broker.applications import Application, Applications, Once
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.staged_blocks import check_parts
-from penstock.broker.staging_commit import Changes, Publication
-from penstock.broker.staging_entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
-from penstock.broker.staging_store import OnStaged, StagedApplication, Ticket
-from penstock.broker.staging_tickets import StagingStats, Tickets
+from penstock.broker.staging.blocks import check_parts
+from penstock.broker.staging.entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
+from penstock.broker.staging.publication import Changes, Publication
+from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
+from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
 from penstock.broker.topics import validate_name
 from penstock.clock import Clock

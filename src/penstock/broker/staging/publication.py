@@ -20,8 +20,8 @@ from typing import Any
 
 import structlog
 
-from penstock.broker.staging_entries import CommitEntry, StagedHead, TicketEntry, TicketKey, encode_head
-from penstock.broker.staging_store import StagedApplication, StagedReader, Ticket
+from penstock.broker.staging.entries import CommitEntry, StagedHead, TicketEntry, TicketKey, encode_head
+from penstock.broker.staging.store import StagedApplication, StagedReader, Ticket
 from penstock.broker.table import PreparedChange, Table, append_together
 from penstock.errors import CorruptBlock, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
 from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Engine, Partition

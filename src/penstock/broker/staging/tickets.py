@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from penstock.broker.access import Principal
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.staged_blocks import StagedPart
-from penstock.broker.staging_entries import (
+from penstock.broker.staging.blocks import StagedPart
+from penstock.broker.staging.entries import (
     REQUEST_BYTES_MIN,
     STAGING_PREFIX,
     TICKET_BYTES_MAX,
@@ -28,7 +28,7 @@ from penstock.broker.staging_entries import (
     Winner,
     encode_head,
 )
-from penstock.broker.staging_store import OnStaged, Staged, StagedApplication, StagingStore, Ticket
+from penstock.broker.staging.store import OnStaged, Staged, StagedApplication, StagingStore, Ticket
 from penstock.broker.table import Table
 from penstock.clock import Clock
 from penstock.errors import LimitExceeded, PenstockError, TopicNotFound, TransactionNotActive, TransactionNotFound
