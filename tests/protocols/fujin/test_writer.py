@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -358,6 +359,44 @@ async def test_a_stream_that_ends_during_its_commit_does_not_hinder_it(client: C
     await until(lambda: broker.transactions.stats.committed == 1)
     assert await values(broker, "a") == [b"x"]
     await until(lambda: side.stream.held_bytes == 0)
+
+
+@pytest.mark.parametrize("how", ["reset", "connection lost"])
+@pytest.mark.parametrize("in_transaction", [True, False])
+async def test_what_waits_for_its_topic_is_not_written_once_the_stream_is_gone(
+    client: Client, broker: Broker, how: str, in_transaction: bool
+) -> None:
+    """Above all not the record of a transaction that was rolled back meanwhile."""
+    side = client.writer()
+    side.say(*([begin(1)] if in_transaction else []), write(2, b"new", b"x"), write(3, b"newer", b"y"))
+    assert not broker.has_topic("new")
+    if how == "reset":
+        side.session.aborted(0)
+    else:
+        client.hang_up()
+    await until(lambda: broker.has_topic("new") and side.stream.held_bytes == 0)
+    await settle()
+    assert (await values(broker, "new"), broker.has_topic("newer")) == ([], False)
+    assert broker.transactions.stats.open == 0
+
+
+async def test_a_run_that_is_taken_apart_stays_in_the_transaction_it_began_in(
+    client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker may refuse a run late, when the stream has ended and rolled back."""
+    side = client.writer()
+    await side.ask(begin(1), write(2, b"a", b"x"), size=12)
+    late: list[Callable[[Exception], None]] = []
+    take = broker.transactions.produce
+    monkeypatch.setattr(broker.transactions, "produce", lambda *given, done: late.append(done))
+    side.say(write(3, b"a", b"y"), write(4, b"a", b"z"))
+    monkeypatch.setattr(broker.transactions, "produce", take)
+    side.session.aborted(0)
+    (refuse,) = late
+    refuse(InvalidRequest("not like that"))
+    await settle()
+    assert await values(broker, "a") == []
+    assert side.stream.held_bytes == 0
 
 
 async def test_many_streams_at_once(client: Client, broker: Broker) -> None:

@@ -96,15 +96,20 @@ class Writer:
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._answer(slot, self._fail(run.correlation_ids, error), held_bytes)
         else:
-            self._produce(topic, run, slot, held_bytes)
+            if talk.over:  # nobody waits for it, and its transaction, if it had one, was rolled back
+                self._answer(slot, b"", held_bytes)
+            else:
+                self._produce(topic, run, slot, held_bytes)
         self._replies.flush()
 
     def _produce(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
         self._writes_in_flight += 1
-        self._start(topic, run, partial(self._settled, topic, run, slot, held_bytes))
+        transaction = self._transaction
+        self._start(topic, transaction, run, partial(self._settled, topic, transaction, run, slot, held_bytes))
 
-    def _start(self, topic: str, run: WriteRun, settled: Callable[[Outcome], None]) -> None:
-        talk, transaction = self._talk, self._transaction
+    def _start(self, topic: str, transaction: str | None, run: WriteRun, settled: Callable[[Outcome], None]) -> None:
+        """`transaction` is the one the run came in: by the time it is taken apart, the stream may have ended and rolled back."""
+        talk = self._talk
         headers = None if run.headers is None else list(map(_cell, run.headers))
         try:
             if transaction is None:
@@ -116,9 +121,17 @@ class Writer:
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             settled(error)
 
-    def _settled(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int, outcome: Outcome) -> None:
+    def _settled(
+        self,
+        topic: str,
+        transaction: str | None,
+        run: WriteRun,
+        slot: ReplySlot,
+        held_bytes: int,
+        outcome: Outcome,
+    ) -> None:
         if isinstance(_whole_failure(outcome), InvalidRequest) and len(run.values) > 1:
-            self._write_one_by_one(topic, run, slot, held_bytes)
+            self._write_one_by_one(topic, transaction, run, slot, held_bytes)
             return
         self._writes_in_flight -= 1
         self._answer(slot, self._replies_to(run, outcome), held_bytes)
@@ -128,7 +141,9 @@ class Writer:
             self._replies.flush()
             self._talk.advance_soon()
 
-    def _write_one_by_one(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _write_one_by_one(
+        self, topic: str, transaction: str | None, run: WriteRun, slot: ReplySlot, held_bytes: int
+    ) -> None:
         """The broker refuses a run whole, but the peer sent single writes: only those at fault may fail."""
         count = len(run.values)
         replies = [b""] * count
@@ -147,7 +162,7 @@ class Writer:
         for row in range(count):
             headers = None if run.headers is None else [run.headers[row]]
             single = WriteRun(run.topic, [run.correlation_ids[row]], [run.values[row]], headers, 0)
-            self._start(topic, single, partial(settled, row, single))
+            self._start(topic, transaction, single, partial(settled, row, single))
 
     def _replies_to(self, run: WriteRun, outcome: Outcome) -> bytes:
         failure = _whole_failure(outcome)
