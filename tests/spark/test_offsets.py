@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.spark.offsets import START, StreamOffset, group_offsets, is_start
+from penstock.spark.offsets import EARLIEST, START, StreamOffset, group_offsets, is_start
 
 
 def test_topics_partitions_and_offsets_are_written_as_kafka_writes_them() -> None:
@@ -28,13 +28,34 @@ def test_an_offset_comes_back_as_it_was() -> None:
 
 def test_offsets_of_kafkas_connector_are_understood() -> None:
     offset = StreamOffset.decode({"orders": {"0": 23}})
-    assert (offset.positions, offset.ids, offset.began) == ({"orders": {0: 23}}, {}, None)
+    assert (offset.positions, offset.ids, offset.began) == ({"orders": {0: 23}}, {}, {})
 
 
 def test_the_start_is_always_the_same_and_told_from_all_else() -> None:
     assert is_start(START)
     assert is_start(json.loads(json.dumps(START)))
     assert not is_start(StreamOffset({"orders": {0: 23}}).encode())
+
+
+def test_a_batch_begins_where_the_last_one_ended_and_in_what_is_new_where_its_end_says() -> None:
+    start = StreamOffset({"a": {0: 5}, "b": {0: 9}}, {"a": "1", "b": "2"}).encode()
+    end = StreamOffset({"a": {0: 7}, "c": {0: 4, 1: 0}}, {"a": "1", "c": "3"}, {"c": {0: 2, 1: 0}})
+    assert end.begin(start) == {"a": {0: 5}, "c": {0: 2, 1: 0}}
+    first = StreamOffset({"a": {0: 7}}, {"a": "1"}, {"a": {0: 6}})
+    assert first.begin(START) == {"a": {0: 6}}
+
+
+def test_offsets_of_a_deleted_topic_say_nothing_of_the_one_that_has_its_name() -> None:
+    start = StreamOffset({"a": {0: 5}}, {"a": "1"}).encode()
+    assert StreamOffset({"a": {0: 7}}, {"a": "2"}, {"a": {0: 3}}).begin(start) == {"a": {0: 3}}
+
+
+def test_a_checkpoint_from_before_starts_were_on_record_begins_in_what_is_new_with_the_earliest() -> None:
+    start = StreamOffset({"a": {0: 5}}, {"a": "1"}).encode()
+    assert StreamOffset({"a": {0: 5}, "b": {0: 7}}, {"a": "1", "b": "2"}).begin(start) == {
+        "a": {0: 5},
+        "b": {0: EARLIEST},
+    }
 
 
 def test_what_another_source_has_written_is_refused() -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
+from penstock.errors import DataLoss
+from penstock.spark.offsets import EARLIEST
 from penstock.spark.planner import TASK_BYTES_MAX, TASK_BYTES_MIN, Bounds, Range, Slice, Tasks, deal, plan_tasks
 from penstock.testing import RunningBroker
+from tests.spark.by_hand import maintain
 
 MIB = 1 << 20
 CORES = 4
@@ -15,7 +20,7 @@ CORES = 4
 def pieces(count: int, size_bytes: int, *, rows: int = 1000, partition: int = 0, path: str = "log") -> list[Slice]:
     return [
         Slice(
-            "orders", "id", False, partition, at * rows, (at + 1) * rows, path, at * size_bytes, at * rows,
+            "orders", "id", partition, at * rows, (at + 1) * rows, path, at * size_bytes, at * rows,
             count * size_bytes, 0, size_bytes,
         )
         for at in range(count)
@@ -123,11 +128,11 @@ def test_ranges_are_cut_at_blocks(penstock_broker: RunningBroker) -> None:
     client.send_many("orders", [b"x"] * 10, partition=1)
     topic_id = client.describe_topic("orders").config["id"]
     ranges = [
-        Range("orders", topic_id, False, 0, 250, 5500),
-        Range("orders", topic_id, False, 1, 3, 9),
-        Range("orders", topic_id, False, 1, 5, 5),
+        Range("orders", topic_id, 0, 250, 5500),
+        Range("orders", topic_id, 1, 3, 9),
+        Range("orders", topic_id, 1, 5, 5),
     ]
-    files, tasks = plan_tasks(client, ranges[:2], Bounds(task_bytes_max=1 << 20))
+    files, tasks = plan_tasks(client, ranges[:2], Bounds(task_bytes_max=1 << 20), fail=True)
     assert files.directory == str(penstock_broker.data_dir.resolve())
     slices = [each for task in tasks for each in task]
     assert len(tasks) >= 5
@@ -137,12 +142,36 @@ def test_ranges_are_cut_at_blocks(penstock_broker: RunningBroker) -> None:
         if after.partition == before.partition:
             assert before.end_offset == after.offset
     assert rows_of(tasks)[-1] == (1, 3, 9)
-    assert plan_tasks(client, ranges[2:], Bounds())[1] == []
+    assert plan_tasks(client, ranges[2:], Bounds(), fail=True)[1] == []
 
 
-def test_what_the_broker_cannot_place_is_left_to_the_tasks(penstock_broker: RunningBroker) -> None:
+def test_what_is_gone_when_it_is_planned_is_a_loss_or_left_out(penstock_broker: RunningBroker) -> None:
     client = penstock_broker.connect()
     client.send_many("orders", [b"x"] * 10)
-    for topic, topic_id in (("orders", "f" * 32), ("missing", "f" * 32)):
-        _, [[only]] = plan_tasks(client, [Range(topic, topic_id, True, 0, 0, 10)], Bounds())
-        assert (only.path, only.offset, only.end_offset) == ("", 0, 10)
+    for topic, partition in (("orders", 0), ("missing", 0)):
+        ranges = [Range(topic, "f" * 32, partition, 0, 10)]
+        with pytest.raises(DataLoss, match=f"topic {topic} was deleted before all of it was read"):
+            plan_tasks(client, ranges, Bounds(), fail=True)
+        assert plan_tasks(client, ranges, Bounds(), fail=False)[1] == []
+
+
+def test_what_retention_takes_before_it_is_planned_is_a_loss_or_left_out(penstock_broker: RunningBroker) -> None:
+    """Where the range begins was looked up a moment ago: nobody but the planner can notice."""
+    client = penstock_broker.connect()
+    client.create_topic("orders", segment_bytes=1 << 16, retention_ms=60_000)
+    for _ in range(40):
+        client.send_many("orders", [b"x" * 1000] * 5)
+    topic_id = client.describe_topic("orders").config["id"]
+    penstock_broker.clock.advance(3600)
+    client.send_many("orders", [b"x"] * 5)
+    maintain(penstock_broker)
+    start = client.describe_topic("orders").partitions[0].start_offset
+    assert 0 < start < 205
+    ranges = [Range("orders", topic_id, 0, 0, 205)]
+    with pytest.raises(DataLoss, match=f"retention has removed offsets 0 to {start - 1} of orders-0"):
+        plan_tasks(client, ranges, Bounds(), fail=True)
+    [left] = plan_tasks(client, ranges, Bounds(), fail=False)[1]
+    assert (left[0].offset, left[-1].end_offset) == (start, 205)
+    [earliest] = plan_tasks(client, [Range("orders", topic_id, 0, EARLIEST, 205)], Bounds(), fail=True)[1]
+    assert earliest == left
+    assert plan_tasks(client, [Range("orders", topic_id, 0, 0, start)], Bounds(), fail=False)[1] == []

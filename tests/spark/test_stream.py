@@ -126,17 +126,20 @@ def test_a_stream_waits_for_a_record_instead_of_being_asked_over_and_over(
     assert stream.values() is None
 
 
-@pytest.mark.parametrize("options", [{"minOffsetsPerTrigger": "1000"}, {}])
+@pytest.mark.parametrize("what", ["too few records", "a topic that is gone"])
 def test_an_idle_stream_waits_at_the_broker_whatever_there_is_that_makes_no_batch(
-    client: FlyMQClient, running: RunningBroker, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+    client: FlyMQClient, running: RunningBroker, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    client.create_topic("orders-1")
-    stream = Source(running.address, subscribePattern="orders-.*", pollWaitMs="500").stream(pollWaitMs="500", **options)
+    client.create_topic("a")
+    client.create_topic("b")
+    source = Source(running.address, subscribe="a,b", pollWaitMs="500", minOffsetsPerTrigger="1000")
+    stream = source.stream(failOnDataLoss="false")
     stream.batch()
-    if options:
-        send(client, b"one of too few", topic="orders-1")
+    if what == "too few records":
+        send(client, b"one", topic="a")
     else:
-        client.create_topic("orders-2")
+        client.delete_topic("b")
+        assert stream.values() == []
     waits: list[int] = []
     plan = Blocks.plan
 
@@ -148,9 +151,6 @@ def test_an_idle_stream_waits_at_the_broker_whatever_there_is_that_makes_no_batc
     for _ in range(3):
         assert stream.batch() is None
     assert waits[1:] == [500, 500], "asking over and over would keep a processor busy"
-    send(client, b"x", topic="orders-1" if options else "orders-2")
-    if not options:
-        assert stream.values() == [b"x"]
 
 
 # -- a batch that is done again ---------------------------------------------------------------------------------------------------
@@ -324,17 +324,100 @@ def test_topics_that_come_to_match_a_pattern_are_read_from_their_start(
     stream = Source(running.address, subscribePattern="orders-.*").stream()
     assert stream.values() == []
     client.create_topic("orders-empty", 2)
-    assert stream.values() is None, "an empty topic makes no batch"
+    assert stream.values() == [], "it is on record from now on"
+    assert stream.values() is None
     client.send("orders-us", b"two")
     client.send("payments", b"none of ours")
     assert stream.values() == [b"two"]
     client.send("orders-empty", b"three", partition=1)
     client.send("orders-eu", b"four")
     assert stream.values() == [b"three", b"four"]
-    assert stream.offsets[-1]["orders-empty"] == {"1": 1}
+    assert stream.offsets[-1]["orders-empty"] == {"0": 0, "1": 1}
     client.send("orders-empty", b"five", partition=0)
     assert stream.values() == [b"five"]
     assert stream.values() is None
+
+
+def test_where_a_new_topic_begins_is_on_record_with_the_batch_that_first_sees_it(
+    running: RunningBroker, client: FlyMQClient
+) -> None:
+    client.send("orders-eu", b"one")
+    stream = Source(running.address, subscribePattern="orders-.*").stream()
+    stream.batch()
+    client.create_topic("orders-us", 2)
+    client.send("orders-us", b"two", partition=1)
+    assert stream.values() == [b"two"]
+    assert stream.offsets[-1]["orders-us"] == {"0": 0, "1": 1}
+    assert stream.offsets[-1]["__from__"] == {"orders-us": {"0": 0, "1": 0}}
+    client.send("orders-us", b"three", partition=0)
+    assert stream.values() == [b"three"]
+    assert "__from__" not in stream.offsets[-1]
+
+
+@pytest.mark.parametrize("seen", ["with records", "while it was empty"])
+def test_retention_in_a_topic_that_a_batch_was_the_first_to_see_is_a_loss_when_it_is_done_again(
+    running: RunningBroker, client: FlyMQClient, seen: str
+) -> None:
+    source = Source(running.address, subscribePattern="orders.*")
+    stream = source.stream()
+    stream.batch()
+    client.create_topic("orders", segment_bytes=1 << 16, retention_ms=60_000)
+    if seen == "while it was empty":
+        assert stream.values() == []
+    send(client, *[b"x" * 1000] * 150)
+    start, end = stream.start, stream.next_end()
+    first = fill_and_retain(running, client)
+    assert first > 0
+    again = source.stream()
+    with pytest.raises(DataLoss, match=f"retention has removed offsets 0 to {first - 1} of orders-0 before they"):
+        again.replay(start, end)
+    assert source.stream(failOnDataLoss="false").replay(start, end) == []
+
+
+def test_a_batch_of_a_checkpoint_from_before_starts_were_on_record_is_done_again(
+    running: RunningBroker, client: FlyMQClient
+) -> None:
+    client.send("orders-eu", b"one")
+    stream = Source(running.address, subscribePattern="orders-.*").stream()
+    stream.batch()
+    client.send("orders-us", b"two")
+    start, end = stream.start, stream.next_end()
+    del end["__from__"]
+    assert [row["value"] for row in stream.replay(start, end)] == [b"two"]
+    stream.offsets.append(end)
+    client.send("orders-us", b"three")
+    assert stream.values() == [b"three"]
+
+
+def test_available_now_leaves_topics_to_the_next_run_that_came_after_it_began(
+    running: RunningBroker, client: FlyMQClient
+) -> None:
+    source = Source(running.address, subscribePattern="orders-.*")
+    client.send("orders-eu", b"one")
+    stream = source.stream(startingOffsets="earliest")
+    stream.reader.prepareForTriggerAvailableNow()
+    assert stream.values() == [b"one"]
+    client.send("orders-us", b"two")
+    assert stream.values() is None
+    resumed = source.stream()
+    resumed.offsets = stream.offsets
+    resumed.reader.prepareForTriggerAvailableNow()
+    assert resumed.values() == [b"two"]
+
+
+def test_a_topic_that_is_no_longer_subscribed_to_is_left_out_and_no_loss(
+    running: RunningBroker, client: FlyMQClient
+) -> None:
+    client.send("a", b"one")
+    client.send("b", b"two")
+    both = Source(running.address, subscribe="a,b").stream(startingOffsets="earliest")
+    assert both.values() == [b"one", b"two"]
+    one = Source(running.address, subscribe="b").stream()
+    assert [row["value"] for row in one.replay(both.reader.initialOffset(), both.offsets[0])] == [b"one", b"two"]
+    one.offsets = both.offsets
+    client.send("b", b"three")
+    assert one.values() == [b"three"]
+    assert list(one.offsets[-1]) == ["__ids__", "b"]
 
 
 def test_a_pattern_that_matches_nothing_yet(running: RunningBroker, client: FlyMQClient) -> None:

@@ -56,12 +56,20 @@ def look(
         TopicSpans(topic, [PartitionSpan(index, end, end) for index, end in known.get(topic, {}).items()])
         for topic in topics
     ]
-    plan: Plan = client.blocks.plan(spans, wait_ms=wait_ms)
-    return {topic.topic: _holdings(topic, subscription) for topic in plan.topics if topic.id}
+    plan = client.blocks.plan(spans, wait_ms=wait_ms)
+    return holdings_in(plan, subscription.partitions)
 
 
-def _holdings(topic: PlannedTopic, subscription: Subscription) -> TopicHoldings:
-    wanted = None if subscription.partitions is None else subscription.partitions[topic.topic]
+def holdings_in(plan: Plan, assigned: Mapping[str, tuple[int, ...]] | None = None) -> Holdings:
+    """What a plan tells of topics, of some of their partitions or of all. Raises PartitionNotFound."""
+    return {
+        topic.topic: _holdings(topic, None if assigned is None else assigned[topic.topic])
+        for topic in plan.topics
+        if topic.id
+    }
+
+
+def _holdings(topic: PlannedTopic, wanted: tuple[int, ...] | None) -> TopicHoldings:
     if wanted is not None and wanted[-1] >= len(topic.partitions):
         raise PartitionNotFound(
             f"partition {wanted[-1]} not found: topic {topic.topic} has partitions 0 to {len(topic.partitions) - 1}, "

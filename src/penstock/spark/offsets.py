@@ -3,9 +3,10 @@
     {"orders":{"0":120,"1":118},"__ids__":{"orders":"9b0c..."},"__from__":{"orders":{"0":0,"1":0}}}
 
 Topics, partitions and offsets are those of Kafka's connector. Two entries more, under names that no topic can have: `__ids__` tells a topic
-from one that was created under its name later, and `__from__` is where the first batch begins. Spark asks for the start of the first batch
-again and again until that batch is committed, so it is always answered the same (`{"__start__":"options"}`), and what that has meant is
-written down with the end of the batch: a batch that is done again after a crash is the same batch.
+from one that was created under its name later, and `__from__` is where a batch begins in partitions that no batch before it has seen. In
+the first one that is all of them: Spark asks for the start of the first batch again and again until that batch is committed, so it is
+always answered the same (`{"__start__":"options"}`), and what that has meant is written down with the end of the batch. Later it is
+topics that were created meanwhile. So a batch that is done again after a crash is the same batch, or fails where it no longer can be.
 
 Spark compares offsets as texts. Keys are therefore always sorted, and who has nothing new returns the offset it was given.
 """
@@ -40,12 +41,12 @@ class StreamOffset:
 
     positions: Positions
     ids: Mapping[str, str] = field(default_factory=dict)
-    began: Positions | None = None
-    """Where the first batch begins; only in the end of that batch."""
+    began: Positions = field(default_factory=dict)
+    """Where the batch that ends here begins in partitions that it is the first to read."""
 
     def encode(self) -> dict[str, Any]:
         encoded: dict[str, Any] = _encode(self.positions)
-        if self.began is not None:
+        if self.began:
             encoded[_FROM] = _encode(self.began)
         if self.ids:
             encoded[_IDS] = dict(sorted(self.ids.items()))
@@ -58,12 +59,27 @@ class StreamOffset:
             return cls(
                 {topic: _decode(numbers) for topic, numbers in offset.items() if topic not in OFFSET_KEYS},
                 cls.ids_in(offset),
-                {topic: _decode(numbers) for topic, numbers in offset[_FROM].items()} if _FROM in offset else None,
+                {topic: _decode(numbers) for topic, numbers in offset.get(_FROM, {}).items()},
             )
         except (AttributeError, TypeError, ValueError):
             raise InvalidRequest(
                 f"{str(offset)[:200]} is not an offset of a penstock stream: the checkpoint belongs to another source, use a new one"
             ) from None
+
+    def begin(self, start: Mapping[str, Any]) -> Positions:
+        """Where the batch begins that goes from `start` to here. EARLIEST where that is not on record: older checkpoints do not have it
+        for topics that were new."""
+        before = StreamOffset({}) if is_start(start) else StreamOffset.decode(start)
+
+        def of(topic: str) -> Mapping[int, int]:
+            # Offsets of a topic that was deleted mean nothing in the one that has its name now.
+            same = before.ids.get(topic) == self.ids.get(topic)
+            return {**(before.positions.get(topic, {}) if same else {}), **self.began.get(topic, {})}
+
+        return {
+            topic: {index: of(topic).get(index, EARLIEST) for index in numbers}
+            for topic, numbers in self.positions.items()
+        }
 
     @staticmethod
     def ids_in(offset: Mapping[str, Any]) -> Mapping[str, str]:

@@ -70,6 +70,9 @@ class Subscription:
     partitions: Mapping[str, tuple[int, ...]] | None = None
     """By topic, where partitions were assigned."""
 
+    def covers(self, topic: str) -> bool:
+        return topic in self.topics if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
+
     def __str__(self) -> str:
         return self.pattern if self.pattern is not None else "+".join(self.topics)
 

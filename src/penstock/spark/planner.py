@@ -3,6 +3,9 @@
 The broker tells where blocks lie; a range is cut at blocks into pieces, and consecutive pieces are dealt out to tasks. A task costs
 Spark tens of milliseconds however little it reads, so small ranges of several partitions share one, and a task has some megabytes at
 least where there are as many. Cores are those of the machine that plans; `minPartitions` is for those who have more.
+
+With the places the broker tells what it still holds, at that very moment: here is found out what of a range is gone already. What goes
+later is for the task that reads it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Final, NamedTuple
 
 from penstock.protocols.flymq.blocks.messages import PartitionSpan, Plan, PlannedExtent, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.holdings import TopicHoldings, holdings_in, lost, reachable
+from penstock.spark.offsets import EARLIEST
 
 TASK_BYTES_MIN: Final = 8 << 20
 TASK_BYTES_MAX: Final = 256 << 20
@@ -31,9 +36,9 @@ class Range(NamedTuple):
 
     topic: str
     topic_id: str
-    retained: bool
     partition: int
     offset: int
+    """EARLIEST: the first there is."""
     end_offset: int
 
 
@@ -43,7 +48,6 @@ class Slice:
 
     topic: str
     topic_id: str
-    retained: bool
     partition: int
     offset: int
     end_offset: int
@@ -83,33 +87,28 @@ class Bounds(NamedTuple):
 Tasks = list[tuple[Slice, ...]]
 
 
-def plan_tasks(client: FlyMQClient, ranges: Sequence[Range], bounds: Bounds) -> tuple[Files, Tasks]:
-    """Ask the broker where the ranges lie, and deal them out."""
-    ranges = [each for each in ranges if each.offset < each.end_offset]
-    if not ranges:
-        return Files(), []
+def plan_tasks(client: FlyMQClient, ranges: Sequence[Range], bounds: Bounds, *, fail: bool) -> tuple[Files, Tasks]:
+    """Ask the broker where the ranges lie, and deal them out. Raises DataLoss where some of them are gone and `fail` is set."""
+    left = [each for each in ranges if each.offset < each.end_offset]
     step_bytes = STEP_BYTES
     if bounds.task_bytes_max is not None:
         step_bytes = max(min(step_bytes, bounds.task_bytes_max // 2), 1)
     files = Files()
     slices: list[Slice] = []
-    reached = {(each.topic, each.partition): each.offset for each in ranges}
     for _ in range(PLANS_MAX):
-        left = [each for each in ranges if reached[each.topic, each.partition] < each.end_offset]
         if not left:
             break
-        plan = client.blocks.plan(_spans(left, reached), step_bytes=step_bytes)
+        plan = client.blocks.plan(_spans(left), step_bytes=step_bytes)
         files = Files(plan.directory, plan.proof, plan.token)
-        found = _pieces(plan, left, reached)
+        left = _still_there(plan, left, fail=fail)
+        found = _pieces(plan, left)
         if not found:
             break
         slices += found
-    # What the broker has not told about (a topic that is gone, say) is for the task to find out.
-    for each in ranges:
-        offset = reached[each.topic, each.partition]
-        if offset < each.end_offset:
-            size = (each.end_offset - offset) * _RECORD_BYTES_ASSUMED
-            slices.append(Slice(*each[:4], offset, each.end_offset, size_bytes=size))
+        left = _behind(left, found)
+    # What the broker has not told about (a topic that is gone by now, say) is for the task to find out.
+    for each in left:
+        slices.append(Slice(*each, size_bytes=(each.end_offset - each.offset) * _RECORD_BYTES_ASSUMED))
     slices.sort(key=lambda each: (each.topic, each.partition, each.offset))
     return files, deal(slices, bounds, cores())
 
@@ -118,26 +117,52 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _spans(ranges: Sequence[Range], reached: dict[tuple[str, int], int]) -> list[TopicSpans]:
+def _spans(ranges: Sequence[Range]) -> list[TopicSpans]:
     topics: dict[str, list[PartitionSpan]] = {}
     for each in ranges:
-        span = PartitionSpan(each.partition, reached[each.topic, each.partition], each.end_offset)
+        span = PartitionSpan(each.partition, max(each.offset, 0), each.end_offset)
         topics.setdefault(each.topic, []).append(span)
     return [TopicSpans(topic, spans) for topic, spans in topics.items()]
 
 
-def _pieces(plan: Plan, ranges: Sequence[Range], reached: dict[tuple[str, int], int]) -> list[Slice]:
-    """The pieces that the answer tells of; notes in `reached` how far they go."""
-    extents = {
-        (topic.topic, topic.id, each.partition): each.extents for topic in plan.topics for each in topic.partitions
-    }
+def _still_there(plan: Plan, ranges: Sequence[Range], *, fail: bool) -> list[Range]:
+    """The ranges without what the broker does not hold any more."""
+    holdings = holdings_in(plan)
+    there: list[Range] = []
+    for each in ranges:
+        held = holdings.get(each.topic)
+        if held is None or held.id != each.topic_id or each.partition not in held.starts:
+            lost(f"topic {each.topic} was deleted before all of it was read", fail=fail)
+            continue
+        offset = _first_offset(each, held, fail=fail)
+        if offset < each.end_offset:
+            there.append(each._replace(offset=offset))
+    return there
+
+
+def _first_offset(each: Range, held: TopicHoldings, *, fail: bool) -> int:
+    if each.offset == EARLIEST:
+        return held.starts[each.partition]
+    return reachable(each.topic, each.partition, each.offset, held, fail=fail)
+
+
+def _pieces(plan: Plan, ranges: Sequence[Range]) -> list[Slice]:
+    """The pieces that the answer tells of."""
+    extents = {(topic.topic, each.partition): each.extents for topic in plan.topics for each in topic.partitions}
     pieces: list[Slice] = []
     for each in ranges:
-        key = each.topic, each.partition
-        for extent in extents.get((each.topic, each.topic_id, each.partition), ()):
-            pieces += _cut(each, extent, reached[key])
-            reached[key] = max(reached[key], min(extent.next_offset, each.end_offset))
+        offset = each.offset
+        for extent in extents.get((each.topic, each.partition), ()):
+            pieces += _cut(each, extent, offset)
+            offset = max(offset, min(extent.next_offset, each.end_offset))
     return pieces
+
+
+def _behind(ranges: Sequence[Range], pieces: Sequence[Slice]) -> list[Range]:
+    """What is left of the ranges behind some pieces."""
+    reached = {(piece.topic, piece.partition): piece.end_offset for piece in pieces}
+    behind = [each._replace(offset=reached.get((each.topic, each.partition), each.offset)) for each in ranges]
+    return [each for each in behind if each.offset < each.end_offset]
 
 
 def _cut(each: Range, extent: PlannedExtent, offset: int) -> Iterator[Slice]:
@@ -146,7 +171,7 @@ def _cut(each: Range, extent: PlannedExtent, offset: int) -> Iterator[Slice]:
         end_offset = min(next_offset, each.end_offset)
         if end_offset > offset:
             yield Slice(
-                *each[:4],
+                *each[:3],
                 offset,
                 end_offset,
                 extent.path,

@@ -24,7 +24,7 @@ from penstock.protocols.flymq.blocks.client import FETCH_BYTES
 from penstock.protocols.flymq.blocks.messages import EncodedBlocks, TopicSpans
 from penstock.spark.arrow import BatchMaker
 from penstock.spark.connection import ConnectionSettings, pooled_client
-from penstock.spark.holdings import TopicHoldings, lost, reachable
+from penstock.spark.holdings import holdings_in, lost, reachable
 from penstock.spark.planner import Files, Slice
 
 WINDOW_BYTES: Final = 4 << 20
@@ -199,12 +199,8 @@ def _wire_blocks(settings: ConnectionSettings, each: Slice, offset: int, *, fail
 
 
 def _behind_what_is_gone(settings: ConnectionSettings, each: Slice, offset: int, *, fail: bool) -> int:
-    [topic] = pooled_client(settings).blocks.plan([TopicSpans(each.topic, [])]).topics
-    if topic.id != each.topic_id:
+    held = holdings_in(pooled_client(settings).blocks.plan([TopicSpans(each.topic, [])])).get(each.topic)
+    if held is None or held.id != each.topic_id:
         lost(f"topic {each.topic} was deleted while it was read", fail=fail)
         return each.end_offset
-    held = topic.partitions[each.partition]
-    holdings = TopicHoldings(
-        topic.id, topic.retained, {each.partition: held.start_offset}, {each.partition: held.end_offset}
-    )
-    return min(reachable(each.topic, each.partition, offset, holdings, fail=fail), each.end_offset)
+    return min(reachable(each.topic, each.partition, offset, held, fail=fail), each.end_offset)

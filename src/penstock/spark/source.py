@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 
 from penstock.errors import InvalidRequest
 from penstock.spark.connection import pooled_client
-from penstock.spark.holdings import Holdings, check_all_exist, ending_positions, look, starting_positions
+from penstock.spark.holdings import check_all_exist, ending_positions, look, starting_positions
 from penstock.spark.offsets import Positions
 from penstock.spark.option_values import flag
 from penstock.spark.options import SourceOptions, parse_source_options
@@ -91,23 +91,22 @@ class PenstockReader(DataSourceReader):
         end = ending_positions(client, holdings, options)
         if options.starting.offsets is not None and options.ending.offsets is not None:
             _check_order(begin, end)
-        return planned(options, holdings, begin, end)
+        return planned(options, {topic: held.id for topic, held in holdings.items()}, begin, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, partition, self._schema)
 
 
-def planned(options: SourceOptions, holdings: Holdings, begin: Positions, end: Positions) -> list[InputPartition]:
-    """The tasks that read from one place to another. What is not in `begin` is read from the earliest record."""
+def planned(options: SourceOptions, ids: Mapping[str, str], begin: Positions, end: Positions) -> list[InputPartition]:
+    """The tasks that read from one place to another in topics with these ids. Raises DataLoss."""
     ranges = [
-        Range(topic, held.id, held.retained, index, begin.get(topic, {}).get(index, held.starts[index]), offset)
+        Range(topic, ids.get(topic, ""), index, begin[topic][index], offset)
         for topic, numbers in sorted(end.items())
-        if (held := holdings.get(topic)) is not None
         for index, offset in sorted(numbers.items())
-        if index in held.starts
     ]
     bounds = Bounds(options.tasks_min, options.task_records_max, options.task_bytes_max)
-    files, tasks = plan_tasks(pooled_client(options.connection), ranges, bounds)
+    client = pooled_client(options.connection)
+    files, tasks = plan_tasks(client, ranges, bounds, fail=options.fail_on_data_loss)
     return [SliceTask(files, slices) for slices in tasks]
 
 

@@ -27,7 +27,14 @@ from pyspark.sql.streaming.datasource import (
 from penstock.errors import PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import pooled_client
-from penstock.spark.holdings import Holdings, check_all_exist, look, lost, starting_positions, without_lost
+from penstock.spark.holdings import (
+    Holdings,
+    TopicHoldings,
+    check_all_exist,
+    look,
+    starting_positions,
+    without_lost,
+)
 from penstock.spark.limits import waiting_rows, within_bytes, within_rows
 from penstock.spark.offsets import START, Positions, StreamOffset, group_offsets, is_start
 from penstock.spark.options import SourceOptions
@@ -80,32 +87,23 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_start(start):
             return self._first_batch(limit)
         before = StreamOffset.decode(start)
-        wait_ms = options.poll_wait_ms if self._target is None else 0
         known = self._idle[1] if self._idle is not None and self._idle[0] == start else before.positions
-        holdings = self._look(known, wait_ms)
-        begin = without_lost(holdings, before.positions, before.ids, fail=options.fail_on_data_loss)
-        begin = {
-            topic: {index: begin.get(topic, {}).get(index, offset) for index, offset in held.starts.items()}
-            for topic, held in holdings.items()
-        }
+        holdings = self._look(known, options.poll_wait_ms if self._target is None else 0)
+        if self._target is not None:
+            holdings = {topic: held for topic, held in holdings.items() if topic in self._target}
+        read = {topic: numbers for topic, numbers in before.positions.items() if options.subscription.covers(topic)}
+        left = without_lost(holdings, read, before.ids, fail=options.fail_on_data_loss)
+        # Also what is still empty: were it not on record, nobody could tell that it has lost records when some come and go.
+        new = {topic: starts for topic, held in holdings.items() if (starts := _starts_of_new(topic, held, before))}
+        begin = {topic: {**left.get(topic, {}), **new.get(topic, {})} for topic in holdings}
         end = self._limited(begin, self._available(holdings, begin), limit, first=False)
-        # Only what was there before or has something to read: a topic that is empty shall not make a batch.
-        positions = {
-            topic: kept
-            for topic, numbers in end.items()
-            if (
-                kept := {
-                    index: offset
-                    for index, offset in numbers.items()
-                    if index in before.positions.get(topic, {}) or offset > begin[topic][index]
-                }
-            )
-        }
-        if positions == before.positions and all(before.ids.get(topic) == holdings[topic].id for topic in positions):
-            self._idle = start, {topic: held.ends for topic, held in holdings.items()}
+        if end == before.positions and not new:
+            missing: Positions = {topic: {} for topic in options.subscription.topics}
+            self._idle = start, {**missing, **{topic: held.ends for topic, held in holdings.items()}}
             return start
-        self._batch_s = time.monotonic()
-        return StreamOffset(positions, {topic: holdings[topic].id for topic in positions}).encode()
+        if waiting_rows(begin, end):
+            self._batch_s = time.monotonic()
+        return StreamOffset(end, {topic: holdings[topic].id for topic in end}, new).encode()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         return self._seen
@@ -166,21 +164,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         until = StreamOffset.decode(end)
-        if is_start(start):
-            begin, ids = until.began or {}, until.ids
-        else:
-            before = StreamOffset.decode(start)
-            begin, ids = before.positions, before.ids
-        fail = self._options.fail_on_data_loss
-        holdings = look(self._client, self._options.subscription)
-        there: Holdings = {topic: held for topic, held in holdings.items() if until.ids.get(topic, held.id) == held.id}
-        for topic in until.positions:
-            if topic not in there:
-                lost(f"topic {topic} was deleted before all of it was read", fail=fail)
-        # A topic that was created again since `start` is read from its start, which is what its end counts from.
-        begin = {topic: numbers for topic, numbers in begin.items() if ids.get(topic) == until.ids.get(topic)}
-        begin = without_lost(there, {t: n for t, n in begin.items() if t in there}, ids, fail=fail)
-        return planned(self._options, there, begin, until.positions)
+        return planned(self._options, until.ids, until.begin(start), until.positions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, partition, self._schema)
@@ -196,3 +180,11 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Spark ends the process instead of calling this."""
+
+
+def _starts_of_new(topic: str, held: TopicHoldings, before: StreamOffset) -> Mapping[int, int]:
+    """Where those partitions of a topic begin that no batch has seen yet."""
+    if before.ids.get(topic, held.id) != held.id:
+        return held.starts
+    seen = before.positions.get(topic, {})
+    return {index: offset for index, offset in held.starts.items() if index not in seen}
