@@ -11,8 +11,9 @@ import pytest
 
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
+from penstock.broker.cursor import NOT_IN_MEMORY
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.subscription import NOT_IN_MEMORY, QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
+from penstock.broker.subscription import QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
 from penstock.errors import ConfigError, InvalidRequest, LimitExceeded, NoSpace
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -498,6 +499,40 @@ async def test_what_a_reader_gives_back_is_delivered_next_and_was_no_delivery(br
         broker.subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
         assert not ack(broker, subscription, delivery.tag)
     assert await take_values(broker, subscription) == [b"1", b"2"]
+
+
+async def test_what_readers_were_at_work_on_when_they_went_becomes_a_dead_letter_in_the_end(broker: Broker) -> None:
+    """And nothing else that they had."""
+    subscription = await subscribe(broker)
+    await produce(broker, "orders", [b"1", b"poison", b"3"])
+    done = await take(broker, subscription)
+    assert done is not None
+    assert ack(broker, subscription, done.tag)
+    for times in range(1, POLICY.deliveries_max + 1):
+        had = [await take(broker, subscription) for _ in range(2)]
+        assert [each and (each.value, each.deliveries) for each in had] == [(b"poison", times), (b"3", 1)]
+        given = [(each.tag, each.deliveries) for each in had if each is not None]
+        broker.subscriptions.give_back(subscription, [(done.tag, 1), *given], first_counts=True)
+    await durable(broker)
+    [letter] = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
+    assert (letter.value, letter.attempts) == (b"poison", 3)
+    assert letter.reason == "its reader was gone after 3 deliveries"
+    assert await take_values(broker, subscription) == [b"3"]
+
+
+async def test_what_is_given_up_makes_room_and_readers_are_told(tmp_path: Path, clock: ManualClock) -> None:
+    policy = DeliveryPolicy(in_flight_max=1, deliveries_max=1)
+    async with a_broker(tmp_path / "d", clock, policy) as broker:
+        subscription = await subscribe(broker)
+        await produce(broker, "orders", [b"1", b"2"])
+        assert await take(broker, subscription) is not None
+        assert await take(broker, subscription) is None
+        told: list[int] = []
+        subscription.watch(lambda: told.append(subscription.in_flight))
+        clock.advance(1)
+        broker.subscriptions.sweep()
+        assert told[-1] == 0
+        assert (await take(broker, subscription)).value == b"2"  # type: ignore[union-attr]
 
 
 async def test_a_subscription_may_give_its_readers_more_time(broker: Broker, clock: ManualClock) -> None:

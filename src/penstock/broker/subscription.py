@@ -23,16 +23,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.broker.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
 from penstock.broker.visibility import is_visible
-from penstock.errors import ConfigError, OffsetOutOfRange
+from penstock.errors import ConfigError
 from penstock.log.api import Partition
-from penstock.log.block import Block, decode_headers, encode_headers
+from penstock.log.block import decode_headers, encode_headers
 
 AT_MOST_ONCE: Final = 0
 AT_LEAST_ONCE: Final = 1
@@ -42,9 +42,6 @@ QOS_HEADER: Final = "penstock-qos"
 QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
 """The header cell of a record that was published with QoS 0. Records without the header, whoever wrote them, count as QoS 1."""
 
-READ_BYTES: Final = 256 << 10
-CHUNK_ROWS: Final = 64
-"""Rows of a block that are cut at a time; their bytes are part of the block, which is in memory anyway."""
 _BACKOFF_DOUBLINGS_MAX: Final = 20
 IN_FLIGHT_CEILING: Final = 50_000
 """At 12 bytes each, where none is beside another, they fit the 1 MiB of a table's entry."""
@@ -123,15 +120,6 @@ class Delivery(NamedTuple):
     """This one included."""
 
 
-class NotInMemory(Enum):
-    """The next record must be read from disk first: await `Subscription.load`, then take again."""
-
-    NOT_IN_MEMORY = "not in memory"
-
-
-NOT_IN_MEMORY: Final = NotInMemory.NOT_IN_MEMORY
-
-
 class Exhausted(NamedTuple):
     """A delivery that will not be repeated: its record is to become a dead letter."""
 
@@ -150,102 +138,6 @@ class _InFlight:
         self.deliveries = deliveries
         self.due_ms = due_ms
         self.first_ms = first_ms
-
-
-class Row(NamedTuple):
-    """A record where it lies."""
-
-    block: Block
-    row: int
-
-
-class _Cursor:
-    """One partition: where reading stands, and what is in memory of what comes next."""
-
-    __slots__ = (
-        "block",
-        "chunk_headers",
-        "chunk_start",
-        "chunk_stop",
-        "chunk_values",
-        "handle",
-        "next_blocks",
-        "qos0_from",
-        "read_to",
-        "reread",
-        "row",
-        "start",
-    )
-
-    def __init__(self, handle: Partition, start: int, read_to: int, qos0_from: int) -> None:
-        self.handle = handle
-        self.start = start
-        self.read_to = read_to
-        self.qos0_from = qos0_from
-        self.reread: Block | None = None
-        self.forget()
-
-    def forget(self) -> None:
-        """Keep no blocks: they are read again when somebody asks."""
-        self.block: Block | None = None
-        self.row = 0
-        self.next_blocks: deque[Block] = deque()
-        self.chunk_start = self.chunk_stop = 0
-        self.chunk_values: Sequence[bytes | None] = ()
-        self.chunk_headers: Sequence[bytes | None] | None = None
-        self.reread = None
-
-    def advance(self) -> bool | NotInMemory:
-        """Stand on the next row, cut and ready. False at the end of the log."""
-        while self.block is None or self.row >= self.block.count:
-            if self.next_blocks:
-                self.block = self.next_blocks.popleft()
-                self.row = self.block.index_of(self.read_to)
-                self.chunk_start = self.chunk_stop = 0
-                continue
-            handle = self.handle
-            if self.read_to >= handle.committed_end:
-                self.block = None
-                return False
-            self.read_to = max(self.read_to, handle.start_offset)
-            found = handle.read_cached(self.read_to, READ_BYTES)
-            if found is None:
-                return NOT_IN_MEMORY
-            if not found:
-                return False
-            self.next_blocks = deque(found)
-        if not self.chunk_start <= self.row < self.chunk_stop:
-            start, stop = self.row, min(self.row + CHUNK_ROWS, self.block.count)
-            self.chunk_values, self.chunk_headers = self.block.values(start, stop), self.block.headers(start, stop)
-            self.chunk_start, self.chunk_stop = start, stop
-        return True
-
-    async def load(self) -> None:
-        """Read on, where `advance` found nothing in memory."""
-        if (self.block is None or self.row >= self.block.count) and not self.next_blocks:
-            read_to = max(self.read_to, self.handle.start_offset)
-            if read_to < self.handle.committed_end:
-                self.next_blocks = deque(await self.handle.read(read_to, READ_BYTES))
-
-    def find(self, offset: int) -> Row | NotInMemory | None:
-        """The record at an offset; None where retention or compaction has taken it."""
-        for block in (self.block, self.reread):
-            if block is not None and block.base_offset <= offset < block.next_offset:
-                return _row_at(block, offset)
-        try:
-            found = self.handle.read_cached(offset, 1)
-        except OffsetOutOfRange:
-            return None
-        if found is None:
-            return NOT_IN_MEMORY
-        return _row_at(found[0], offset) if found else None
-
-    async def load_again(self, offset: int) -> None:
-        """Read the block with a record that is to be delivered again."""
-        try:
-            self.reread = next(iter(await self.handle.read(offset, 1)), None)
-        except OffsetOutOfRange:
-            self.reread = None
 
 
 class Subscription:
@@ -267,6 +159,7 @@ class Subscription:
         "name",
         "policy",
         "qos",
+        "taken_back",
         "topic",
         "topic_id",
         "used_s",
@@ -291,9 +184,11 @@ class Subscription:
         self.created_ms = stored.created_ms
         self.used_s = 0.0
         self.deleted = False
+        self.taken_back = 0
+        """Deliveries whose time was over, ever."""
         self.policy = policy
         self._cursors = [
-            _Cursor(handle, cursor.start, cursor.read_to, 0 if restored_ms is None else handle.committed_end)
+            Cursor(handle, cursor.start, cursor.read_to, 0 if restored_ms is None else handle.committed_end)
             for handle, cursor in zip(handles, stored.cursors, strict=True)
         ]
         self._in_flight: dict[int, _InFlight] = {}
@@ -362,10 +257,7 @@ class Subscription:
         if entry.due_ms <= now_ms:
             self.release_due(now_ms)
             return False
-        full = len(self._in_flight) >= self.policy.in_flight_max
-        del self._in_flight[tag]
-        if full:
-            self.wake()
+        self._remove(tag)
         return True
 
     def refuse(self, tag: int, now_ms: int) -> bool:
@@ -380,16 +272,27 @@ class Subscription:
             heappush(self._heap, (entry.due_ms, tag))
         return True
 
-    def give_back(self, tag: int, deliveries: int) -> None:
-        """Its reader has gone, perhaps without having looked at it: it is the next to be delivered, and this time does not count.
+    def is_with_reader(self, tag: int, deliveries: int) -> bool:
+        """Whether whoever got this delivery of a record still has it: it was neither settled nor taken back."""
+        entry = self._in_flight.get(tag)
+        return entry is not None and entry.due_ms is not None and entry.deliveries == deliveries
+
+    def give_back(self, tag: int, deliveries: int, *, counts: bool) -> None:
+        """Its reader has gone: it is the next to be delivered. `counts`: whether that was a delivery as any other, of which there are
+        so many, or one that perhaps nobody had looked at.
 
         Nothing happens where it was taken back before, and perhaps delivered to another.
         """
-        entry = self._in_flight.get(tag)
-        if entry is not None and entry.due_ms is not None and entry.deliveries == deliveries:
+        if not self.is_with_reader(tag, deliveries):
+            return
+        entry = self._in_flight[tag]
+        if counts and deliveries >= self.policy.deliveries_max:
+            self._give_up(tag, entry, f"its reader was gone after {deliveries} deliveries")
+            return
+        if not counts:
             entry.deliveries -= 1
-            entry.due_ms = None
-            self._waiting.append(tag)
+        entry.due_ms = None
+        self._waiting.append(tag)
 
     def give_up(self, tag: int, reason: str) -> None:
         """A delivery that can never arrive: its record becomes a dead letter now."""
@@ -436,18 +339,20 @@ class Subscription:
     def release_due(self, now_ms: int) -> None:
         """Take back the deliveries whose time is over."""
         heap = self._heap
-        waiting = len(self._waiting)
+        taken_back = 0
         while heap and heap[0][0] <= now_ms:
             due_ms, tag = heappop(heap)
             entry = self._in_flight.get(tag)
             if entry is None or entry.due_ms != due_ms:
                 continue
+            taken_back += 1
             if entry.deliveries >= self.policy.deliveries_max:
                 self._give_up(tag, entry, f"not acknowledged after {entry.deliveries} deliveries")
             else:
                 entry.due_ms = None
                 self._waiting.append(tag)
-        if len(self._waiting) > waiting:
+        if taken_back:
+            self.taken_back += taken_back
             self.wake()
 
     def buried(self, tags: Sequence[int]) -> None:
@@ -463,12 +368,7 @@ class Subscription:
     async def record(self, tag: int) -> Row | None:
         """The record of a delivery, from disk where it must be; None where it is gone."""
         cursor, offset = self._place(tag)
-        found = cursor.find(offset)
-        if found is NOT_IN_MEMORY:
-            await cursor.load_again(offset)
-            found = None if cursor.reread is None else _row_at(cursor.reread, offset)
-        assert not isinstance(found, NotInMemory)
-        return found
+        return await cursor.record(offset)
 
     def forget_blocks(self) -> None:
         """Nobody has asked for a while: hold no blocks for it."""
@@ -496,7 +396,7 @@ class Subscription:
     def _tag(self, index: int, offset: int) -> int:
         return (offset - self._cursors[index].start) * len(self._cursors) + index + 1
 
-    def _place(self, tag: int) -> tuple[_Cursor, int]:
+    def _place(self, tag: int) -> tuple[Cursor, int]:
         index, offset = self.place(tag)
         return self._cursors[index], offset
 
@@ -538,7 +438,7 @@ class Subscription:
             return NOT_IN_MEMORY
         self._waiting.popleft()
         if found is None or not is_visible(found.block, found.row, now_ms):
-            del self._in_flight[tag]
+            self._remove(tag)
             return None
         value, headers = cells_of(found)
         self._deliver(tag, entry.deliveries + 1, now_ms, entry.first_ms)
@@ -553,23 +453,15 @@ class Subscription:
         else:
             heappush(self._heap, (due_ms, tag))
 
-    def _give_up(self, tag: int, entry: _InFlight, reason: str) -> None:
+    def _remove(self, tag: int) -> None:
+        full = len(self._in_flight) >= self.policy.in_flight_max
         del self._in_flight[tag]
+        if full:
+            self.wake()
+
+    def _give_up(self, tag: int, entry: _InFlight, reason: str) -> None:
+        self._remove(tag)
         self._exhausted[tag] = Exhausted(tag, reason, entry.deliveries, entry.first_ms)
-
-
-def cells_of(found: Row) -> tuple[bytes | None, bytes | None]:
-    """Value and headers of a record."""
-    block, row = found
-    headers = block.headers(row, row + 1)
-    return block.values(row, row + 1)[0], None if headers is None else headers[0]
-
-
-def _row_at(block: Block, offset: int) -> Row | None:
-    row = block.index_of(offset)
-    if row < block.count and block.offsets(row, row + 1)[0] == offset:
-        return Row(block, row)
-    return None
 
 
 def _qos_of(headers: bytes | None) -> int:

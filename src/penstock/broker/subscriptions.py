@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
+from penstock.broker.cursor import NOT_IN_MEMORY, NotInMemory, cells_of
 from penstock.broker.deadletter_entries import FailedRecord
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.limits import BrokerLimits
@@ -29,14 +30,11 @@ from penstock.broker.subscription import (
     ALWAYS_AT_LEAST_ONCE,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
-    NOT_IN_MEMORY,
     Delivery,
     DeliveryPolicy,
-    NotInMemory,
     StoredCursor,
     StoredSubscription,
     Subscription,
-    cells_of,
 )
 from penstock.broker.table import Table
 from penstock.broker.visibility import is_visible
@@ -258,13 +256,21 @@ class Subscriptions:
         """To know the topic, for which an operation is then asked."""
         return self._by_id.get(subscription_id)
 
-    def give_back(self, subscription: Subscription, delivered: Sequence[tuple[int, int]]) -> None:
+    def give_back(
+        self, subscription: Subscription, delivered: Sequence[tuple[int, int]], *, first_counts: bool = False
+    ) -> None:
         """A reader has gone: what it had is for others, or for itself when it comes again. Never fails; it was the reader's own.
 
-        `delivered`: tags, and the number of each one's delivery.
+        `delivered`: tags, and the number of each one's delivery, in the order in which the reader got them. `first_counts`: the reader
+        may have been at work on the first of them, so for that one it was a delivery; a record that nobody survives must become a dead
+        letter some day. The others behind it perhaps nobody looked at.
         """
-        for tag, deliveries in delivered:
-            subscription.give_back(tag, deliveries)
+        had = (tag for tag, deliveries in delivered if subscription.is_with_reader(tag, deliveries))
+        at_work_on = next(had, None) if first_counts else None
+        for tag, deliveries in sorted(delivered):
+            subscription.give_back(tag, deliveries, counts=tag == at_work_on)
+        if subscription.exhausted:
+            self._touch(subscription)
         if delivered:
             subscription.wake()
 

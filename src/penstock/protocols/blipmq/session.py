@@ -22,16 +22,10 @@ import structlog
 from penstock.broker.access import Principal
 from penstock.broker.api_keys import DEFAULT_ROLES, PRINCIPAL_PREFIX, digest_of
 from penstock.broker.broker import Broker
+from penstock.broker.cursor import NOT_IN_MEMORY
 from penstock.broker.producer import ANY_PARTITION
 from penstock.broker.spreading import Placement, Scattered
-from penstock.broker.subscription import (
-    AT_LEAST_ONCE,
-    AT_MOST_ONCE,
-    NOT_IN_MEMORY,
-    QOS0_HEADERS,
-    Delivery,
-    Subscription,
-)
+from penstock.broker.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Delivery, Subscription
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.session import Connection
