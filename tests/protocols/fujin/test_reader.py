@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.broker.subscription import QOS0_HEADERS
+from penstock.broker.subscription import QOS0_HEADERS, DeliveryPolicy, Unsettled
 from penstock.log.api import TopicConfig
 from penstock.protocols.fujin.settings import Alias
 from tests.broker.producing import produce
@@ -69,6 +71,22 @@ async def test_what_makes_no_sense_is_refused_and_the_stream_ends_later(
     assert side.stream.stopped == 0
     assert side.stream.held_bytes == 0
     assert client.connection.closed_with is None
+
+
+@pytest.mark.parametrize("when", ["with it", "later"])
+async def test_a_client_that_ends_its_side_hears_the_reason_alone_too(
+    client: Client, timers: Timers, when: str
+) -> None:
+    side = client.open()
+    side.say(connect_reader(b"t", kind=9))
+    if when == "later":
+        await until(lambda: side.stream.sends)
+    side.session.ended()
+    await until(lambda: side.stream.sends)
+    await settle()
+    assert [end for _, end in side.stream.sends] == [False]
+    timers.advance(0.1)
+    assert side.stream.sends[1:] == [(b"", True)], "and no goodbye"
 
 
 async def test_a_long_reason_is_cut_to_what_clients_read_at_once(client: Client) -> None:
@@ -352,13 +370,48 @@ async def test_what_is_neither_settled_nor_refused_comes_again_after_its_time(
     assert await reader.ask(ack(1, [tag(1)]), size=23) == settled(8, 1, (tag(1), None))
 
 
+async def test_what_was_left_alone_takes_no_room_from_what_comes_again_and_behind_it(
+    connect: Connect, broker: Broker, timers: Timers
+) -> None:
+    """A reader that loses messages is pushed them again, then told no more of them, and goes on with others."""
+    reader = await connect(ack_ms_max=1000, unacknowledged_max=2).reader(b"orders")
+    await produce(broker, "orders", [b"a", b"b", b"c", b"d"])
+    for _ in range(3):
+        assert await reader.hear(36) == message(b"a", 1) + message(b"b", 2)
+        await reader.silence()
+        timers.advance(1.0)
+        broker.subscriptions.sweep()
+    assert await reader.hear(36) == message(b"c", 3) + message(b"d", 4)
+    await until(lambda: broker.dead_letters.stats.sent == 2)
+    expected = settled(8, 1, (tag(1), UNKNOWN), (tag(3), None))
+    assert await reader.ask(ack(1, [tag(1), tag(3)]), size=len(expected)) == expected
+
+
+async def test_a_reader_that_fetches_and_settles_nothing_is_not_remembered_for_ever(
+    connect: Connect, broker: Broker, timers: Timers
+) -> None:
+    await make(broker, "orders", [b"%d" % number for number in range(10)])
+    reader = await connect().reader(b"orders", pull=True)
+    subscription = broker.subscriptions.find(1)
+    assert subscription is not None
+    subscription.policy = DeliveryPolicy(deliveries_max=1, in_flight_max=2, ack_ms=1000)
+    role: Any = reader.session._role  # type: ignore[attr-defined]
+    for number in range(0, 10, 2):
+        expected = fetched(number, b"%d" % number, b"%d" % (number + 1), first=number + 1)
+        assert await reader.ask(fetch(number, 5), size=len(expected)) == expected
+        assert len(role._outstanding) == 2
+        timers.advance(1.0)
+        broker.subscriptions.sweep()
+
+
 @pytest.mark.parametrize("how", ["disconnect", "end", "reset", "bad command", "connection lost"])
-async def test_what_a_reader_leaves_goes_to_another_at_once_and_does_not_count(
+async def test_what_a_reader_leaves_goes_to_another_at_once_and_only_the_first_of_it_counts(
     client: Client, connect: Connect, broker: Broker, how: str
 ) -> None:
+    """The reader was at work on that; if it ends every reader, it must not come for ever."""
     other = connect()
     await make(broker, "orders", [b"a", b"b"])
-    for _ in range(4):
+    for _ in range(3):
         reader = await client.reader(b"orders")
         assert await reader.hear(36) == message(b"a", 1) + message(b"b", 2)
         if how == "disconnect":
@@ -373,8 +426,41 @@ async def test_what_a_reader_leaves_goes_to_another_at_once_and_does_not_count(
             client.hang_up()
             client = connect()
     heir = await other.reader(b"orders")
-    assert await heir.hear(36) == message(b"a", 1) + message(b"b", 2)
-    assert broker.dead_letters.stats.sent == 0
+    assert await heir.hear(18) == message(b"b", 2)
+    await heir.silence()
+    await until(lambda: broker.dead_letters.stats.sent == 1)
+
+
+async def test_readers_that_take_one_record_each_and_leave_make_no_dead_letters(client: Client, broker: Broker) -> None:
+    """What was sent ahead of what they asked for does not count, however often that happens."""
+    await make(broker, "orders", [b"%d" % number for number in range(9)])
+    for number in range(9):
+        reader = await client.reader(b"orders")
+        assert await reader.hear(18) == message(b"%d" % number, number + 1)
+        reader.say(ack(1, [tag(number + 1)]), DISCONNECT)
+        await reader.end()
+    await settle()
+    assert (in_flight(broker), broker.dead_letters.stats.sent) == (0, 0)
+
+
+async def test_what_came_again_is_behind_what_came_before_it(connect: Connect, broker: Broker, timers: Timers) -> None:
+    """So a reader that leaves was at work on the other."""
+    client = connect(ack_ms_max=1000)
+    reader = await client.reader(b"orders")
+    await produce(broker, "orders", [b"a"])
+    await reader.hear(18)
+    timers.advance(0.9)
+    await produce(broker, "orders", [b"b"])
+    await reader.hear(18)
+    timers.advance(0.1)
+    broker.subscriptions.sweep()
+    assert await reader.hear(18) == message(b"a", 1)
+    reader.say(DISCONNECT)
+    await reader.end()
+    subscription = broker.subscriptions.find(1)
+    assert subscription is not None
+    (cursor,) = subscription.stored().cursors
+    assert cursor.unsettled == (Unsettled(first=0, count=2, deliveries=1),)
 
 
 async def test_with_auto_commit_a_record_is_settled_when_its_bytes_have_arrived(
@@ -583,8 +669,9 @@ async def test_a_fetch_whose_topic_is_deleted_is_refused(client: Client, broker:
     reader.say(fetch(1, 1))
     await settle()
     await broker.delete_topic(ANONYMOUS, "orders")
-    expected = failed(7, 1, b"the topic was deleted")
+    expected = failed(7, 1, b"the topic was deleted") + DISCONNECT
     assert await reader.hear(len(expected)) == expected
+    assert reader.stream.has_ended, "nothing can come on it any more"
 
 
 async def test_everything_that_was_held_is_released(client: Client, broker: Broker) -> None:

@@ -81,6 +81,29 @@ async def test_what_is_no_answer_does_not_count(client: Client, timers: Timers) 
     assert client.connection.closed_with is not None
 
 
+async def test_a_client_that_never_ends_the_streams_of_its_pings_is_disconnected_after_some(
+    client: Client, timers: Timers
+) -> None:
+    """It answers with a byte, and does not listen when it is asked to stop sending: each ping would leave a stream behind."""
+    for _ in range(16):
+        timers.advance(2.0)
+        stream, session = client.connection.opened[-1]
+        session.receive(PING)
+        assert (stream.stopped, client.connection.closed_with) == (0, None)
+    timers.advance(2.0)
+    assert client.connection.closed_with == (3, "the streams of 16 pings were not ended")
+    assert len(client.connection.opened) == 16
+
+
+async def test_streams_of_pings_that_end_late_are_not_held_against_a_client(client: Client, timers: Timers) -> None:
+    for _ in range(40):
+        timers.advance(2.0)
+        client.connection.opened[-1][1].receive(PING)
+        if len(client.connection.opened) > 10:
+            client.connection.opened[-10][1].closed()
+    assert client.connection.closed_with is None
+
+
 async def test_interval_and_timeout_are_settings(connect: Connect, timers: Timers) -> None:
     client = connect(ping_interval_s=0.5, ping_timeout_s=1.5)
     timers.advance(0.5)
@@ -176,6 +199,19 @@ async def test_a_stream_opened_while_the_server_stops_is_told_so(client: Client,
     assert await reader.hear(2) == b"\1\0"
     timers.advance(0.01)
     assert await reader.hear(1) == STOP
+
+
+async def test_a_writer_of_whose_id_the_form_is_not_known_yet_is_told_too(client: Client, timers: Timers) -> None:
+    """A number for an id is told from the length of a text by what follows; that it is a writer is clear before."""
+    side = client.open()
+    side.say(bytes((1, 0, 0, 0, 3)))
+    client.session.stopping()
+    assert await side.hear(1) == STOP
+    timers.advance(0.01)
+    assert await side.ask(b"wid", write(1, b"a", b"x"), size=6) == written(1)
+    side.say(DISCONNECT)
+    assert await side.end() == DISCONNECT
+    assert side.stream.sent.count(STOP) == 1
 
 
 async def test_a_stream_that_has_ended_is_told_nothing(client: Client) -> None:

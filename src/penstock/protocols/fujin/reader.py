@@ -1,8 +1,11 @@
 """A reader's side of a stream: records of a group's subscription, pushed or fetched, and their settling.
 
 All readers of a group on a topic share one subscription: a record goes to one of them. What a reader has and has not settled goes back
-when its stream ends, and is delivered again as if for the first time; what it refuses (NACK) comes again after a moment, and after the
-last of its deliveries becomes a dead letter, as does what it leaves alone for too long.
+when its stream ends; what it refuses (NACK) comes again after a moment, and after the last of its deliveries becomes a dead letter, as
+does what it leaves alone for too long.
+
+Of what goes back, the first counts as a delivery: the reader was at work on it, and a record that ends whoever reads it must not come
+for ever. Those behind it were sent ahead, and may come as if for the first time.
 
 With auto commit a record is settled when the client's QUIC has acknowledged the bytes it was sent in. That is as much as can be known
 here: a client that crashes with records in its buffers loses them.
@@ -20,7 +23,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, NotInMemory, Subscription
+from penstock.broker.cursor import NotInMemory
+from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, Subscription
 from penstock.errors import PenstockError
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, Disconnect, Fetch, Settle
@@ -76,6 +80,7 @@ class Reader:
         "_stop_watching",
         "_stopping",
         "_subscription",
+        "_taken_back",
         "_talk",
         "_unconfirmed",
         "_work_scheduled",
@@ -88,7 +93,9 @@ class Reader:
         self._subscription: Subscription | None = None
         self._stop_watching: Callable[[], None] | None = None
         self._outstanding: dict[int, int] = {}
-        """What was sent and is not settled: how many times it had been delivered then, by its tag."""
+        """What was sent and is not settled, in that order: how many times it had been delivered then, by its tag."""
+        self._taken_back = 0
+        """How many deliveries the subscription had taken back when those of this reader were last looked for."""
         # With auto commit a client is given no ids, and can settle none.
         self._settling = Settling(talk, {} if self._auto_commit else self._outstanding, self._work_soon)
         self._unconfirmed = Unconfirmed(talk, self._arrived, self._work_soon)
@@ -157,7 +164,8 @@ class Reader:
 
     @property
     def idle(self) -> bool:
-        return not self._settling.unanswered
+        # One that was refused ends by itself, and there is no goodbye where there was no welcome.
+        return not self._settling.unanswered and not self._refused
 
     def may_begin(self, command: Command) -> bool:
         return not self._refused
@@ -196,7 +204,10 @@ class Reader:
             self._talk.stream.release(held.held_bytes)
         if self._subscription is not None:
             self._unconfirmed.stop()
-            self._talk.broker.subscriptions.give_back(self._subscription, sorted(self._outstanding.items()))
+            # With auto commit what is left has not arrived.
+            self._talk.broker.subscriptions.give_back(
+                self._subscription, list(self._outstanding.items()), first_counts=not self._auto_commit
+            )
             self._outstanding.clear()
 
     # -- taking -----------------------------------------------------------------------------------------------------------
@@ -233,12 +244,12 @@ class Reader:
             self._unconfirmed.look_soon()
 
     def _give_up(self, reason: str) -> None:
-        """Records cannot be read: say so where something waits for an answer, otherwise end."""
+        """Records cannot be read: say so where something waits for an answer, and end where nothing can be read any more."""
         log.warning("reader_failed", listener=self._talk.stream.listener, peer=self._talk.stream.peer, reason=reason)
         if self._pull:
             for held in self._take_fetches():
                 self._refuse_fetch(held.command, reason, held.held_bytes)
-        else:
+        if not self._pull or (self._subscription is not None and self._subscription.deleted):
             self._talk.disconnect()
 
     def _take(self, subscription: Subscription, records_max: int, bytes_max: int) -> list[Delivery] | None:
@@ -294,6 +305,8 @@ class Reader:
             return False
         room = UNCONFIRMED_MAX - self._unconfirmed.records
         if not self._auto_commit:
+            if len(self._outstanding) >= talk.settings.unacknowledged_max:
+                self._forget_taken_back(subscription)
             room = talk.settings.unacknowledged_max - len(self._outstanding)
         if room <= 0:
             return False
@@ -316,9 +329,24 @@ class Reader:
         stats.delivered_events += len(deliveries)
         stats.encoded_events += len(deliveries)
         stats.delivered_bytes += len(data)
+        for delivery in deliveries:
+            if delivery.deliveries > 1:
+                self._outstanding.pop(delivery.tag, None)  # the last now, not where it was
         self._outstanding.update([(delivery.tag, delivery.deliveries) for delivery in deliveries])
+        subscription = self._subscription
+        if subscription is not None and len(self._outstanding) > subscription.policy.in_flight_max:
+            self._forget_taken_back(subscription)
         if self._auto_commit and deliveries:
             self._unconfirmed.add([delivery.tag for delivery in deliveries])
+
+    def _forget_taken_back(self, subscription: Subscription) -> None:
+        """What was left alone for too long is not with this reader any more, and takes no room."""
+        if self._taken_back == subscription.taken_back:
+            return
+        self._taken_back = subscription.taken_back
+        for tag, deliveries in list(self._outstanding.items()):
+            if not subscription.is_with_reader(tag, deliveries):
+                del self._outstanding[tag]
 
     def _arrived(self, tags: list[int]) -> None:
         """With auto commit that is all a record needs."""

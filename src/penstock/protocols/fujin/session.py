@@ -4,8 +4,8 @@ Each stream that a client opens is a conversation of its own, a writer's or a re
 is alive is asked on streams that the server opens, one at a time; any end of such a stream is an answer, because deployed clients often
 leave out the byte.
 
-Nothing a client says on one stream ends the connection: a stream that cannot be understood is ended, and the others go on. Only a ping that
-is not answered ends them all.
+Nothing a client says on one stream ends the connection: a stream that cannot be understood is ended, and the others go on. Only pings end
+them all: one that is not answered, or many whose streams are never ended.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from penstock.protocols.fujin.writer import Writer
 
 UNDECIDED_S: Final = 0.05
 """How long the rest of what may be an empty WRITE is waited for."""
+PINGS_OPEN_MAX: Final = 16
+"""Pings that were answered and whose streams the client leaves open, though it was asked to stop sending."""
 
 
 class Fujin:
@@ -67,7 +69,7 @@ class Fujin:
 class FujinConnection:
     """Implements `penstock.net.quic_session.QuicSession`."""
 
-    __slots__ = ("_connection", "_form", "_ping_timer", "_principal", "_shared", "_stopping", "_streams")
+    __slots__ = ("_connection", "_form", "_ping_timer", "_pings_open", "_principal", "_shared", "_stopping", "_streams")
 
     def __init__(self, shared: Fujin, connection: QuicConnection) -> None:
         self._shared = shared
@@ -76,6 +78,7 @@ class FujinConnection:
         self._form = SharedForm(shared.settings.write_form)
         self._streams: set[FujinStream] = set()
         self._stopping = False
+        self._pings_open = 0
         self._ping_timer: Timer = shared.after(shared.settings.ping_interval_s, self._ping)
 
     def stream_opened(self, stream: Stream) -> FujinStream:
@@ -100,11 +103,15 @@ class FujinConnection:
 
     def _ping(self) -> None:
         shared = self._shared
+        if self._pings_open >= PINGS_OPEN_MAX:
+            self._give_up(f"the streams of {self._pings_open} pings were not ended")
+            return
         try:
-            stream = self._connection.open_stream(lambda stream: PingStream(stream, self._answered))
+            stream = self._connection.open_stream(lambda stream: PingStream(stream, self._answered, self._ping_ended))
         except LimitExceeded:  # the client allows no more streams for now
             self._ping_timer = shared.after(shared.settings.ping_interval_s, self._ping)
             return
+        self._pings_open += 1
         self._ping_timer = shared.after(shared.settings.ping_timeout_s, self._not_answered)
         stream.send(PING, end=True)
 
@@ -116,18 +123,25 @@ class FujinConnection:
         if not self._connection.reading:  # the answer may be here: it is we who do not listen
             self._ping_timer = self._shared.after(self._shared.settings.ping_timeout_s, self._not_answered)
             return
+        self._give_up("read: deadline exceeded")
+
+    def _ping_ended(self) -> None:
+        self._pings_open -= 1
+
+    def _give_up(self, reason: str) -> None:
         self._shared.stats.ping_timeouts += 1
-        self._connection.close(CLOSED_BY_PING, "read: deadline exceeded")
+        self._connection.close(CLOSED_BY_PING, reason)
 
 
 class PingStream:
     """One ping. Implements `penstock.net.quic_session.StreamSession`."""
 
-    __slots__ = ("_answered", "_stream")
+    __slots__ = ("_answered", "_closed", "_stream")
 
-    def __init__(self, stream: Stream, answered: Callable[[], None]) -> None:
+    def __init__(self, stream: Stream, answered: Callable[[], None], closed: Callable[[], None]) -> None:
         self._stream = stream
         self._answered: Callable[[], None] | None = answered
+        self._closed = closed
 
     def receive(self, data: bytes) -> None:
         if PING in data:
@@ -145,6 +159,7 @@ class PingStream:
 
     def closed(self) -> None:
         self._answered = None
+        self._closed()
 
     def _answer(self) -> None:
         answered, self._answered = self._answered, None
@@ -181,14 +196,13 @@ class FujinStream:
     def resume(self) -> None:
         if self._role is not None:
             self._role.go_on()
-        self._talk.advance()
 
     def ended(self) -> None:
         if self._undecided is not None:
             self._undecided.cancel()
             self._decide()
         if self._role is None and self._decoder.announces_writer:
-            self._take([ConnectWriter(None, 0)])
+            self._begin(Writer(self._talk))
         if self._role is None:
             self._end_fresh()
         else:
@@ -206,26 +220,33 @@ class FujinStream:
     def stop(self) -> None:
         """The server stops."""
         self._stop_wanted = True
-        self._talk.stop()
+        if self._role is not None:
+            self._talk.stop()
+        elif self._decoder.announces_writer:
+            self._begin(Writer(self._talk))  # its id, if it has one, is not needed for that
+
+    def _begin(self, role: Writer | Reader) -> None:
+        self._role = role
+        self._talk.begin(role)
+        if self._stop_wanted:
+            self._talk.stop()
 
     def _take(self, commands: list[Command]) -> None:
         talk = self._talk
-        if self._role is None and not talk.over:
-            first = commands.pop(0)
-            if isinstance(first, ConnectWriter):
-                self._role = Writer(talk)
-                talk.begin(self._role)
-            elif isinstance(first, ConnectReader):
-                talk.stream.hold(held_bytes(first))
-                self._role = Reader(talk, first, held_bytes(first))
-                talk.begin(self._role)
-            else:
-                assert isinstance(first, BadCommand)
+        first = commands[0]
+        if isinstance(first, ConnectWriter):
+            commands.pop(0)
+            if self._role is None and not talk.over:
+                self._begin(Writer(talk))
+        elif self._role is None and not talk.over:
+            commands.pop(0)
+            if isinstance(first, BadCommand):
                 talk.stats.requests[0] += 1
                 self._end_fresh()
                 return
-            if self._stop_wanted:
-                talk.stop()
+            assert isinstance(first, ConnectReader)
+            talk.stream.hold(held_bytes(first))
+            self._begin(Reader(talk, first, held_bytes(first)))
         if commands:
             talk.take(commands)
 
