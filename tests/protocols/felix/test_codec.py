@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
 from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_reply, decode_request, encode_frame
-from penstock.protocols.felix.messages import BATCH_EVENTS_MAX, BadRequest, BinaryPublish, CacheGet
+from penstock.protocols.felix.messages import (
+    BATCH_EVENTS_MAX,
+    ID_CHARS_MAX,
+    KEY_CHARS_MAX,
+    NAME_CHARS_MAX,
+    Auth,
+    BadRequest,
+    BinaryPublish,
+    CacheGet,
+)
 from penstock.protocols.felix.wire import HEADER, MAGIC, PAYLOAD_BYTES_MAX
 
 
@@ -116,6 +126,67 @@ def test_what_only_a_broker_says_is_refused(kind: str) -> None:
 def test_a_field_of_another_kind_is_refused(fields: dict[str, object]) -> None:
     scope = {"tenant_id": "t", "namespace": "n", "stream": "s"}
     assert refused({"type": "publish", **scope, **fields}).text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "cache_put", "key": "k", "value": "", "ttl_ms": -1},
+        {"type": "cache_put", "key": "k", "value": "", "ttl_ms": 1 << 64},
+        {"type": "cache_put", "key": "k", "value": "", "ttl_ms": 10**400},
+        {"type": "subscribe", "tenant_id": "t", "namespace": "n", "stream": "s", "subscription_id": 1 << 64},
+    ],
+)
+def test_a_number_that_is_out_of_range_is_refused_with_the_id_of_its_request(fields: dict[str, object]) -> None:
+    bad = refused({**fields, "request_id": "r"})
+    assert "out of range" in bad.text
+    assert bad.request_id == "r"
+
+
+def test_flags_of_a_client_may_be_null_and_are_never_negative() -> None:
+    auth = {"type": "auth", "tenant_id": "t", "token": "x"}
+    assert decode_request(Frame(0, json.dumps({**auth, "client_flags": None}).encode())) == Auth(
+        tenant_id="t", token="x", client_flags=None
+    )
+    assert "client_flags -1 is out of range" in refused({**auth, "client_flags": -1}).text
+
+
+@pytest.mark.parametrize(
+    ("field", "chars_max"),
+    [
+        ("request_id", ID_CHARS_MAX),
+        ("key", KEY_CHARS_MAX),
+        ("tenant_id", NAME_CHARS_MAX),
+        ("namespace", NAME_CHARS_MAX),
+        ("cache", NAME_CHARS_MAX),
+    ],
+)
+def test_what_an_answer_repeats_is_bounded(field: str, chars_max: int) -> None:
+    request: dict[str, object] = {"type": "cache_get", "key": "k"}
+    longest = decode_request(Frame(0, json.dumps({**request, field: "x" * chars_max}).encode()))
+    assert isinstance(longest, CacheGet)
+    bad = refused({**request, field: "x" * (chars_max + 1)})
+    assert f"length <= {chars_max}" in bad.text
+    assert not isinstance(bad.request_id, str)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"type":7,"request_id":[' + b"[]," * 500_000 + b"[]]}",
+        b'{"type":[' + b"{}," * 500_000 + b"{}]}",
+        b'{"type":"' + b"x" * 1_500_000 + b'"}',
+    ],
+    ids=["id", "type", "text"],
+)
+def test_nothing_is_made_of_what_is_no_message(payload: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert len(refused(payload).text) < 200
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * len(payload)
 
 
 def test_the_id_of_what_makes_no_sense_is_found_where_there_is_one() -> None:

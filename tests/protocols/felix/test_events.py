@@ -99,6 +99,17 @@ def test_a_chunk_ends_soon_after_its_bound(form: Form) -> None:
     assert CHUNK_BYTES_MAX <= chunk.events * 10_000 <= CHUNK_BYTES_MAX + FRAME_BYTES_MAX
 
 
+@pytest.mark.parametrize("form", [*FORMS, Form(Kind.EVENTS, Scope("t" * 80, "n" * 80, "s" * 80))], ids=str)
+@pytest.mark.parametrize("value", [b"", b"x"])
+def test_a_chunk_of_tiny_events_is_as_bounded_as_others(form: Form, value: bytes) -> None:
+    count = 100_000
+    tiny = block(0, *[value] * count)
+    chunk = encode_chunk(form, [tiny], 0, NOW_MS)
+    assert len(chunk.addressed_to(ADDRESS)) <= CHUNK_BYTES_MAX + 2 * FRAME_EVENTS_MAX * 400
+    assert chunk.events == chunk.next_offset
+    assert chunk.next_offset < count
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_an_event_that_fits_into_no_frame_is_left_out(form: Form) -> None:
     chunk = encode_chunk(form, [block(0, b"before", bytes(form.event_bytes_max + 1), b"after")], 0, NOW_MS)

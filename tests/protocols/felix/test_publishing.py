@@ -16,6 +16,7 @@ from penstock.protocols.felix.binary import PublishAck
 from penstock.protocols.felix.codec import encode_frame, encode_message
 from penstock.protocols.felix.messages import (
     CacheGet,
+    CachePut,
     CacheValue,
     Error,
     Ok,
@@ -23,8 +24,10 @@ from penstock.protocols.felix.messages import (
     PublishBatch,
     PublishError,
     PublishOk,
+    Subscribe,
 )
 from penstock.protocols.felix.session import Felix
+from penstock.protocols.felix.wire import CLOSE_PROTOCOL_ERROR
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import read_values
@@ -309,8 +312,23 @@ async def test_a_one_way_stream_of_the_client_publishes_and_hears_nothing(peer: 
     stopped = talk.stream.stopped
     assert stopped is None
     talk.say(BARRIER)
-    assert talk.stream.stopped == 0
+    assert talk.stream.stopped == CLOSE_PROTOCOL_ERROR
     assert talk.silent()
+    talk.close()
+
+
+@pytest.mark.parametrize(
+    "question", [BARRIER, CachePut(key="k", value=b"v"), Subscribe(**DEMO), encode_frame(0, b"nonsense")]
+)
+async def test_a_one_way_stream_that_asks_is_stopped_and_nothing_behind_is_done(
+    peer: Peer, broker: Broker, felix: Felix, question: Any
+) -> None:
+    talk = peer.open(one_way=True)
+    talk.say(batch(b"before"), question, batch(b"behind"), question)
+    await committed(broker, 1)
+    assert talk.stream.stopped == CLOSE_PROTOCOL_ERROR
+    assert await stored(broker) == [b"before"]
+    assert (len(broker.cache), felix.stats.subscribers, felix.stats.errors) == (0, 0, 1)
     talk.close()
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
+from penstock.protocols.felix.caching import VALUE_BYTES_MAX
 from penstock.protocols.felix.codec import Frame
-from penstock.protocols.felix.messages import CacheGet, CacheOk, CachePut, CacheValue, Error, Ok
+from penstock.protocols.felix.messages import CacheGet, CacheOk, CachePut, CacheValue, Error, Ok, Publish
 from penstock.protocols.felix.session import Felix
+from penstock.protocols.felix.stream import KEPT_BACK_BYTES_MAX
+from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
 from penstock.testing.clock import ManualClock
 from tests.protocols.felix.conversation import Peer, Talk
 
@@ -95,6 +100,35 @@ async def test_what_the_cache_refuses_is_answered_with_its_id(broker: Broker, cl
         assert isinstance(answer, Error)
         assert answer.request_id == "r"
     assert len(broker.cache) == 0
+
+
+async def test_a_value_that_would_not_fit_into_its_answer_is_refused(talk: Talk) -> None:
+    most: Any = {"tenant_id": "t" * 50, "namespace": "n" * 50, "cache": "c" * 50, "key": "\x01" * 4096}
+    assert await talk.ask(CachePut(**most, value=bytes(VALUE_BYTES_MAX), request_id=1)) == CacheOk(request_id=1)
+    frame = await asked(talk, CacheGet(**most, request_id="\x01" * 1024))
+    assert VALUE_BYTES_MAX < len(frame.payload) <= PAYLOAD_BYTES_MAX
+    answer = await talk.ask(CachePut(key="k", value=bytes(VALUE_BYTES_MAX + 1), request_id="r"))
+    assert isinstance(answer, Error)
+    assert f"at most {VALUE_BYTES_MAX}" in answer.message
+
+
+async def test_values_do_not_pile_up_behind_a_publish_that_is_not_committed(
+    talk: Talk, broker: Broker, felix: Felix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await talk.ask(CachePut(key="k", value=bytes(100_000)))
+    produce = broker.produce_together
+    uncommitted: list[Callable[[], None]] = []
+    monkeypatch.setattr(
+        broker, "produce_together", lambda *given, **more: uncommitted.append(partial(produce, *given, **more))
+    )
+    publish = Publish(tenant_id="default", namespace="default", stream="demo", payload=b"first", request_id=0)
+    talk.say(publish, *(CacheGet(key="k", request_id=number) for number in range(1, 200)))
+    assert felix.stats.requests["cache_get"] * 100_000 < 2 * KEPT_BACK_BYTES_MAX
+    assert talk.silent()
+    (commit,) = uncommitted
+    commit()
+    assert [getattr(await talk.reply(), "request_id", None) for _ in range(200)] == list(range(200))
+    assert talk.stream.held_bytes == 0
 
 
 async def test_pipelined_requests_are_answered_each_with_its_id(talk: Talk) -> None:

@@ -13,6 +13,7 @@ from penstock.errors import AccessDenied
 from penstock.log.api import Batch, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix.binary import Events
+from penstock.protocols.felix.codec import encode_frame
 from penstock.protocols.felix.events import Chunk, Form, Kind
 from penstock.protocols.felix.feed import CHUNKS_KEPT_BYTES_MAX, CLOSE_GONE, CLOSE_SLOW, _Chunks
 from penstock.protocols.felix.messages import (
@@ -174,11 +175,21 @@ async def test_a_beginning_that_is_not_there_is_refused(
     refusal = await talk.ask(Subscribe(**DEMO, start=StartOffset(3), request_id="r"))
     assert isinstance(refusal, Error)
     assert "cursor 3 is in the future" in refusal.message
+    for request in (Subscribe(**DEMO, start=StartOffset(-1)), past_every_number()):
+        refusal = await native.ask(request)
+        assert isinstance(refusal, Error)
+        assert "out of range" in refusal.message
     await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=2))
     refusal = await native.ask(Subscribe(**{**DEMO, "stream": "wide"}, start=StartOffset(0)))
     assert isinstance(refusal, Error)
     assert "offset in one partition" in refusal.message
     assert not peer.connection.opened
+
+
+def past_every_number() -> bytes:
+    """No encoder writes it."""
+    scope = '"tenant_id":"default","namespace":"default","stream":"demo"'
+    return encode_frame(0, f'{{"type":"subscribe",{scope},"start":{{"offset":{1 << 64}}}}}'.encode())
 
 
 async def test_an_unknown_stream_is_refused(talk: Talk, peer: Peer) -> None:

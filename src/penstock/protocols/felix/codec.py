@@ -10,9 +10,10 @@ as soon as the header is there.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import UNSET, Raw
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.felix import binary
@@ -21,10 +22,14 @@ from penstock.protocols.felix.messages import (
     SERVER_TYPES,
     Auth,
     BadRequest,
+    CacheGet,
+    CachePut,
     FromClient,
     FromServer,
     Id,
     Message,
+    Publish,
+    PublishBatch,
     Request,
     Subscribe,
 )
@@ -109,14 +114,28 @@ def _violation(magic: int, version: int, length: int) -> ProtocolViolation:
 
 
 class _Loose(msgspec.Struct):
-    """What can be said of an object that is no message."""
+    """What can be said of an object that is no message. Nothing is made of the two fields before their size is known."""
 
-    type: Any = None
-    request_id: Any = msgspec.UNSET
+    type: Raw = Raw()
+    request_id: Raw = Raw()
 
+
+QUOTED_BYTES_MAX: Final = 256
+"""A type or an id of something that is no message is looked into up to this size."""
+_NUMBERS: Final[dict[type[Message], tuple[str, ...]]] = {
+    Auth: ("client_flags",),
+    Publish: ("request_id",),
+    PublishBatch: ("request_id",),
+    Subscribe: ("request_id", "subscription_id"),
+    CachePut: ("request_id", "ttl_ms"),
+    CacheGet: ("request_id",),
+}
+"""Fields whose numbers are of 64 bits; a JSON number may be of any size."""
+_CLIENT_TYPES: Final = tuple(str(kind.__struct_config__.tag) for kind in _NUMBERS)
 
 _requests: msgspec.json.Decoder[FromClient] = msgspec.json.Decoder(FromClient)
 _loose = msgspec.json.Decoder(_Loose)
+_anything = msgspec.json.Decoder()
 
 
 def decode_request(frame: Frame) -> Request:
@@ -143,17 +162,12 @@ def _decode_json_request(payload: bytes) -> Request:
         return _not_a_message(payload, error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BadRequest(f"malformed JSON: {error}")
-    kind = type(request)
-    if kind is Auth:
-        return request
-    id_ = request.request_id  # type: ignore[union-attr]
-    if type(id_) is not int or 0 <= id_ <= ID_MAX:
-        if kind is not Subscribe:
-            return request
-        id_ = request.subscription_id  # type: ignore[union-attr]
-        if type(id_) is not int or 0 <= id_ <= ID_MAX:
-            return request
-    return BadRequest(f"id {id_} is out of range: integers from 0 to {ID_MAX} are allowed, and texts")
+    for name in _NUMBERS[type(request)]:
+        number = getattr(request, name)
+        if type(number) is int and not 0 <= number <= ID_MAX:
+            text = f"{name} {number} is out of range: numbers from 0 to {ID_MAX} are allowed"
+            return BadRequest(text, _answerable(getattr(request, "request_id", UNSET)))
+    return request
 
 
 def _not_a_message(payload: bytes, error: msgspec.ValidationError) -> BadRequest:
@@ -161,17 +175,29 @@ def _not_a_message(payload: bytes, error: msgspec.ValidationError) -> BadRequest
         found = _loose.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BadRequest(f"malformed message: {error}")
-    id_: Id = msgspec.UNSET
-    if isinstance(found.request_id, str) or (type(found.request_id) is int and 0 <= found.request_id <= ID_MAX):
-        id_ = found.request_id
-    if found.type in _CLIENT_TYPES:
-        return BadRequest(f"malformed {found.type}: {error}", id_)
-    if isinstance(found.type, str) and found.type in SERVER_TYPES:
-        return BadRequest(f"unexpected message type {found.type}: only a broker sends it", id_)
-    return BadRequest(f"unknown message type {found.type!r}: {', '.join(_CLIENT_TYPES)} are known", id_)
+    kind, id_ = _quoted(found.type), _answerable(_quoted(found.request_id))
+    if kind in _CLIENT_TYPES:
+        return BadRequest(f"malformed {kind}: {error}", id_)
+    if isinstance(kind, str) and kind in SERVER_TYPES:
+        return BadRequest(f"unexpected message type {kind}: only a broker sends it", id_)
+    return BadRequest(f"unknown message type {kind!r}: {', '.join(_CLIENT_TYPES)} are known", id_)
 
 
-_CLIENT_TYPES: tuple[str, ...] = ("auth", "publish", "publish_batch", "subscribe", "cache_put", "cache_get")
+def _quoted(raw: Raw) -> object:
+    """What a field says, None where it is missing or too long to say it again."""
+    if not 0 < memoryview(raw).nbytes <= QUOTED_BYTES_MAX:
+        return None
+    try:
+        return _anything.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _answerable(id_: object) -> Id:
+    """An id as it came, if it is one."""
+    if isinstance(id_, str) or (type(id_) is int and 0 <= id_ <= ID_MAX):
+        return id_
+    return UNSET
 
 
 # -- from the server ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ from penstock.protocols.felix.wire import (
 FRAME_EVENTS_MAX: Final = 64
 FRAME_BYTES_MAX: Final = 256 << 10
 CHUNK_BYTES_MAX: Final = 256 << 10
-"""About how much one look at the log brings; a chunk ends with the frame that reaches it."""
+"""About how long the frames are that one look at the log brings: a chunk ends with the frame that reaches it. What counts is what is
+sent, because a frame of tiny events may be a hundred times as long as they are."""
 ID_BYTES: Final = 8
 _ROOM_BYTES: Final = 4096
 """Left in a frame for what stands around the events: names (of topics that exist), counts, lengths."""
@@ -91,10 +92,11 @@ def encode_chunk(form: Form, blocks: Sequence[Block], offset: int, now_ms: int) 
             oversized += 1
             continue
         if values:
-            frames += gathered.add(base_offset, values, batch_bytes)
+            finished = gathered.add(base_offset, values, batch_bytes)
+            frames += finished
             events += len(values)
-            size_bytes += batch_bytes
-        if size_bytes >= CHUNK_BYTES_MAX:
+            size_bytes += sum(map(len, finished))
+        if size_bytes + gathered.size_bytes >= CHUNK_BYTES_MAX:
             break
     frames += gathered.flush()
     return Chunk(_join(form, frames), events, next_offset, oversized)
@@ -103,13 +105,13 @@ def encode_chunk(form: Form, blocks: Sequence[Block], offset: int, now_ms: int) 
 class _Gathered:
     """Events of blocks that are too small for a frame of their own."""
 
-    __slots__ = ("_base_offset", "_form", "_size_bytes", "_values")
+    __slots__ = ("_base_offset", "_form", "_values", "size_bytes")
 
     def __init__(self, form: Form) -> None:
         self._form = form
         self._values: list[bytes] = []
         self._base_offset = 0
-        self._size_bytes = 0
+        self.size_bytes = 0
 
     def add(self, base_offset: int, values: list[bytes], size_bytes: int) -> list[bytes]:
         """Returns the frame that had to be finished first, if any."""
@@ -117,18 +119,18 @@ class _Gathered:
         if (
             before
             and len(before) + len(values) <= FRAME_EVENTS_MAX
-            and self._size_bytes + size_bytes <= FRAME_BYTES_MAX
+            and self.size_bytes + size_bytes <= FRAME_BYTES_MAX
             and (not self._form.offsets or self._base_offset + len(before) == base_offset)
         ):
             before += values
-            self._size_bytes += size_bytes
+            self.size_bytes += size_bytes
             return []
         frames = self.flush()
-        self._values, self._base_offset, self._size_bytes = values, base_offset, size_bytes
+        self._values, self._base_offset, self.size_bytes = values, base_offset, size_bytes
         return frames
 
     def flush(self) -> list[bytes]:
-        values, self._values = self._values, []
+        values, self._values, self.size_bytes = self._values, [], 0
         return _frame(self._form, values, self._base_offset) if values else []
 
 

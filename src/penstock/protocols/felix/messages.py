@@ -8,7 +8,7 @@ Ids are texts in the contract and integers in deployed software. Both are taken,
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -16,8 +16,15 @@ from msgspec import UNSET, Meta, UnsetType
 BATCH_EVENTS_MAX: Final = 500_000
 """In one publish. A frame has room for millions of tiny events, each of which takes some 40 bytes more in memory than on the wire."""
 
-Id = int | str | UnsetType | None
-Name = str | UnsetType | None
+ID_CHARS_MAX: Final = 1024
+"""Of an id that is a text. It is given back with the answer, so its length is a bound on that of answers."""
+NAME_CHARS_MAX: Final = 1024
+"""Of the names of a cache, for the same reason; those that exist are shorter."""
+KEY_CHARS_MAX: Final = 4096
+
+Id = int | Annotated[str, Meta(max_length=ID_CHARS_MAX)] | UnsetType | None
+Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)] | UnsetType | None
+Key = Annotated[str, Meta(max_length=KEY_CHARS_MAX)]
 AckMode = Literal["none", "per_message", "per_batch"]
 StartName = Literal["latest", "earliest"]
 
@@ -32,7 +39,7 @@ class Message(msgspec.Struct, tag_field="type", gc=False):
 class Auth(Message, tag="auth", kw_only=True):
     tenant_id: str
     token: str
-    client_flags: int | UnsetType = UNSET
+    client_flags: int | UnsetType | None = UNSET
 
 
 class Publish(Message, tag="publish", kw_only=True):
@@ -70,7 +77,7 @@ class CachePut(Message, tag="cache_put", kw_only=True):
     tenant_id: Name = UNSET
     namespace: Name = UNSET
     cache: Name = UNSET
-    key: str
+    key: Key
     value: bytes
     request_id: Id = UNSET
     ttl_ms: int | None = None
@@ -80,7 +87,7 @@ class CacheGet(Message, tag="cache_get", kw_only=True):
     tenant_id: Name = UNSET
     namespace: Name = UNSET
     cache: Name = UNSET
-    key: str
+    key: Key
     request_id: Id = UNSET
 
 
@@ -161,7 +168,7 @@ class CacheValue(Message, tag="cache_value", kw_only=True):
     tenant_id: Name = UNSET
     namespace: Name = UNSET
     cache: Name = UNSET
-    key: str
+    key: Key
     value: bytes | None
     request_id: Id = UNSET
 
@@ -175,22 +182,6 @@ class SpecCacheValue(Message, tag="cache_value", kw_only=True):
     cache: Name = UNSET
     key: str
     value: bytes | None
-
-
-class SpecCachePut(Message, tag="cache_put", kw_only=True):
-    """In the order of the contract."""
-
-    request_id: Id = UNSET
-    key: str
-    value: bytes
-    ttl_ms: int | None = None
-
-
-class SpecCacheGet(Message, tag="cache_get", kw_only=True):
-    """In the order of the contract."""
-
-    request_id: Id = UNSET
-    key: str
 
 
 class BadRequest(msgspec.Struct, gc=False):
@@ -219,21 +210,5 @@ FromServer = (
 )
 Request = FromClient | BinaryPublish | BadRequest
 
-SERVER_TYPES: frozenset[Any] = frozenset(
-    each.__struct_config__.tag
-    for each in (
-        Ok,
-        Error,
-        AuthOk,
-        PublishOk,
-        PublishError,
-        Subscribed,
-        SubscribeCursorError,
-        EventStreamHello,
-        Event,
-        EventBatch,
-        CacheOk,
-        CacheValue,
-    )
-)
+SERVER_TYPES: Final = frozenset(str(each.__struct_config__.tag) for each in get_args(FromServer))
 """Types that only a server may send."""

@@ -1,107 +1,31 @@
-"""Publishes on their way to the log, and how each is answered: in which message, if at all.
+"""The publishes of one stream, on their way to the log.
 
-    asked for                          committed                      refused
-    binary, acked                      binary ack, or publish_ok      binary ack, or publish_error
-    JSON, acked, with an integer id    publish_ok                     publish_error
-    JSON, acked, otherwise             ok                             error
-    not acked, as the contract has it  nothing                        error
-    not acked, from a deployed client  nothing                        nothing: it would take it for the answer to the next one
-
-A publish that does not say whether it wants an answer wants one. Publishes of one stream that came together and go to one place are
-written as one run.
+They are started without waiting for one another's commit, and those that came together and go to one place are written as one run: one
+append instead of many. The broker refuses a run whole, but only the publishes at fault fail; the others are written again, each alone.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Final, NamedTuple
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
 
-from msgspec import UNSET
-
-from penstock.protocols.felix import binary
-from penstock.protocols.felix.codec import encode_frame, encode_message
+from penstock.broker.access import Operation, Resource, ResourceKind, authorize
+from penstock.broker.spreading import Placement, Scattered
+from penstock.errors import InvalidRequest, TopicNotFound
+from penstock.log.api import Appended
+from penstock.net.quic_session import Stream
+from penstock.protocols.felix.acknowledging import Acknowledgement
 from penstock.protocols.felix.identities import Identity
-from penstock.protocols.felix.messages import (
-    BinaryPublish,
-    Error,
-    Id,
-    Ok,
-    Publish,
-    PublishBatch,
-    PublishError,
-    PublishOk,
-)
+from penstock.protocols.felix.messages import BinaryPublish, Publish, PublishBatch
 from penstock.protocols.felix.scopes import Scope
-from penstock.protocols.felix.wire import ACK_OFFSET, PUBLISH_ACK
-from penstock.protocols.replies import ReplySlot
+from penstock.protocols.felix.shared import Shared
+from penstock.protocols.replies import ReplyQueue, ReplySlot
 
 RUN_BYTES_MAX: Final = 1 << 20
 """About how much is written at a time, so that what waits for its commit is released in parts."""
-
-
-class Style(Enum):
-    BINARY = "binary"
-    NATIVE = "native"
-    SPEC = "spec"
-    ERRORS_ONLY = "errors only"
-    SILENT = "silent"
-
-
-class Acknowledgement(NamedTuple):
-    """What one publish wants to hear."""
-
-    style: Style
-    request_id: Id = UNSET
-    with_offset: bool = False
-
-    @property
-    def awaited(self) -> bool:
-        return self.style not in (Style.ERRORS_ONLY, Style.SILENT)
-
-    def ok(self, offset: int | None) -> bytes:
-        """Empty where nothing is to be said."""
-        if self.style is Style.BINARY:
-            assert isinstance(self.request_id, int)
-            if self.with_offset and offset is not None:
-                return encode_frame(PUBLISH_ACK | ACK_OFFSET, binary.encode_ack(self.request_id, None, offset))
-            return encode_frame(PUBLISH_ACK, binary.encode_ack(self.request_id, None, None))
-        if self.style is Style.NATIVE:
-            return encode_message(PublishOk(request_id=self.request_id))
-        return encode_message(Ok(request_id=self.request_id)) if self.style is Style.SPEC else b""
-
-    def error(self, text: str) -> bytes:
-        if self.style is Style.SILENT:
-            return b""
-        if self.style is Style.BINARY:
-            assert isinstance(self.request_id, int)
-            return encode_frame(PUBLISH_ACK, binary.encode_ack(self.request_id, text, None))
-        if self.style is Style.NATIVE:
-            return encode_message(PublishError(request_id=self.request_id, message=text))
-        return encode_message(Error(request_id=self.request_id, message=text))
-
-
-def acknowledgement(
-    request: Publish | PublishBatch | BinaryPublish, *, native: bool, client_flags: int | None
-) -> Acknowledgement:
-    """`client_flags` are those that the client announced; None where it announced none."""
-    if isinstance(request, BinaryPublish):
-        if request.request_id is None:
-            return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY)
-        return binary_acknowledgement(request.request_id, client_flags)
-    id_ = UNSET if request.request_id is None else request.request_id
-    if request.ack == "none":
-        return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY, id_)
-    return Acknowledgement(Style.NATIVE if native and isinstance(id_, int) else Style.SPEC, id_)
-
-
-def binary_acknowledgement(request_id: int, client_flags: int | None) -> Acknowledgement:
-    """A client that asks in binary reads binary answers, unless it has said that it does not."""
-    if client_flags is not None and not client_flags & PUBLISH_ACK:
-        return Acknowledgement(Style.NATIVE, request_id)
-    return Acknowledgement(Style.BINARY, request_id, bool((client_flags or 0) & ACK_OFFSET))
-
-
-# -- on the way to the log ------------------------------------------------------------------------------------------------
+EVENT_BYTES: Final = 48
+"""What an event that is being written takes in memory beside its bytes."""
 
 
 class Write:
@@ -153,3 +77,128 @@ class Run:
         if len(self.writes) == 1:
             return self.writes[0].values
         return [value for write in self.writes for value in write.values]
+
+
+class Publisher:
+    """What one stream publishes, and what it hears of that."""
+
+    __slots__ = ("_in_flight", "_on_committed", "_replies", "_run", "_shared", "_stream", "_text_of")
+
+    def __init__(
+        self,
+        shared: Shared,
+        stream: Stream,
+        replies: ReplyQueue,
+        *,
+        text_of: Callable[[Exception, Scope], str],
+        on_committed: Callable[[], None],
+    ) -> None:
+        """`on_committed` is called whenever publishes were committed or refused, with their answers in `replies`."""
+        self._shared = shared
+        self._stream = stream
+        self._replies = replies
+        self._text_of = text_of
+        self._on_committed = on_committed
+        self._run: Run | None = None
+        """Publishes that were gathered in this turn and are not on their way yet."""
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Runs that are on their way."""
+        return self._in_flight
+
+    def publish(
+        self,
+        request: Publish | PublishBatch | BinaryPublish,
+        identity: Identity,
+        ack: Acknowledgement,
+        held_bytes: int,
+    ) -> Coroutine[Any, Any, None] | None:
+        """Start a publish and see to its answer. Returns what has to be done before the next may start: the making of its stream."""
+        scope = Scope(request.tenant_id, request.namespace, request.stream)
+        values = [request.payload] if isinstance(request, Publish) else request.payloads
+        key = request.key if isinstance(request, BinaryPublish) else None
+        more_bytes = EVENT_BYTES * len(values)
+        self._stream.hold(more_bytes)
+        slot = self._replies.reserve() if ack.awaited else None
+        write = Write(scope, values, key, ack, slot, held_bytes + more_bytes)
+        try:
+            topic = self._shared.topic(identity, scope)
+            if self._shared.auto_create and not self._shared.broker.has_topic(topic):
+                self.write_gathered()
+                return self._create_and_start(topic, identity, write)
+            self._start(topic, identity, write)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._done(write, error)
+        return None
+
+    async def _create_and_start(self, topic: str, identity: Identity, write: Write) -> None:
+        try:
+            await self._shared.broker.ensure_topic(identity.principal, topic)
+            self._start(topic, identity, write)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._done(write, error)
+
+    def _start(self, topic: str, identity: Identity, write: Write) -> None:
+        if not write.values:
+            self._write_nothing(topic, identity, write)
+        elif self._run is not None and self._run.takes(topic, identity, write):
+            self._run.add(write)
+        else:
+            self.write_gathered()
+            self._run = Run(topic, identity, [write])
+
+    def _write_nothing(self, topic: str, identity: Identity, write: Write) -> None:
+        """An empty batch is allowed, to those who might write more."""
+        broker = self._shared.broker
+        authorize(broker.access, identity.principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
+        if not broker.has_topic(topic):
+            raise TopicNotFound(f"topic not found: {topic}")
+        self._done(write, None)
+
+    def write_gathered(self) -> None:
+        """Send what was gathered on its way."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._write(run)
+
+    def _write(self, run: Run) -> None:
+        self._in_flight += 1
+        principal, values, key = run.identity.principal, run.values(), run.writes[0].key
+        try:
+            self._shared.broker.produce_together(principal, run.topic, values, key, done=partial(self._committed, run))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._in_flight -= 1
+            self._settle(run, error)
+
+    def _committed(self, run: Run, placed: list[Placement] | Scattered) -> None:
+        self._in_flight -= 1
+        assert isinstance(placed, list)  # one partition, so one placement
+        self._settle(run, placed[0].result)
+        self._on_committed()
+
+    def _settle(self, run: Run, result: Appended | Exception) -> None:
+        if isinstance(result, InvalidRequest) and len(run.writes) > 1:
+            for write in run.writes:
+                self._write(Run(run.topic, run.identity, [write]))
+            return
+        for write in run.writes:
+            self._done(write, result)
+            if isinstance(result, Appended):
+                result = Appended(result.base_offset + len(write.values), result.timestamp_ms)
+
+    def _done(self, write: Write, result: Appended | Exception | None) -> None:
+        """Answer a publish, if it wants an answer. Its place among the answers was kept only where it awaits one."""
+        if isinstance(result, Exception):
+            self._shared.stats.errors += 1
+            reply = write.ack.error(self._text_of(result, write.scope))
+        else:
+            self._shared.stats.published_events += len(write.values)
+            reply = write.ack.ok(None if result is None else result.base_offset)
+        slot = write.slot
+        if slot is None and reply:
+            slot = self._replies.reserve()
+        if slot is not None:
+            self._replies.fill(slot, reply)
+        self._stream.release(write.held_bytes)

@@ -6,11 +6,15 @@ contains the word of its kind, whatever else it says.
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, PenstockError, TopicNotFound
 from penstock.protocols.felix.scopes import Scope
 
 UNAUTHORIZED = "unauthorized"
 INTERNAL = "internal error: see the broker's log"
+TEXT_CHARS_MAX: Final = 1024
+"""Of an error's text. Ours are shorter, but some quote what the client sent, which may be as long as a frame."""
 _DENIALS = (AccessDenied, AuthenticationFailed, AuthenticationRequired)
 
 
@@ -22,6 +26,11 @@ def refusal(error: PenstockError, scope: Scope | None = None) -> str:
     if isinstance(error, _DENIALS) and UNAUTHORIZED not in text:
         return f"{UNAUTHORIZED}: {text}"
     return text
+
+
+def shortened(text: str) -> str:
+    """A text that is no longer than one may be."""
+    return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 3] + "..."
 
 
 def stream_not_found(scope: Scope) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.broker.broker import Broker
+from penstock.errors import AccessDenied
 from penstock.protocols.felix.feed import Feeds
-from penstock.protocols.felix.identities import Identities
-from penstock.protocols.felix.scopes import Scopes
+from penstock.protocols.felix.identities import Identities, Identity
+from penstock.protocols.felix.scopes import Scope, Scopes
 from penstock.protocols.felix.stats import FelixStats
 
 Dialect = Literal["auto", "spec", "native"]
@@ -27,3 +28,9 @@ class Shared:
     subscription_ids: Iterator[int]
     """Numbers for subscriptions whose clients give them none."""
     stats: FelixStats
+
+    def topic(self, identity: Identity, scope: Scope) -> str:
+        """The topic that a scope means to whom asks. Raises AccessDenied where it is another tenant's."""
+        if identity.tenant_id is not None and identity.tenant_id != scope.tenant_id:
+            raise AccessDenied(f"unauthorized: tenant mismatch, this token is of tenant {identity.tenant_id}")
+        return self.scopes.topic(scope)

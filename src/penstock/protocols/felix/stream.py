@@ -1,8 +1,9 @@
 """One stream of a Felix client: frames in, answers out in the order of what they answer, and nothing of sockets.
 
-Publishes are started without waiting for one another's commit, and those that came together for one place are written together. A
-subscription waits until what its stream published is committed, so that nobody subscribes to their own past; it then lives on a stream
-that we open, and this one may end before it. Everything else is answered at once.
+Publishes are started without waiting for one another's commit (`publishing`). A subscription waits until what its stream published is
+committed, so that nobody subscribes to their own past; it then lives on a stream that we open, and this one may end before it.
+Everything else is answered at once, though an answer leaves only after those in front of it; how much of what was cached may wait so is
+bounded.
 
 There are two dialects, the contract's (spec) and that of deployed clients (native). Unless the listener says which, a request is native
 if its stream has authenticated, of which the contract knows nothing, or if it carries an integer id and the whole scope, as no request of
@@ -16,17 +17,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import structlog
 from msgspec import UNSET
 
-from penstock.broker.access import Operation, Resource, ResourceKind, authorize
-from penstock.broker.spreading import Placement, Scattered
-from penstock.errors import AccessDenied, InvalidRequest, PenstockError, TopicNotFound
-from penstock.log.api import Appended
+from penstock.errors import PenstockError
 from penstock.net.quic_session import QuicConnection, Stream
+from penstock.protocols.felix import caching
+from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
 from penstock.protocols.felix.messages import (
     Auth,
@@ -34,21 +33,18 @@ from penstock.protocols.felix.messages import (
     BadRequest,
     BinaryPublish,
     CacheGet,
-    CacheOk,
     CachePut,
-    CacheValue,
     Error,
     Id,
     Ok,
     Publish,
     PublishBatch,
     Request,
-    SpecCacheValue,
     Subscribe,
     Subscribed,
 )
-from penstock.protocols.felix.publishing import Run, Write, acknowledgement, binary_acknowledgement
-from penstock.protocols.felix.refusals import INTERNAL, refusal
+from penstock.protocols.felix.publishing import Publisher
+from penstock.protocols.felix.refusals import INTERNAL, refusal, shortened
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
@@ -58,10 +54,10 @@ from penstock.protocols.turns import InTurns
 
 REQUEST_BYTES_MIN: Final = 256
 """What a waiting request counts for at least: a frame may take 12 bytes on the wire, its message takes some 200 in memory."""
-EVENT_BYTES: Final = 48
-"""What an event that is being written takes in memory beside its bytes."""
 REQUESTS_PER_TURN_MAX: Final = 256
 """Requests that one stream has answered before it lets others have their turn of the loop."""
+KEPT_BACK_BYTES_MAX: Final = 1 << 20
+"""Cached values that wait behind the answers of publishes; whoever asks for more waits for the commits first."""
 
 _NAMES: Final[dict[type, str]] = {
     **{kind: str(kind.__struct_config__.tag) for kind in (Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet)},
@@ -83,19 +79,19 @@ class FelixStream(InTurns):
         "_decoder",
         "_ended",
         "_identity",
+        "_kept_back_bytes",
         "_muted",
         "_next",
         "_on_closed",
         "_one_way",
+        "_publisher",
         "_replies",
-        "_run",
         "_said_who",
         "_shared",
         "_stats",
         "_stream",
         "_subscriptions",
         "_waiting",
-        "_writes_in_flight",
     )
 
     def __init__(
@@ -116,15 +112,17 @@ class FelixStream(InTurns):
         self._on_closed = on_closed
         self._decoder = FrameDecoder()
         self._replies = ReplyQueue(self._send, self._loop.call_soon)
+        self._publisher = Publisher(
+            shared, stream, self._replies, text_of=self._text_of, on_committed=self._go_on_after_commit
+        )
         self._waiting: deque[Frame] = deque()
         self._next: Request | None = None
         """What the first waiting frame says, where it was looked into and had to wait."""
+        self._kept_back_bytes = 0
+        """Cached values among the answers, since publishes were last all committed."""
         self._identity = shared.identities.stranger(stream.peer, stream.principal_hint)
         self._said_who = False
         self._client_flags: int | None = None
-        self._run: Run | None = None
-        """Publishes that were gathered in this turn and are not on their way yet."""
-        self._writes_in_flight = 0
         self._ended = False
         self._one_way = not stream.can_send
         self._muted = self._one_way
@@ -160,10 +158,7 @@ class FelixStream(InTurns):
     def closed(self) -> None:
         self._muted = True
         self._on_closed(self)
-        waiting, self._waiting = self._waiting, deque()
-        self._next = None
-        if waiting:
-            self._stream.release(sum(map(_held_bytes, waiting)))
+        self._forget_waiting()
 
     def finish(self) -> None:
         """The broker stops: answer what is here, take nothing more."""
@@ -174,26 +169,45 @@ class FelixStream(InTurns):
     def _advance(self) -> None:
         """Deal with what may be dealt with."""
         requests = answered_bytes = 0
+        if not self._publisher.in_flight:
+            self._kept_back_bytes = 0
         while self._waiting and not self._busy and (self._muted or self._stream.writable):
             if requests == REQUESTS_PER_TURN_MAX:
                 self._advance_later()
                 break
             requests += 1
             request = decode_request(self._waiting[0]) if self._next is None else self._next
-            if isinstance(request, Subscribe):
-                self._write_run()
-                if self._writes_in_flight:
-                    self._next = request
-                    break
+            if self._must_wait(request):
+                self._next = request
+                break
             self._next = None
             answered_bytes += self._deal_with(request, _held_bytes(self._waiting.popleft()))
-        self._write_run()
+        self._publisher.write_gathered()
         self._replies.flush()
         if answered_bytes:
             self._stream.release(answered_bytes)
-        if self._ended and not (self._muted or self._waiting or self._busy or self._writes_in_flight):
+        if self._ended and not (self._muted or self._waiting or self._busy or self._publisher.in_flight):
             self._muted = True
             self._stream.end()
+
+    def _must_wait(self, request: Request) -> bool:
+        """Whether a request waits for the commits of what its stream published before."""
+        if isinstance(request, Subscribe) or self._kept_back_bytes > KEPT_BACK_BYTES_MAX:
+            self._publisher.write_gathered()
+            return self._publisher.in_flight > 0
+        return False
+
+    def _go_on_after_commit(self) -> None:
+        if self._publisher.in_flight or self._busy:
+            self._replies.flush_soon()
+        else:
+            self._advance()
+
+    def _forget_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        self._next = None
+        if waiting:
+            self._stream.release(sum(map(_held_bytes, waiting)))
 
     def _send(self, data: bytes) -> None:
         if data and not self._muted:
@@ -207,8 +221,17 @@ class FelixStream(InTurns):
         if self._identity.key_digest is not None and not self._shared.identities.holds(self._identity):  # revoked since
             self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         if isinstance(request, Publish | PublishBatch | BinaryPublish):
-            self._publish(request, held_bytes)
+            native = self._is_native(request.request_id)
+            ack = acknowledgement(request, native=native, client_flags=self._client_flags)
+            work = self._publisher.publish(request, self._identity, ack, held_bytes)
+            if work is not None:
+                self._in_background(work)
             return 0
+        if self._one_way and not isinstance(request, Auth):
+            self._stats.errors += 1
+            self._stream.stop_receiving(CLOSE_PROTOCOL_ERROR)
+            self._forget_waiting()
+            return held_bytes
         slot = self._replies.reserve()
         try:
             reply = self._reply(request, slot, held_bytes)
@@ -223,12 +246,14 @@ class FelixStream(InTurns):
         self, request: Auth | Subscribe | CachePut | CacheGet | BadRequest, slot: ReplySlot, held_bytes: int
     ) -> bytes | None:
         """The answer; None where it comes later."""
-        if self._one_way and not isinstance(request, Auth):
-            self._stream.stop_receiving()
         if isinstance(request, CacheGet):
-            return self._cache_get(request)
+            native = self._is_native(request.request_id, caching.names_whole_scope(request))
+            reply = caching.get(self._shared, self._identity, request, native=native)
+            self._kept_back_bytes += len(reply)
+            return reply
         if isinstance(request, CachePut):
-            return self._cache_put(request)
+            native = self._is_native(request.request_id, caching.names_whole_scope(request))
+            return caching.put(self._shared, self._identity, request, native=native)
         if isinstance(request, Auth):
             return self._auth(request)
         if isinstance(request, Subscribe):
@@ -241,13 +266,6 @@ class FelixStream(InTurns):
             return self._said_who or (isinstance(id_, int) and whole_scope)
         return dialect == "native"
 
-    def _topic(self, scope: Scope) -> str:
-        """The topic that a scope means to whom asks. Raises AccessDenied where it is another tenant's."""
-        tenant_id = self._identity.tenant_id
-        if tenant_id is not None and tenant_id != scope.tenant_id:
-            raise AccessDenied(f"unauthorized: tenant mismatch, this token is of tenant {tenant_id}")
-        return self._shared.scopes.topic(scope)
-
     def _auth(self, request: Auth) -> bytes:
         if self._said_who:
             return self._error("auth already established on this stream")
@@ -259,118 +277,11 @@ class FelixStream(InTurns):
         self._client_flags = request.client_flags
         return encode_message(AuthOk(server_flags=SUPPORTED))
 
-    def _malformed(self, request: BadRequest) -> bytes:
-        if request.binary:
-            assert isinstance(request.request_id, int)
-            self._stats.errors += 1
-            return binary_acknowledgement(request.request_id, self._client_flags).error(request.text)
-        return self._error(request.text, request.request_id)
-
-    # --- publishing ---
-
-    def _publish(self, request: Publish | PublishBatch | BinaryPublish, held_bytes: int) -> None:
-        scope = Scope(request.tenant_id, request.namespace, request.stream)
-        ack = acknowledgement(request, native=self._is_native(request.request_id), client_flags=self._client_flags)
-        values = [request.payload] if isinstance(request, Publish) else request.payloads
-        key = request.key if isinstance(request, BinaryPublish) else None
-        more_bytes = EVENT_BYTES * len(values)
-        self._stream.hold(more_bytes)
-        write = Write(
-            scope, values, key, ack, self._replies.reserve() if ack.awaited else None, held_bytes + more_bytes
-        )
-        try:
-            topic = self._topic(scope)
-            if self._shared.auto_create and not self._shared.broker.has_topic(topic):
-                self._write_run()
-                self._in_background(self._create_and_write(topic, write))
-            elif values:
-                self._gather(topic, write)
-            else:
-                self._write_nothing(topic, write)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            self._written(write, error)
-
-    async def _create_and_write(self, topic: str, write: Write) -> None:
-        try:
-            await self._shared.broker.ensure_topic(self._identity.principal, topic)
-            if write.values:
-                self._write(Run(topic, self._identity, [write]))
-            else:
-                self._write_nothing(topic, write)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            self._written(write, error)
-
-    def _write_nothing(self, topic: str, write: Write) -> None:
-        """An empty batch is allowed, to those who might write more."""
-        broker = self._shared.broker
-        authorize(broker.access, self._identity.principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
-        if not broker.has_topic(topic):
-            raise TopicNotFound(f"topic not found: {topic}")
-        self._written(write, None)
-
-    def _gather(self, topic: str, write: Write) -> None:
-        """Publishes that came together and go to one place are written together: one append instead of many."""
-        run = self._run
-        if run is not None and run.takes(topic, self._identity, write):
-            run.add(write)
-            return
-        self._write_run()
-        self._run = Run(topic, self._identity, [write])
-
-    def _write_run(self) -> None:
-        """Write what was gathered."""
-        run, self._run = self._run, None
-        if run is not None:
-            self._write(run)
-
-    def _write(self, run: Run) -> None:
-        self._writes_in_flight += 1
-        principal, values, key = run.identity.principal, run.values(), run.writes[0].key
-        try:
-            self._shared.broker.produce_together(principal, run.topic, values, key, done=partial(self._committed, run))
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            self._writes_in_flight -= 1
-            self._settle(run, error)
-
-    def _committed(self, run: Run, placed: list[Placement] | Scattered) -> None:
-        self._writes_in_flight -= 1
-        assert isinstance(placed, list)  # one partition, so one placement
-        self._settle(run, placed[0].result)
-        if self._writes_in_flight or self._busy:
-            self._replies.flush_soon()
-        else:
-            self._advance()
-
-    def _settle(self, run: Run, result: Appended | Exception) -> None:
-        if isinstance(result, InvalidRequest) and len(run.writes) > 1:
-            for write in run.writes:  # the broker refuses a run whole, but only the publishes at fault may fail
-                self._write(Run(run.topic, run.identity, [write]))
-            return
-        for write in run.writes:
-            self._written(write, result)
-            if isinstance(result, Appended):
-                result = Appended(result.base_offset + len(write.values), result.timestamp_ms)
-
-    def _written(self, write: Write, result: Appended | Exception | None) -> None:
-        """Answer a publish, if it wants an answer. Its place among the answers was kept only where it awaits one."""
-        if isinstance(result, Exception):
-            self._stats.errors += 1
-            reply = write.ack.error(self._text(result, write.scope))
-        else:
-            self._stats.published_events += len(write.values)
-            reply = write.ack.ok(None if result is None else result.base_offset)
-        slot = write.slot
-        if slot is None and reply:
-            slot = self._replies.reserve()
-        if slot is not None:
-            self._replies.fill(slot, reply)
-        self._stream.release(write.held_bytes)
-
     # --- subscribing ---
 
     def _subscribe(self, request: Subscribe, slot: ReplySlot, held_bytes: int) -> bytes | None:
         scope = Scope(request.tenant_id, request.namespace, request.stream)
-        topic = self._topic(scope)
+        topic = self._shared.topic(self._identity, scope)
         if self._shared.auto_create and not self._shared.broker.has_topic(topic):
             self._in_background(self._create_and_subscribe(request, scope, topic, slot, held_bytes))
             return None
@@ -399,50 +310,26 @@ class FelixStream(InTurns):
             return encode_message(bad.answer) if native else self._error(str(bad), request.request_id)
         return encode_message(Subscribed(subscription_id=id_) if native else Ok(request_id=_known(request.request_id)))
 
-    # --- caching ---
-
-    def _cache_put(self, request: CachePut) -> bytes:
-        cache = self._topic(self._cache_scope(request))
-        self._shared.broker.cache.put(self._identity.principal, cache, request.key, request.value, request.ttl_ms)
-        id_ = _known(request.request_id)
-        native = self._is_native(id_, _whole_scope(request)) and id_ is not UNSET
-        return encode_message(CacheOk(request_id=id_) if native else Ok(request_id=id_))
-
-    def _cache_get(self, request: CacheGet) -> bytes:
-        cache = self._topic(self._cache_scope(request))
-        value = self._shared.broker.cache.get(self._identity.principal, cache, request.key)
-        id_ = _known(request.request_id)
-        form = CacheValue if self._is_native(id_, _whole_scope(request)) else SpecCacheValue
-        return encode_message(
-            form(
-                tenant_id=request.tenant_id,
-                namespace=request.namespace,
-                cache=request.cache,
-                key=request.key,
-                value=value,
-                request_id=id_,
-            )
-        )
-
-    def _cache_scope(self, request: CachePut | CacheGet) -> Scope:
-        scope = self._shared.scopes.cache(request.tenant_id, request.namespace, request.cache)
-        if not isinstance(request.tenant_id, str) and self._identity.tenant_id is not None:
-            return scope._replace(tenant_id=self._identity.tenant_id)
-        return scope
-
     # --- what went wrong ---
+
+    def _malformed(self, request: BadRequest) -> bytes:
+        if request.binary:
+            assert isinstance(request.request_id, int)
+            self._stats.errors += 1
+            return binary_acknowledgement(request.request_id, self._client_flags).error(request.text)
+        return self._error(request.text, request.request_id)
 
     def _failed(self, request: Any, error: Exception) -> bytes:
         scope = None
         if isinstance(request, Subscribe):
             scope = Scope(request.tenant_id, request.namespace, request.stream)
-        return self._error(self._text(error, scope), getattr(request, "request_id", UNSET))
+        return self._error(self._text_of(error, scope), getattr(request, "request_id", UNSET))
 
     def _error(self, text: str, request_id: Id = UNSET) -> bytes:
         self._stats.errors += 1
-        return encode_message(Error(request_id=_known(request_id), message=text))
+        return encode_message(Error(request_id=_known(request_id), message=shortened(text)))
 
-    def _text(self, error: Exception, scope: Scope | None = None) -> str:
+    def _text_of(self, error: Exception, scope: Scope | None = None) -> str:
         if isinstance(error, PenstockError):
             return refusal(error, scope)
         self._stats.internal_errors += 1
@@ -455,10 +342,6 @@ class FelixStream(InTurns):
 def _known(id_: Id) -> Id:
     """A null is no id."""
     return UNSET if id_ is None else id_
-
-
-def _whole_scope(request: CachePut | CacheGet) -> bool:
-    return isinstance(request.tenant_id, str) and isinstance(request.namespace, str) and isinstance(request.cache, str)
 
 
 def _held_bytes(frame: Frame) -> int:

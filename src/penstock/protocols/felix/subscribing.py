@@ -13,7 +13,7 @@ from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import StartOffset, Subscribe, SubscribeCursorError
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
-from penstock.protocols.felix.wire import BASE_OFFSET, EVENT_BATCH, SHARED_EVENT_BATCH
+from penstock.protocols.felix.wire import BASE_OFFSET, EVENT_BATCH, ID_MAX, SHARED_EVENT_BATCH
 
 SUBSCRIPTIONS_MAX: Final = 4096
 """Of one connection; what deployed brokers allow. The peer's limit on streams is commonly lower."""
@@ -101,6 +101,8 @@ def _starts(request: Subscribe, partitions: list[Partition]) -> list[int]:
         raise InvalidRequest(
             f"a cursor is an offset in one partition, and this stream has {len(partitions)}: use earliest or latest"
         )
+    if not 0 <= start.offset <= ID_MAX:
+        raise InvalidRequest(f"cursor {start.offset} is out of range: offsets are numbers from 0 to {ID_MAX}")
     (partition,) = partitions
     if start.offset < partition.start_offset:
         raise BadCursor(
