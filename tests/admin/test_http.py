@@ -207,6 +207,26 @@ async def test_group_lag_is_the_records_left_and_the_age_of_the_first(node: Node
     assert found["penstock_group_lag_seconds" + labels] == 0
 
 
+async def test_the_lag_of_a_subscription_is_what_is_not_settled(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    subscriptions = node.broker.subscriptions
+    numbered = await subscriptions.subscribe(ANONYMOUS, "orders", 1)
+    billing = await subscriptions.subscribe(ANONYMOUS, "orders", 2, name="billing")
+    await node.produce("orders", b"settled", b"in flight", b"not delivered")
+    taken = subscriptions.take_many(ANONYMOUS, "orders", billing, 2, 1000)
+    assert isinstance(taken, list)
+    assert subscriptions.acknowledge(ANONYMOUS, "orders", billing, taken[0].tag)
+    found = samples((await node.get("/metrics"))[2])
+    assert found['penstock_subscription_lag_records{subscription="billing",topic="orders"}'] == 2
+    assert found[f'penstock_subscription_lag_records{{subscription="{numbered.id}",topic="orders"}}'] == 3
+    assert found["penstock_subscription_lags_left_out"] == 0
+    monkeypatch.setattr(figures, "LAGS_EXPORTED_MAX", 1)
+    found = samples((await node.get("/metrics"))[2])
+    assert [name for name in found if "subscription_lag_records" in name] == [
+        'penstock_subscription_lag_records{subscription="billing",topic="orders"}'
+    ]
+    assert found["penstock_subscription_lags_left_out"] == 1
+
+
 async def test_more_partitions_than_the_bound_are_counted_instead_of_listed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def figures(**changes: object) -> Figures:
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
         subscriptions=0,
+        subscription_lags=[],
         in_flight=0,
         deliveries=SubscriptionStats(),
         cache=CacheFigures(0, 0, CacheStats()),

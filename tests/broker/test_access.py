@@ -101,6 +101,7 @@ NOT_OPERATIONS = {
     "subscriptions.start",
     "subscriptions.close",
     "subscriptions.find",
+    "subscriptions.lags",
     "subscriptions.when_durable",
     "subscriptions.forget_topic",
     "subscriptions.sweep",

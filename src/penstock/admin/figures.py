@@ -22,7 +22,7 @@ from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
-from penstock.broker.subscriptions import SubscriptionStats
+from penstock.broker.subscriptions import SubscriptionLag, SubscriptionStats
 from penstock.broker.transactions import TransactionStats
 from penstock.broker.users import LoginStats
 from penstock.log.api import Engine, EngineStats
@@ -83,6 +83,7 @@ class Figures:
     schedule: ScheduleStats
     dead_letters: DeadLetterStats
     subscriptions: int
+    subscription_lags: list[SubscriptionLag]
     in_flight: int
     """Deliveries of all subscriptions that wait for their acknowledgement."""
     deliveries: SubscriptionStats
@@ -143,6 +144,7 @@ async def gather(sources: Sources) -> Figures:
         schedule=copy.deepcopy(sources.broker.schedule.stats),
         dead_letters=copy.copy(sources.broker.dead_letters.stats),
         subscriptions=len(sources.broker.subscriptions),
+        subscription_lags=sources.broker.subscriptions.lags(LAGS_EXPORTED_MAX),
         in_flight=sources.broker.subscriptions.in_flight,
         deliveries=copy.copy(sources.broker.subscriptions.stats),
         cache=CacheFigures(

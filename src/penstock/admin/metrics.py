@@ -162,6 +162,19 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
     )
     yield _counter("dead_letters_sent", "Records put aside as dead letters.", letters.sent)
     yield _counter("dead_letters_replayed", "Dead letters written to their topics again.", letters.replayed)
+    lag = GaugeMetricFamily(
+        PREFIX + "subscription_lag_records",
+        "Records that are not settled in the subscription.",
+        labels=["subscription", "topic"],
+    )
+    for row in figures.subscription_lags:
+        lag.add_metric([row.name, row.topic], row.records)
+    yield lag
+    yield _gauge(
+        "subscription_lags_left_out",
+        "Subscriptions without series of their own in this scrape.",
+        figures.subscriptions - len(figures.subscription_lags),
+    )
     yield _gauge("subscriptions", "Subscriptions that exist.", figures.subscriptions)
     yield _gauge("subscriptions_in_flight", "Deliveries that wait for their acknowledgement.", figures.in_flight)
     yield _counter("subscriptions_delivered", "Deliveries, repetitions included.", figures.deliveries.delivered)

@@ -77,6 +77,11 @@ class Cursor:
         self.reread = None
         self.sought = -1
 
+    @property
+    def behind(self) -> int:
+        """Records that were not read yet; those that a rewrite has left out are counted too."""
+        return max(0, self.handle.committed_end - max(self.read_to, self.handle.start_offset))
+
     def advance(self) -> bool | NotInMemory:
         """Stand on the next row, cut and ready. False at the end of the log."""
         while self.block is None or self.row >= self.block.count:

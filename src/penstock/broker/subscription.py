@@ -328,6 +328,11 @@ class Subscription:
         return len(self._in_flight)
 
     @property
+    def lag(self) -> int:
+        """Records that are not settled: those in flight, and those that were not delivered yet."""
+        return len(self._in_flight) + len(self._exhausted) + sum(cursor.behind for cursor in self._cursors)
+
+    @property
     def watched(self) -> bool:
         return bool(self._watchers)
 

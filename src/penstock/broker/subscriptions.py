@@ -16,7 +16,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from itertools import chain, islice
+from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
@@ -67,6 +68,14 @@ class SubscriptionStats:
     delivered: int = 0
     """Repetitions included."""
     acknowledged: int = 0
+
+
+class SubscriptionLag(NamedTuple):
+    topic: str
+    name: str
+    """As its readers call it; its number where it has no name."""
+    records: int
+    """That are not settled."""
 
 
 class Subscriptions:
@@ -280,6 +289,12 @@ class Subscriptions:
     @property
     def in_flight(self) -> int:
         return sum(subscription.in_flight for subscription in self._reading.values())
+
+    def lags(self, rows_max: int) -> list[SubscriptionLag]:
+        """How far subscriptions are behind, those with a name first: at most so many rows, for metrics."""
+        numbered = (each for each in self._by_id.values() if not each.name)
+        rows = islice(chain(self._by_name.values(), numbered), rows_max)
+        return [SubscriptionLag(each.topic, each.name or str(each.id), each.lag) for each in rows]
 
     def when_durable(self, done: OnDurable) -> None:
         """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error where it cannot be."""
