@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from penstock.clients.life import AsyncClient
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.url import Address
 
 Client = TypeVar("Client", bound=AsyncClient)
+Item = TypeVar("Item")
 
 
 class SyncTwin(Generic[Client]):
@@ -17,6 +19,8 @@ class SyncTwin(Generic[Client]):
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._iterations: set[AsyncGenerator[Any, None]] = set()
+        """Those under way: a loop that is left by an exception lives on in its traceback, and does not end before the client."""
         self._thread = LoopThread(f"penstock client of {client.address}")
         try:
             self._thread.run(client.open())
@@ -31,8 +35,24 @@ class SyncTwin(Generic[Client]):
     def close(self) -> None:
         """Wait for answers still on their way, then hang up. Closing again does nothing."""
         if not self._thread.closed:
+            for items in list(self._iterations):
+                if not getattr(
+                    items, "ag_running", False
+                ):  # else another thread waits in it, and is told by the client's end
+                    self._thread.run(items.aclose())
             self._thread.run(self._client.close())
             self._thread.close()
+
+    def _iterate(self, items: AsyncGenerator[Item, None]) -> Iterator[Item]:
+        """The items of the async client, one by one; whoever stops half way or closes the client ends the generator, too."""
+        self._iterations.add(items)
+        try:
+            while (item := self._thread.run(_next(items))) is not None:
+                yield item
+        finally:
+            self._iterations.discard(items)
+            if not self._thread.closed:
+                self._thread.run(items.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -41,3 +61,7 @@ class SyncTwin(Generic[Client]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _next(items: AsyncGenerator[Item, None]) -> Item | None:
+    return await anext(items, None)

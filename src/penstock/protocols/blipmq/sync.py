@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.sync_twin import SyncTwin
@@ -57,18 +57,10 @@ class BlipMQClient(SyncTwin[AsyncBlipMQClient]):
         limit: int | None = None,
     ) -> Iterator[Message]:
         """Iterate over messages, acknowledging each when the next is asked for; see `AsyncBlipMQClient.records`."""
-        messages = self._client.records(topic, subscription=subscription, qos=qos, follow=follow, limit=limit)
-        try:
-            while (message := self._thread.run(_next(messages))) is not None:
-                yield message
-        finally:
-            if not self._thread.closed:
-                self._thread.run(messages.aclose())
+        return self._iterate(
+            self._client.records(topic, subscription=subscription, qos=qos, follow=follow, limit=limit)
+        )
 
     def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
         return self._thread.run(self._client.ping())
-
-
-async def _next(messages: AsyncGenerator[Message, None]) -> Message | None:
-    return await anext(messages, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Literal
 
@@ -132,15 +132,11 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         limit: int | None = None,
     ) -> Iterator[list[Record]]:
         """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
-        batches = self._client.batches(
-            topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+        return self._iterate(
+            self._client.batches(
+                topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+            )
         )
-        try:
-            while (batch := self._thread.run(_next(batches))) is not None:
-                yield batch
-        finally:
-            if not self._thread.closed:
-                self._thread.run(batches.aclose())
 
     def records(
         self,
@@ -223,7 +219,3 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
         return self._thread.run(self._client.ping())
-
-
-async def _next(batches: AsyncGenerator[list[Record], None]) -> list[Record] | None:
-    return await anext(batches, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
@@ -58,13 +58,7 @@ class FujinClient(SyncTwin[AsyncFujinClient]):
 
     def records(self, topic: str, *, follow: bool = False, limit: int | None = None) -> Iterator[Message]:
         """Iterate over records, acknowledging each when the next is asked for; see `AsyncFujinClient.records`."""
-        messages = self._client.records(topic, follow=follow, limit=limit)
-        try:
-            while (message := self._thread.run(_next(messages))) is not None:
-                yield message
-        finally:
-            if not self._thread.closed:
-                self._thread.run(messages.aclose())
+        return self._iterate(self._client.records(topic, follow=follow, limit=limit))
 
 
 class Transaction:
@@ -148,10 +142,6 @@ class Reader:
         """Leave; what was not settled goes to other readers of the group."""
         if not self._thread.closed:
             self._thread.run(self._reader.close())
-
-
-async def _next(messages: AsyncGenerator[Message, None]) -> Message | None:
-    return await anext(messages, None)
 
 
 async def _within(reader: AsyncReader, timeout_s: float | None) -> list[Message]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 
 from penstock.clients.arguments import Values
 from penstock.clients.options import ClientOptions
@@ -59,15 +59,9 @@ class RustLogClient(SyncTwin[AsyncRustLogClient]):
         limit: int | None = None,
     ) -> Iterator[list[Record]]:
         """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
-        batches = self._client.batches(
-            topic, partition, start=start, group=group, follow=follow, commit=commit, limit=limit
+        return self._iterate(
+            self._client.batches(topic, partition, start=start, group=group, follow=follow, commit=commit, limit=limit)
         )
-        try:
-            while (batch := self._thread.run(_next(batches))) is not None:
-                yield batch
-        finally:
-            if not self._thread.closed:
-                self._thread.run(batches.aclose())
 
     def records(
         self,
@@ -119,7 +113,3 @@ class RustLogClient(SyncTwin[AsyncRustLogClient]):
     def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
         return self._thread.run(self._client.ping())
-
-
-async def _next(batches: AsyncGenerator[list[Record], None]) -> list[Record] | None:
-    return await anext(batches, None)
