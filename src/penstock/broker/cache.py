@@ -1,9 +1,12 @@
 """The cache: values by key, in memory, for as long as there is room and they have not expired.
 
 It is no log: nothing of it is on disk, and a restart begins with an empty one. A cache is a name, guarded as a topic of that name would
-be (READ to get, WRITE to put), and comes into being with its first value. All caches share one room, bounded in bytes and in entries;
-when it is full, what was neither read nor written for longest makes way, and is counted. A value that would not fit into the empty
-room is refused.
+be (READ to get, WRITE to put), and comes into being with its first value. All caches share one room, bounded in bytes and in entries.
+
+The room is shared fairly between tenants, which are the first levels of names: when it is full, the tenant that has the largest part of
+it makes way, with what it neither read nor wrote for longest. So of n tenants, one that has no more than the n-th part of the bytes and
+of the entries loses nothing, whatever the others put. A value is refused that would not fit into the empty room, or not beside what
+smaller tenants have.
 
 A time to live is looked at when its value is asked for, on a clock that never goes back: nothing runs in the background.
 """
@@ -16,14 +19,18 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
+from penstock.broker.largest import Largest
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.topics import validate_topic_name
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, LimitExceeded
 
-ENTRY_BYTES: Final = 400
-"""What an entry takes in memory beside the bytes of its key and value: measured 370 with a short name of its cache."""
+ENTRY_BYTES: Final = 450
+"""What an entry takes in memory beside the characters of its names and the bytes of its value."""
+PART_BYTES: Final = 800
+"""What a tenant takes beside its entries."""
 KEY_BYTES_MAX: Final = 4096
+TTL_MS_MAX: Final = (1 << 64) - 1
 _NO_TEXT_BYTES: Final = sys.getsizeof("")
 
 
@@ -32,6 +39,17 @@ class _Entry(NamedTuple):
     expires_s: float | None
     """On the monotonic clock; None for never."""
     size_bytes: int
+
+
+class _Part:
+    """What one tenant has."""
+
+    __slots__ = ("entries", "size_bytes")
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        """By cache and key; what was used last stands last."""
+        self.size_bytes = PART_BYTES
 
 
 @dataclass(slots=True)
@@ -54,12 +72,14 @@ class Cache:
         self.stats = CacheStats()
         self._clock = clock
         self._limits = limits
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        """By cache and key; what was used last stands last."""
+        self._parts: dict[str, _Part] = {}
+        """By tenant."""
+        self._largest = Largest(self._weight_of)
         self._size_bytes = 0
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._count
 
     @property
     def size_bytes(self) -> int:
@@ -70,50 +90,90 @@ class Cache:
     def put(self, principal: Principal, cache: str, key: str, value: bytes, ttl_ms: int | None = None) -> None:
         """Keep a value under a key, in place of what was there; without `ttl_ms` it does not expire.
 
-        Raises InvalidTopicName, InvalidRequest, or LimitExceeded where the value is larger than the whole room.
+        Raises InvalidTopicName, InvalidRequest, or LimitExceeded where the value is larger than the room, or than what others leave of it.
         """
-        if ttl_ms is not None and ttl_ms < 0:
+        if ttl_ms is not None and not 0 <= ttl_ms <= TTL_MS_MAX:
             raise InvalidRequest(f"ttl_ms is {ttl_ms}: give a number of milliseconds from 0 on, or none at all")
-        place = (cache, key)
-        before = self._entries.get(place)
+        place, tenant = (cache, key), _tenant_of(cache)
+        part = self._parts.get(tenant)
+        before = None if part is None else part.entries.get(place)
         if before is None:
             _check_names(cache, key)
-        # One rare character makes a text take four bytes for each of all its characters.
-        size_bytes = len(value) + sys.getsizeof(key) - _NO_TEXT_BYTES + ENTRY_BYTES
-        if size_bytes > self._limits.cache_bytes_max:
+        size_bytes = len(value) + _text_bytes(cache) + _text_bytes(key) + ENTRY_BYTES
+        if size_bytes + PART_BYTES > self._limits.cache_bytes_max:
             raise LimitExceeded(
                 f"a value of {len(value)} bytes does not fit into the cache: limits.cache_bytes_max is {self._limits.cache_bytes_max}"
             )
         if before is not None:
-            self._remove(place, before)
+            self._remove(tenant, place, before)
         expires_s = None if ttl_ms is None else self._clock.monotonic() + ttl_ms / 1000
-        self._entries[place] = _Entry(value, expires_s, size_bytes)
-        self._size_bytes += size_bytes
+        self._add(tenant, place, _Entry(value, expires_s, size_bytes))
         self.stats.puts += 1
-        while self._size_bytes > self._limits.cache_bytes_max or len(self._entries) > self._limits.cache_entries_max:
-            self._remove(*next(iter(self._entries.items())))
+        while self._size_bytes > self._limits.cache_bytes_max or self._count > self._limits.cache_entries_max:
+            largest = self._largest.find()
+            oldest, entry = next(iter(self._parts[largest].entries.items()))
+            self._remove(largest, oldest, entry)
             self.stats.evicted += 1
+            if oldest == place:
+                raise LimitExceeded(
+                    f"a value of {len(value)} bytes does not fit into the cache beside what other tenants keep: put a smaller one"
+                )
 
     @on_topic(Operation.READ)
     def get(self, principal: Principal, cache: str, key: str) -> bytes | None:
         """The value, None where there is none or its time is over."""
-        place = (cache, key)
-        entry = self._entries.get(place)
-        if entry is None:
+        place, tenant = (cache, key), _tenant_of(cache)
+        part = self._parts.get(tenant)
+        entry = None if part is None else part.entries.get(place)
+        if part is None or entry is None:
             self.stats.misses += 1
             return None
         if entry.expires_s is not None and self._clock.monotonic() >= entry.expires_s:
-            self._remove(place, entry)
+            self._remove(tenant, place, entry)
             self.stats.expired += 1
             self.stats.misses += 1
             return None
-        self._entries.move_to_end(place)
+        part.entries.move_to_end(place)
         self.stats.hits += 1
         return entry.value
 
-    def _remove(self, place: tuple[str, str], entry: _Entry) -> None:
-        del self._entries[place]
+    def _add(self, tenant: str, place: tuple[str, str], entry: _Entry) -> None:
+        part = self._parts.get(tenant)
+        if part is None:
+            part = self._parts[tenant] = _Part()
+            self._size_bytes += PART_BYTES
+        part.entries[place] = entry
+        part.size_bytes += entry.size_bytes
+        self._size_bytes += entry.size_bytes
+        self._count += 1
+        self._largest.note(tenant)
+
+    def _remove(self, tenant: str, place: tuple[str, str], entry: _Entry) -> None:
+        part = self._parts[tenant]
+        del part.entries[place]
+        part.size_bytes -= entry.size_bytes
         self._size_bytes -= entry.size_bytes
+        self._count -= 1
+        if not part.entries:
+            del self._parts[tenant]
+            self._size_bytes -= PART_BYTES
+            self._largest.forget(tenant)
+
+    def _weight_of(self, tenant: str) -> int:
+        """What part of the room a tenant has, of the bytes or of the entries, whichever is more; to be compared only."""
+        part, limits = self._parts[tenant], self._limits
+        return max(part.size_bytes * limits.cache_entries_max, len(part.entries) * limits.cache_bytes_max)
+
+
+def _tenant_of(cache: str) -> str:
+    """What has only one level is the broker's own."""
+    tenant, slash, _ = cache.partition("/")
+    return tenant if slash else ""
+
+
+def _text_bytes(text: str) -> int:
+    """One rare character makes a text take four bytes for each of all its characters."""
+    return sys.getsizeof(text) - _NO_TEXT_BYTES
 
 
 def _check_names(cache: str, key: str) -> None:
