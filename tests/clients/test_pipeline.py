@@ -150,6 +150,17 @@ async def test_an_answer_that_fits_nothing_ends_the_connection(setup: Setup, dat
     assert exchange.finished.exception() is None or isinstance(exchange.finished.exception(), ProtocolViolation)
 
 
+async def test_only_a_peer_that_has_answered_nothing_may_be_another_protocols(setup: Setup) -> None:
+    answered = Setup()
+    answered.submit(Ask(b"a\n"))
+    await turn()
+    answered.pipeline.data_received(b"A\n")
+    for each in (setup, answered):
+        each.pipeline.connection_lost(None)
+    assert "is this protocol spoken there" in str(setup.pipeline.lost)
+    assert "is this protocol spoken there" not in str(answered.pipeline.lost)
+
+
 async def test_what_a_decoder_finds_wrong_behind_good_replies_counts_after_them() -> None:
     class Broken(Lines):
         def feed(self, data: bytes) -> Sequence[list[bytes]]:

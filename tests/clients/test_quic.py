@@ -165,6 +165,14 @@ async def test_a_name_that_does_not_exist_cannot_be_reached() -> None:
         await connect_quic("no-such-host.invalid", 1)
 
 
+async def test_who_is_not_trusted_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        with pytest.raises(
+            Unreachable, match=r"cannot connect to 127\.0\.0\.1:\d+: .* name whom to trust with \?ca=FILE"
+        ):
+            await connect_quic("127.0.0.1", service.port, alpn="lines")
+
+
 async def test_giving_up_on_a_connection_attempt_leaves_nothing_behind(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
         attempt = asyncio.ensure_future(service.client())

@@ -86,6 +86,8 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
         self._paused = False
         self._watch: asyncio.TimerHandle | None = None
         self._gone = asyncio.Event()
+        self._answered = False
+        """Whether anything has come that this protocol has. Where nothing has, it may be the wrong port."""
         self.lost: PenstockError | None = None
 
     # -- what the client calls -------------------------------------------------------------------------------------------
@@ -136,21 +138,26 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
         try:
             for message in self._decoder.feed(data):
                 self._deal_out(message)
+                self._answered = True
             if self._decoder.violation is not None:
                 raise self._decoder.violation
         except ProtocolViolation as error:
-            self._give_up(ProtocolViolation(f"{self._peer} sent what is no answer: {error}"))
+            self._give_up(ProtocolViolation(f"{self._peer} sent what is no answer: {error}{self._doubt}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone.set()
         reason = f": {error}" if error is not None else " by the broker"
         self._end(
             ConnectionLost(
-                f"the connection to {self._peer} was closed{reason}; what was in flight may have been carried out"
+                f"the connection to {self._peer} was closed{reason}; what was in flight may have been carried out{self._doubt}"
             )
         )
 
     # -- inside ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _doubt(self) -> str:
+        return "" if self._answered else " (is this protocol spoken there, with or without TLS?)"
 
     def _flush(self) -> None:
         self._flush_scheduled = False

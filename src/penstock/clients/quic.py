@@ -30,6 +30,13 @@ ACCEPTED_MAX: Final = 1024
 """Streams of the server that wait for `accept_stream`; one more is refused."""
 KEEP_ALIVE_OF_IDLE: Final = 3
 """A connection is kept alive by a sign of life so many times within the time after which it would be taken for gone."""
+NOBODY_THERE: Final = "nobody listens there"
+ADVICE: Final = {
+    NOBODY_THERE: "; is the broker running?",
+    "unable to get local issuer certificate": "; name whom to trust with ?ca=FILE: the authority that signed it, or the certificate itself "
+    "(one that a broker made is dev-certificate.pem in its data directory)",
+}
+"""What to do, by how the reason begins why there is no connection; some of these texts are the library's."""
 
 OnData = Callable[[bytes], None]
 
@@ -293,7 +300,9 @@ class QuicConnection(Connection):
             self._keep_alive.cancel()
         self.endpoint.close()
         if not self.connected.done():
-            self.connected.set_exception(Unreachable(str(self.loss)))
+            advice = next((text for beginning, text in ADVICE.items() if reason.startswith(beginning)), "")
+            words = reason or f"the handshake failed (code {code})"
+            self.connected.set_exception(Unreachable(f"cannot connect to {self.peer}: {words}{advice}"))
             self.connected.exception()  # it may be that nobody waits for it any more
         for waiting in (self._acceptor, self._room, self._over):
             self._wake(waiting)
@@ -302,7 +311,7 @@ class QuicConnection(Connection):
 
     def refused(self) -> None:
         """Nobody listens there (any more). Someone on the way could pretend so, but then they could as well drop everything."""
-        self.abandon("nobody listens there")
+        self.abandon(NOBODY_THERE)
 
     def _stay_alive(self) -> None:
         if not self.is_lost:
@@ -343,7 +352,7 @@ async def connect_quic(
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError as error:
-        raise Unreachable(f"{host} cannot be resolved: {error.strerror}") from None
+        raise Unreachable(f"cannot connect to {host}:{port}: its name cannot be resolved ({error.strerror})") from None
     family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     datagram_bytes = DATAGRAM_BYTES_LOOPBACK if is_loopback(str(address[0])) else DATAGRAM_BYTES
     settings = settings or QuicSettings(datagram_bytes=datagram_bytes)
@@ -351,7 +360,7 @@ async def connect_quic(
     try:
         own = open_socket(family, connect=address)
     except OSError as error:
-        raise Unreachable(f"{host}:{port} cannot be reached: {error.strerror}") from None
+        raise Unreachable(f"cannot connect to {host}:{port}: {error.strerror}") from None
 
     endpoint = UdpEndpoint(own, time.monotonic)
     connection = QuicConnection(endpoint, core, settings, f"{host}:{port}")

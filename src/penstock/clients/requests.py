@@ -8,6 +8,7 @@ requests wait for it, retried with growing, jittered delays, bounded in number a
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -181,6 +182,12 @@ class Requests(Generic[Message]):
             reason = "nothing listens there; is the broker running?"
         elif isinstance(error, ssl.SSLCertVerificationError):
             reason = f"its certificate is not trusted ({error.verify_message}); name the authority that signed it with ?ca=FILE"
+        elif isinstance(error, socket.gaierror):
+            reason = f"its name cannot be resolved ({error.strerror})"
+        elif isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            reason = "what it speaks is not TLS"
+        elif isinstance(error, ConnectionResetError | ConnectionLost):
+            reason = "it hung up; is this protocol spoken there, with or without TLS?"
         else:
             reason = str(error) or type(error).__name__
         tried = "" if attempts == 1 else f" ({attempts} attempts in {elapsed_s:.1f} s)"
