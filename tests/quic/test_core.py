@@ -1,88 +1,15 @@
-"""Two cores that talk in memory, under a clock of the test's and over a network as bad as the test likes."""
+"""The library's connection, driven as `penstock.quic.core` says."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.net.certificates import own_certificate
-from penstock.quic.core import STOP_SENDING, STREAM_DATA, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
+from penstock.quic.core import STOP_SENDING, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
 from penstock.quic.settings import QuicSettings
-from penstock.quic.tls import TlsSettings, load_identity
-from penstock.testing.clock import ManualClock
-
-CLIENT, SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)
-KIB, MIB = 1024, 1024 * 1024
-
-
-class Talk:
-    """A client and a server; `step` carries what they have to say, and moves the time."""
-
-    def __init__(
-        self, directory: Path, settings: QuicSettings | None = None, *, bad: random.Random | None = None
-    ) -> None:
-        files = own_certificate(directory, ManualClock())
-        settings = settings or QuicSettings()
-        self.client = QuicCore(settings, TlsSettings(verify=False, server_name="localhost"), is_client=True)
-        self.server = QuicCore(
-            settings,
-            TlsSettings(identity=load_identity(files.cert, files.key)),
-            is_client=False,
-            original_destination_cid=self.client.original_destination_connection_id,
-        )
-        self.now_s = 1.0
-        self.received: dict[QuicCore, dict[int, bytearray]] = {self.client: {}, self.server: {}}
-        self.events: dict[QuicCore, list[tuple[object, ...]]] = {self.client: [], self.server: []}
-        self._bad = bad
-        self._under_way: list[tuple[QuicCore, bytes, tuple[str, int]]] = []
-        self.client.connect(SERVER, self.now_s)
-
-    def step(self, *, taking: tuple[QuicCore, ...] | None = None) -> None:
-        for core, peer, source in ((self.client, self.server, CLIENT), (self.server, self.client, SERVER)):
-            for datagram, _ in core.take_datagrams(self.now_s, 100):
-                self._carry(peer, datagram, source)
-        self.now_s += 0.002
-        under_way, self._under_way = self._under_way, []
-        for core, datagram, source in under_way:
-            core.receive(datagram, len(datagram), source, self.now_s)
-        for core in (self.client, self.server) if taking is None else taking:
-            self.take(core)
-        for core in (self.client, self.server):
-            due_s = core.get_timer()
-            if due_s is not None and due_s <= self.now_s:
-                core.handle_timer(self.now_s)
-
-    def take(self, core: QuicCore) -> None:
-        while (event := core.take_event()) is not None:
-            if event[0] == STREAM_DATA:
-                self.received[core].setdefault(event[1], bytearray()).extend(event[2])
-            self.events[core].append(event[:2] if event[0] == STREAM_DATA else event)
-
-    def shake_hands(self) -> Talk:
-        for _ in self.steps():
-            if self.client.established and self.server.established:
-                return self
-        raise AssertionError("no handshake")
-
-    def steps(self, count: int = 20_000) -> Iterator[None]:
-        for _ in range(count):
-            self.step()
-            yield
-
-    def _carry(self, to: QuicCore, datagram: bytes, source: tuple[str, int]) -> None:
-        """Lose some, deliver some twice, and let some be overtaken."""
-        chance = self._bad
-        if chance is None:
-            self._under_way.append((to, datagram, source))
-            return
-        if chance.random() < 0.1:
-            return
-        for _ in range(2 if chance.random() < 0.1 else 1):
-            place = chance.randrange(len(self._under_way) + 1) if chance.random() < 0.3 else len(self._under_way)
-            self._under_way.insert(place, (to, datagram, source))
+from tests.quic.talk import CLIENT, KIB, MIB, Talk
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.quic.core import STREAM_DATA, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
-from tests.quic.test_core import Talk
+from tests.quic.talk import Talk
 
 STREAMS_AHEAD = 14
 """With one of them more, the library makes frames for all of them up at once."""

@@ -1,12 +1,13 @@
 """One QUIC connection without I/O and without a clock: datagrams and times in, datagrams, events and timers out.
 
-This is the seam to the QUIC library (qh3, whose packet core is compiled). Five things differ from how the library drives its core:
+This is the seam to the QUIC library (qh3, whose packet core is compiled). Six things differ from how the library drives its core:
 
 - Events stay inside the core until they are asked for. The core grants the peer credit for stream data when the event that carries it is
   taken, so whoever does not ask for events holds the peer back, and what waits is bounded by the windows that were granted before.
 - The numbers of streams and the transport parameters are ours; the library has them as constants.
 - The TLS side is `penstock.quic.tls`, which chooses the application protocol per connection and can ask for client certificates.
 - Nothing is resumed: no session tickets, no 0-RTT, whose data an attacker could send twice.
+- Stream data is given to the core as it can be sent: see `penstock.quic.outbox`.
 - Events wait while frames of streams that finish may be made up and not on the wire: see `penstock.quic.kept_frames`.
 
 An event is a tuple: its kind first, then what the kind says:
@@ -31,7 +32,8 @@ from qh3.quic.events import ConnectionTerminated
 from qh3.quic.tls_bridge import QuicTlsBridgeError
 from qh3.tls import Epoch
 
-from penstock.quic.kept_frames import PACING, FramesUnderWay
+from penstock.quic.kept_frames import FramesUnderWay
+from penstock.quic.outbox import INITIAL_RTT_S, PACING, Data, Outbox
 from penstock.quic.packets import CID_BYTES, VERSION
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import (
@@ -72,10 +74,10 @@ ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
 ACCEPTED: Final = 2
 """Where the core's report on datagrams says how many packets it took."""
+PATH_DATAGRAM_BYTES: Final = 5
+"""Where its description of a path says how large a datagram may be."""
 CONNECTION_REFUSED: Final = 2
 IDLE_REASON: Final = "Idle timeout"
-INITIAL_RTT_S = 0.1
-"""Assumed until the first measurement. The standard's third of a second makes a lost first packet cost a second on a local network."""
 
 
 class StreamRefused(Exception):
@@ -114,6 +116,7 @@ class QuicCore(QuicConnection):
         self._settings = settings
         self._tls_settings = tls
         self._early: deque[Event] = deque()
+        self._outbox = Outbox(settings.datagram_bytes)
         self.frames = FramesUnderWay(settings.datagram_bytes)
 
     # -- what a connection is ---------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ class QuicCore(QuicConnection):
     def is_quiet(self) -> bool:
         """Whether all that was sent has arrived, and nothing is left to send."""
         core = self._require_core()
-        if core.bytes_in_flight or core.get_send_buffer_size(None):
+        if core.bytes_in_flight or self.unsent_bytes():
             return False
         timer = core.get_timer()
         return timer is None or timer[0] != PACING
@@ -202,6 +205,8 @@ class QuicCore(QuicConnection):
             assert self._core is not None
             return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[ACCEPTED]
         self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+        if self.established:
+            self._note_datagram_size()
         return 0
 
     def take_event(self) -> Event | None:
@@ -234,18 +239,35 @@ class QuicCore(QuicConnection):
             return []
         self.frames.before_sending(core)
         poll = core.poll_transmit
+        outbox = self._outbox
         taken: list[tuple[bytes, Address]] = []
-        for _ in range(datagrams_max):
+        if outbox and datagrams_max:
+            outbox.feed(core, now_s, datagrams_max, is_idle=False)
+        while (left := datagrams_max - len(taken)) > 0:
             transmit = poll(now_s)
-            if transmit is None:
+            if transmit is not None:
+                taken.append(transmit[:2])
+            elif not (outbox and outbox.feed(core, now_s, left, is_idle=True)):
                 break
-            taken.append(transmit[:2])
         self.frames.after_sending(core, taken, is_all=len(taken) < datagrams_max)
         return taken
 
     def unsent_bytes(self, stream_id: int | None = None) -> int:
         """What was given to `send` and is not on the wire yet; of all streams where none is named."""
-        return 0 if self._core is None else self._core.get_send_buffer_size(stream_id)
+        if self._core is None:
+            return 0
+        waiting_bytes = self._outbox.size_bytes if stream_id is None else self._outbox.size_of(stream_id)
+        return waiting_bytes + self._core.get_send_buffer_size(stream_id)
+
+    def get_timer(self) -> float | None:
+        """When to call `handle_timer`."""
+        at_s = super().get_timer()
+        again_s = self._outbox.look_again_s
+        return again_s if again_s is not None and (at_s is None or again_s < at_s) else at_s
+
+    def handle_timer(self, now: float) -> None:
+        self._outbox.look_again_s = None
+        super().handle_timer(now)
 
     def open_stream(self, *, one_way: bool) -> int:
         """Raises StreamRefused where the peer allows no more streams now."""
@@ -254,15 +276,15 @@ class QuicCore(QuicConnection):
         except (RuntimeError, ValueError) as error:
             raise StreamRefused(str(error)) from None
 
-    def send(self, stream_id: int, data: bytes | bytearray | memoryview, end: bool) -> None:
-        """Queue a copy of the data. Raises StreamRefused where our side of the stream has ended."""
-        try:
-            self._require_core().send_stream(stream_id, data, end)
-        except (RuntimeError, ValueError) as error:
-            raise StreamRefused(str(error)) from None
+    def send(self, stream_id: int, data: Data, end: bool) -> None:
+        """Queue data, which must not be changed any more. Raises StreamRefused where our side of the stream has ended."""
+        if self._outbox.ends(stream_id) or not self._require_core().can_send_stream(stream_id):
+            raise StreamRefused("our side of the stream has ended")
+        self._outbox.add(stream_id, data, end)
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our side of a stream at once. One that has ended is left as it is."""
+        self._outbox.drop(stream_id)
         try:
             self._require_core().reset_stream(stream_id, code)
         except (RuntimeError, ValueError):
@@ -306,11 +328,17 @@ class QuicCore(QuicConnection):
         elif kind == "protocol_error":
             self._close_event = ConnectionTerminated(event[1], event[2], event[3])
         elif kind == STOP_SENDING:
+            self._outbox.drop(event[1])
             self.frames.peer_stopped()
         elif kind == TERMINATED:
             self._state = QuicConnectionState.TERMINATED
             self._close_event = ConnectionTerminated(event[1], event[2], event[3].decode("utf8", "replace"))
         return kind in REPORTED
+
+    def _note_datagram_size(self) -> None:
+        """The peer may take smaller datagrams than we would send, and the way to it may."""
+        datagram_bytes = self._require_core().active_path[PATH_DATAGRAM_BYTES]
+        self._outbox.datagram_bytes = self.frames.datagram_bytes = datagram_bytes
 
     def _receive_crypto(self, event: Event) -> None:
         core = self._require_core()

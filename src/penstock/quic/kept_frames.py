@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.quic.outbox import PACING
+
 if TYPE_CHECKING:
     from qh3._hazmat import QuicConnectionCore
 
 FRAMES_AHEAD: Final = 16
 """Made up at once by the library."""
-PACING: Final = "pacing"
-"""The timer of datagrams that are ready and wait for their time."""
 
 
 class FramesUnderWay:
@@ -29,17 +29,17 @@ class FramesUnderWay:
 
     __slots__ = (
         "_cut_short",
-        "_datagram_bytes",
         "_events_waited",
         "_repairs",
         "_stops",
+        "datagram_bytes",
         "datagrams_until_sure",
         "hold_events",
         "streams",
     )
 
     def __init__(self, datagram_bytes: int) -> None:
-        self._datagram_bytes = datagram_bytes
+        self.datagram_bytes = datagram_bytes
         self._cut_short = False
         """Frames may be kept."""
         self._events_waited = False
@@ -82,7 +82,7 @@ class FramesUnderWay:
 
     def after_sending(self, core: QuicConnectionCore, sent: list[tuple[bytes, Any]], *, is_all: bool) -> None:
         """`is_all`: the core had no more to send for now."""
-        self._cut_short = not is_all or core.congestion_window - core.bytes_in_flight < self._datagram_bytes
+        self._cut_short = not is_all or core.congestion_window - core.bytes_in_flight < self.datagram_bytes
         if not self.datagrams_until_sure:
             self.hold_events = False
             return
@@ -92,6 +92,6 @@ class FramesUnderWay:
                 self.datagrams_until_sure = 0
         else:
             # Small ones may hold acknowledgements only, for which there is always room.
-            large = sum(2 * len(datagram) >= self._datagram_bytes for datagram, _ in sent)
+            large = sum(2 * len(datagram) >= self.datagram_bytes for datagram, _ in sent)
             self.datagrams_until_sure = max(0, self.datagrams_until_sure - large)
         self.hold_events = self._cut_short and self.datagrams_until_sure > 0
