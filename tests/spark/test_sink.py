@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
-from penstock.errors import InvalidRequest, PartitionNotFound, ProducerFenced, TransactionNotFound, Unreachable
+from penstock.errors import (
+    InvalidRequest,
+    PartitionNotFound,
+    ProducerFenced,
+    RecordTooLarge,
+    TransactionNotFound,
+    Unreachable,
+)
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark import sink
 from penstock.spark.connection import close_pooled_clients
@@ -88,6 +96,32 @@ def test_an_abort_after_a_commit_undoes_nothing_and_before_it_drops_what_was_sta
     query.abort(1, None, None)
     query.commit(1, query.task(1, [values_batch(b"b again")]))
     assert stored(client) == [b"a", b"b again"]
+
+
+def test_what_a_task_wrote_before_it_failed_is_not_there_when_its_next_attempt_wins(
+    query: Query, client: FlyMQClient
+) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield values_batch(bytes(5 << 20))  # enough to be sent at once
+        raise RuntimeError("the task fails")
+
+    with pytest.raises(RuntimeError):
+        query.task(0, rows())
+    query.commit(0, query.task(0, [values_batch(b"a")]))
+    assert stored(client) == [b"a"]
+
+
+def test_a_commit_that_does_not_hear_of_every_task_publishes_nothing(query: Query, client: FlyMQClient) -> None:
+    message = query.task(0, [values_batch(b"a")])
+    with pytest.raises(InvalidRequest, match="1 of 2 tasks did not say what they wrote"):
+        query.commit(0, message, None)
+    with pytest.raises(
+        TransactionNotFound, match=r"2 names .*query-1 run 1 epoch 0, query-1 run 2 epoch 0.*write the batch again"
+    ):
+        query.commit(0, message, dataclasses.replace(message, run=2))
+    assert stored(client) == []
+    query.commit(0, message)
+    assert stored(client) == [b"a"]
 
 
 def test_an_older_run_of_the_query_is_fenced(query: Query, client: FlyMQClient) -> None:
@@ -240,6 +274,13 @@ def test_rows_may_name_their_topics(
 def test_a_record_of_thirty_megabytes_is_written(query: Query, client: FlyMQClient) -> None:
     query.commit(0, query.task(0, [values_batch(b"small", bytes(30_000_000), b"small")]))
     assert [len(record.value) for record in client.records("out")] == [5, 30_000_000, 5]
+
+
+def test_a_record_that_is_too_large_says_how_large_it_may_be(query: Query, client: FlyMQClient) -> None:
+    with pytest.raises(RecordTooLarge, match="at most 33554432"):
+        query.task(0, [values_batch(b"small", bytes(33_554_432))])
+    query.commit(0, query.task(0, [values_batch(b"small")]))
+    assert stored(client) == [b"small"]
 
 
 def test_a_row_that_cannot_be_written_fails_its_task_and_nothing_is_there(

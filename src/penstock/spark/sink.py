@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.errors import InvalidRequest, TopicNotFound, Unreachable
+from penstock.errors import InvalidRequest, TopicNotFound, TransactionNotFound, Unreachable
 from penstock.protocols.flymq.staging.messages import Winner
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import ConnectionSettings, pooled_client
@@ -181,16 +181,27 @@ def _property(context: TaskContext | None, name: str) -> str | None:
 
 
 def publish(connection: ConnectionSettings, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Publish what the tasks staged. An epoch without records is committed too."""
-    staged = [message for message in messages if isinstance(message, StagedMessage)]
-    if not staged:
+    """Publish what the tasks staged. An epoch without records is committed too. Raises where that would not be all of them."""
+    if not messages:
         return
-    first = staged[0]
-    assert all(
-        (each.application, each.run, each.epoch) == (first.application, first.run, first.epoch) for each in staged
-    )
+    staged = [message for message in messages if isinstance(message, StagedMessage)]
+    if len(staged) < len(messages):
+        raise InvalidRequest(
+            f"{len(messages) - len(staged)} of {len(messages)} tasks did not say what they wrote, so nothing is published: use one "
+            "version of Penstock on all machines, and write the batch again"
+        )
+    named = {(each.application, each.run, each.epoch) for each in staged}
+    if len(named) > 1:
+        raise TransactionNotFound(
+            f"the tasks of one batch wrote under {len(named)} names ({_listed(named)}), so nothing is published: the broker has lost "
+            "what it knew of the earlier ones (another data directory, or an old copy of it?); write the batch again"
+        )
     winners = [Winner(each.attempt, each.requests) for each in staged if each.requests]
-    patient_client(connection).staging.commit(first.application, first.run, first.epoch, winners)
+    patient_client(connection).staging.commit(*named.pop(), winners)
+
+
+def _listed(named: Iterable[tuple[str, int, int]]) -> str:
+    return ", ".join(f"{application} run {run} epoch {epoch}" for application, run, epoch in sorted(named))
 
 
 def drop(connection: ConnectionSettings, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -56,6 +56,22 @@ async def test_a_commit_that_was_stopped_goes_on_at_the_next_start(house: Stagin
         assert await published(house) == values
 
 
+async def test_what_is_sent_of_an_attempt_while_it_is_published_is_not_part_of_it(house: StagingHouse) -> None:
+    house.chunk_bytes = 1500
+    async with house:
+        values = await long_commit(house)
+        committing = asyncio.create_task(house.publish(0, ("a", 12)))
+        await asyncio.sleep(0)
+        assert not house.engine.partition("orders", 0).committed_end, "the commit is decided already"
+        late = house.start_stage("orders", [(0, [b"late"])], sequence=12)
+        while not house.engine.partition("orders", 1).committed_end:
+            await asyncio.sleep(0)
+        await house.restart()
+        await asyncio.gather(committing, late, return_exceptions=True)
+        assert await house.publish(0, ("a", 12)) is Committed.BEFORE
+        assert await published(house) == values
+
+
 async def test_a_commit_that_finds_the_disk_full_is_not_done_and_can_be_tried_again(house: StagingHouse) -> None:
     async with house:
         values = await long_commit(house, 2)

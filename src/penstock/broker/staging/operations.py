@@ -327,7 +327,7 @@ class Staging:
     def _resume(self, name: str, commit: CommitEntry) -> None:
         staged = self._tickets.by_application.get(name)
         tickets = [] if staged is None else [each for each in staged.tickets.values() if each.entry.chosen >= 0]
-        broken = [str(ticket.key) for ticket in tickets if not ticket.whole(ticket.entry.requests)]
+        broken = [str(ticket.key) for ticket in tickets if not ticket.has_first(ticket.entry.requests)]
         if staged is None or broken:
             _log.error("staged records of a decided commit are missing", application=name, tickets=broken)
             return

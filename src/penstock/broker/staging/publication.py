@@ -70,8 +70,12 @@ class Publication:
         self._commits_table = commits_table
         self._application = application
         self._winners = winners
+        # What a writer sends of an attempt that is being published is not part of it, now or after a restart.
+        self._counts = [ticket.entry.requests if decided else len(ticket.requests) for ticket in winners]
         self._requests = [
-            ticket.requests[sequence].offset for ticket in winners for sequence in range(len(ticket.requests))
+            ticket.requests[sequence].offset
+            for ticket, count in zip(winners, self._counts, strict=True)
+            for sequence in range(count)
         ]
         self._applied = applied
         self._chunk_bytes = chunk_bytes
@@ -154,8 +158,8 @@ class Publication:
         else:
             if not self.decided:
                 marked = [
-                    (ticket.key, _chosen(ticket.entry, turn, len(ticket.requests)))
-                    for turn, ticket in enumerate(self._winners)
+                    (ticket.key, _chosen(ticket.entry, turn, count))
+                    for turn, (ticket, count) in enumerate(zip(self._winners, self._counts, strict=True))
                 ]
                 changes.append(self._tickets_table.prepare(marked))
                 batches.append(self._mark())

@@ -62,8 +62,11 @@ class Ticket:
         """While the ticket is being entered in the table: what waits for that."""
         self.dropped = False
 
+    def has_first(self, requests: int) -> bool:
+        return all(sequence in self.requests for sequence in range(requests))
+
     def whole(self, requests: int) -> bool:
-        return len(self.requests) == requests and all(sequence in self.requests for sequence in range(requests))
+        return len(self.requests) == requests and self.has_first(requests)
 
 
 class StagedApplication:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
 
-from penstock.errors import ProtocolViolation
+from penstock.errors import ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import U32, ByteReader, text16
 from penstock.protocols.flymq.staging.messages import BeginRun, Run, Stage, StageAbort, StageCommit, StagingBody, Winner
-from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, VERSION, Opcode, frame
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, PAYLOAD_BYTES_MAX, VERSION, Opcode, frame
 
 _EPOCH = Struct(">QQ")
 _RUN = Struct(">Qq")
@@ -76,7 +76,7 @@ def encode_stage(
     topic: str,
     parts: Sequence[tuple[int, bytes]],
 ) -> bytes:
-    """The blocks are copied once, into the frame."""
+    """The blocks are copied once, into the frame. Raises RecordTooLarge where they do not fit into one."""
     pieces = [
         text16(application),
         _EPOCH.pack(run, epoch),
@@ -87,7 +87,14 @@ def encode_stage(
     ]
     for partition, block in parts:
         pieces += _PART.pack(partition, len(block)), block
-    header = HEADER.pack(MAGIC, VERSION, Opcode.STAGE, FLAG_BINARY, sum(map(len, pieces)))
+    payload_bytes = sum(map(len, pieces))
+    if payload_bytes > PAYLOAD_BYTES_MAX:
+        # The broker would hang up, and leave it to its log to say why.
+        raise RecordTooLarge(
+            f"{payload_bytes} bytes for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX}, so a record with its key "
+            "and headers must be smaller than that"
+        )
+    header = HEADER.pack(MAGIC, VERSION, Opcode.STAGE, FLAG_BINARY, payload_bytes)
     return b"".join((header, *pieces))
 
 
