@@ -77,7 +77,7 @@ async def published(broker: Broker, *values: bytes, topic: str = "demo") -> None
         ("auto", {"request_id": "r1"}, Ok(request_id="r1"), "1"),
         ("auto", {"subscription_id": "mine"}, Ok(), "mine"),
         ("auto", {"subscription_id": 77}, Subscribed(subscription_id=77), 77),
-        ("auto", {"request_id": 5}, Subscribed(subscription_id=1), 1),
+        ("auto", {"request_id": 5}, Subscribed(subscription_id=1, request_id=5), 1),
         ("native", {}, Subscribed(subscription_id=1), 1),
         ("spec", {"subscription_id": 77, "request_id": 3}, Ok(request_id=3), 77),
     ],
@@ -192,6 +192,17 @@ def past_every_number() -> bytes:
     return encode_frame(0, f'{{"type":"subscribe",{scope},"start":{{"offset":{1 << 64}}}}}'.encode())
 
 
+async def test_the_id_of_the_request_comes_back_in_every_answer(peer: Peer, talk: Talk) -> None:
+    native = await peer.log_in()
+    for asking, id_ in ((native, 7), (native, "r"), (talk, 7)):
+        answer = await asking.ask(Subscribe(**DEMO, request_id=id_))
+        assert isinstance(answer, Subscribed)
+        assert answer.request_id == id_
+        refusal = await asking.ask(Subscribe(**DEMO, start=StartOffset(3), request_id=id_))
+        assert refusal == SubscribeCursorError(reason="in_future", requested=3, available=0, request_id=id_)
+    assert await talk.ask(Subscribe(**DEMO, request_id="r")) == Ok(request_id="r")
+
+
 async def test_an_unknown_stream_is_refused(talk: Talk, peer: Peer) -> None:
     assert await talk.ask(Subscribe(**NOPE, request_id="r")) == Error(request_id="r", message=NOT_FOUND)
     assert await (await peer.log_in()).ask(Subscribe(**NOPE)) == Error(message=NOT_FOUND)
@@ -240,6 +251,22 @@ async def test_frames_hold_64_events_and_256_kib(talk: Talk, peer: Peer, broker:
         )
     assert [size for frame_sizes in sizes for size in frame_sizes] == [len(value) for value in values]
     assert all(len(each) <= 64 and (len(each) == 1 or sum(each) <= 256 << 10) for each in sizes)
+    assert len(sizes) <= 6  # and is filled
+
+
+async def test_events_leave_in_the_turn_of_the_loop_in_which_they_were_committed(
+    peer: Peer, broker: Broker, engine: EmbeddedEngine
+) -> None:
+    events = await subscribed(await peer.log_in(client_flags=ALL_FLAGS), peer)
+    committed = asyncio.Event()
+    stop = engine.partition("demo", 0).watch(committed.set)  # told behind the feed, and so woken behind it
+    for number in range(20):
+        engine.partition("demo", 0).append(Batch([b"%d" % number]), lambda _: None)
+        await committed.wait()
+        committed.clear()
+        assert not events.silent()
+        assert await events.reply() == Events([b"%d" % number], number, None)
+    stop()
 
 
 async def test_expired_records_are_not_delivered_and_offsets_stay_right(

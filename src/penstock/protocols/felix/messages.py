@@ -130,12 +130,14 @@ class PublishError(Message, tag="publish_error", kw_only=True):
 
 class Subscribed(Message, tag="subscribed", kw_only=True):
     subscription_id: Id
+    request_id: Id = UNSET
 
 
 class SubscribeCursorError(Message, tag="subscribe_cursor_error", kw_only=True):
     reason: Literal["too_old", "in_future"]
     requested: int
     available: int
+    request_id: Id = UNSET
 
 
 class EventStreamHello(Message, tag="event_stream_hello", kw_only=True):

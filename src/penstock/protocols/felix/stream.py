@@ -299,16 +299,21 @@ class FelixStream(InTurns):
         self._stream.release(held_bytes)
 
     def _subscribed(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
-        given = request.subscription_id
-        native = self._is_native(given if isinstance(given, int) else request.request_id)
+        given, request_id = request.subscription_id, _known(request.request_id)
+        native = self._is_native(given if isinstance(given, int) else request_id)
         try:
             id_ = self._subscriptions.open(
                 request, self._identity, scope, topic, native=native, client_flags=self._client_flags
             )
         except BadCursor as bad:
+            if not native:
+                return self._error(str(bad), request_id)
             self._stats.errors += 1
-            return encode_message(bad.answer) if native else self._error(str(bad), request.request_id)
-        return encode_message(Subscribed(subscription_id=id_) if native else Ok(request_id=_known(request.request_id)))
+            bad.answer.request_id = request_id
+            return encode_message(bad.answer)
+        if native:
+            return encode_message(Subscribed(subscription_id=id_, request_id=request_id))
+        return encode_message(Ok(request_id=request_id))
 
     # --- what went wrong ---
 
