@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from penstock.clients.records import FetchResult, Record
-from penstock.clients.requests import Sleep
+from penstock.clients.retry import Sleep
 from penstock.errors import InvalidRequest
 
 READ_RECORDS = 5000

@@ -16,6 +16,7 @@ from typing import Generic
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Message, Pipeline
+from penstock.clients.retry import Attempts, Sleep
 from penstock.clients.url import Address
 from penstock.clients.window import Window
 from penstock.clock import Clock
@@ -25,7 +26,6 @@ SUBMISSIONS_MAX = 4
 """How often one request is written, or queued to be, before its caller hears of the lost connections."""
 
 OnLost = Callable[[Pipeline[Message]], None]
-Sleep = Callable[[float], Awaitable[None]]
 
 
 class Requests(Generic[Message]):
@@ -137,24 +137,19 @@ class Requests(Generic[Message]):
             self._pipeline = None
 
     async def _connect_with_retries(self, attempts_max: int) -> Pipeline[Message]:
-        started_s = self._clock.monotonic()
-        delays_s = self._options.retry.delays_s(self._random)
-        attempts = 0
+        attempts = Attempts(
+            self._options.retry,
+            clock=self._clock,
+            random=self._random,
+            sleep=self._sleep,
+            attempts_max=attempts_max,
+        )
         while True:
-            attempts += 1
             try:
                 pipeline = await self._connect_once()
             except (OSError, TimeoutError, ConnectionLost, RequestTimeout) as error:
-                delay_s = next(delays_s, None)
-                elapsed_s = self._clock.monotonic() - started_s
-                if (
-                    attempts >= attempts_max
-                    or delay_s is None
-                    or elapsed_s + delay_s > self._options.retry.elapsed_s_max
-                    or isinstance(error, ssl.SSLCertVerificationError)
-                ):
-                    raise self._unreachable(error, attempts, elapsed_s) from error
-                await self._sleep(delay_s)
+                if isinstance(error, ssl.SSLCertVerificationError) or not await attempts.another():
+                    raise self._unreachable(error, attempts.count, attempts.elapsed_s) from error
             else:
                 self._pipeline = pipeline
                 return pipeline

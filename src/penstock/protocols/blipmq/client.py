@@ -19,7 +19,8 @@ import msgspec
 from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Pipeline
-from penstock.clients.requests import OnLost, Requests, Sleep
+from penstock.clients.requests import OnLost, Requests
+from penstock.clients.retry import Sleep
 from penstock.clients.url import client_tls, parse_url
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (

@@ -36,7 +36,8 @@ from penstock.clients.records import (
     RecordMetadata,
     TopicDescription,
 )
-from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests, Sleep
+from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests
+from penstock.clients.retry import Sleep
 from penstock.clients.url import client_tls, parse_url
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from penstock.clients import reading
 from penstock.clients.reading import Cursor
 from penstock.clients.records import PartitionDescription, Record
-from penstock.clients.requests import Sleep
+from penstock.clients.retry import Sleep
 from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound
 from penstock.protocols.flymq.fetched import EncodedFetch
 

@@ -29,7 +29,8 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
 from penstock.clients.reading import Cursor
 from penstock.clients.records import FetchResult, PartitionDescription, Record, RecordMetadata, TopicDescription
-from penstock.clients.requests import OnLost, Requests, Sleep
+from penstock.clients.requests import OnLost, Requests
+from penstock.clients.retry import Sleep
 from penstock.clients.url import client_tls, parse_url
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BatchFailed, InvalidRequest, PartitionNotFound, PenstockError, TopicExists
