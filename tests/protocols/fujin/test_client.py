@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 import pytest
 
 import penstock
+from penstock.broker.subscription import Subscription
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY, RetryPolicy
 from penstock.errors import (
     BatchFailed,
     ConnectionLost,
+    CorruptBlock,
     EntryNotFound,
     InvalidRequest,
+    LimitExceeded,
     PenstockError,
+    RequestTimeout,
     ServerError,
     TopicNotFound,
     Unreachable,
 )
 from penstock.log.block import decode_headers
-from penstock.protocols.fujin.client import AsyncFujinClient, Message
+from penstock.net.stats import QuicListenerStats
+from penstock.protocols.fujin.client import AsyncFujinClient, Message, Reader
 from penstock.protocols.fujin.sync import FujinClient
+from penstock.protocols.fujin.wire import Request
 from penstock.testing import RunningBroker
+from penstock.testing.clock import ManualClock
 
 FUJIN = {"fetch_wait_s": 0.2, "ping_interval_s": 0.1, "ping_timeout_s": 20}
 PATIENT = ClientOptions(retry=RetryPolicy(attempts_max=100, delay_s_first=0.02, delay_s_max=0.1))
@@ -42,6 +49,18 @@ def broker() -> Iterator[RunningBroker]:
 def client(broker: RunningBroker) -> Iterator[FujinClient]:
     with FujinClient(broker.fujin_url) as client:
         yield client
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def quic_stats(broker: RunningBroker) -> QuicListenerStats:
+    stats = broker.server.listeners["fujin"].stats
+    assert isinstance(stats, QuicListenerStats)
+    return stats
 
 
 def stored(broker: RunningBroker, topic: str) -> list[bytes]:
@@ -153,6 +172,28 @@ def test_a_commit_that_is_refused_is_heard_of(client: FujinClient, broker: Runni
 # -- reading -----------------------------------------------------------------------------------------------------------------
 
 
+async def test_a_transaction_that_cannot_be_committed_or_begun_leaves_nothing_behind(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transactions, stats = broker.server.broker.transactions, quic_stats(broker)
+    async with AsyncFujinClient(broker.fujin_url) as client:
+        transaction = await client.transaction().__aenter__()
+        await transaction.send("orders", b"one")
+        await asyncio.to_thread(broker.connect().delete_topic, "orders")
+        with pytest.raises(PenstockError):
+            await transaction.__aexit__(None, None, None)
+        await until(lambda: transactions.stats.open == 0)
+
+        def refuse(*given: object) -> str:
+            raise LimitExceeded("too many")
+
+        monkeypatch.setattr(transactions, "begin", refuse)
+        with pytest.raises(PenstockError, match="too many"):
+            await client.transaction().__aenter__()
+        await until(lambda: stats.streams_open == 0)
+        await client.send("orders", b"two")
+
+
 def test_records_are_pushed_and_acknowledged(client: FujinClient) -> None:
     client.send_many("orders", [b"one", b"two"])
     with client.reader("orders") as reader:
@@ -237,6 +278,121 @@ def test_following_waits_for_more(client: FujinClient, broker: RunningBroker) ->
     assert seen == [b"one", b"two"]
 
 
+async def test_a_slow_program_asks_for_fewer_records_at_a_time(
+    broker: RunningBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is given and not through with in time would come again."""
+    asked: list[int] = []
+    fetch = Reader.fetch
+
+    async def counting(reader: Reader, max_records: int) -> list[Message]:
+        asked.append(max_records)
+        return await fetch(reader, max_records)
+
+    monkeypatch.setattr(Reader, "fetch", counting)
+    async with AsyncFujinClient(broker.fujin_url, clock=clock) as client:
+        await client.send_many("orders", [b"x"] * 40)
+        async for _ in client.records("orders", limit=31):
+            pass
+        async for _ in client.records("orders", limit=6):
+            clock.advance(1.0)
+    assert asked == [1, 2, 4, 8, 16, 1, 1, 1, 1, 1, 1]
+
+
+async def test_a_record_that_took_too_long_comes_again(broker: RunningBroker) -> None:
+    async with AsyncFujinClient(broker.fujin_url) as client:
+        await client.send_many("orders", [b"one", b"two"])
+        seen: list[bytes] = []
+        async for message in client.records("orders", limit=3):
+            seen.append(message.value)
+            if len(seen) == 1:
+                broker.clock.advance(60)
+        assert seen == [b"one", b"one", b"two"]
+
+
+@pytest.mark.parametrize("auto_commit", [True, False])
+async def test_what_comes_for_a_fetch_that_was_cancelled_is_for_the_next(auto_commit: bool) -> None:
+    with RunningBroker(listeners={"fujin": {"fetch_wait_s": 9}}) as broker:
+        stats: Any = broker.server.sessions["fujin"]
+        async with (
+            AsyncFujinClient(broker.fujin_url) as client,
+            client.reader("orders", pull=True, auto_commit=auto_commit) as reader,
+        ):
+            fetching = asyncio.create_task(reader.fetch())
+            await until(lambda: stats.requests[Request.FETCH] == 1)
+            fetching.cancel()
+            await client.send_many("orders", [b"one", b"two"])
+            await until(lambda: stats.fetched == 2)
+            await until(lambda: reader._stream is not None and reader._stream.has_arrived)
+            assert [message.value for message in await reader.fetch(1)] == [b"one"]
+            assert [message.value for message in await reader.fetch(9)] == [b"two"]
+            assert stats.requests[Request.FETCH] == 1
+
+
+async def test_with_auto_commit_what_has_arrived_outlives_its_connection(broker: RunningBroker) -> None:
+    """The broker takes it for dealt with, so it would not come again."""
+    async with AsyncFujinClient(broker.fujin_url, options=PATIENT) as client:
+        await client.send_many("orders", [b"%d" % number for number in range(300)])
+        async with client.reader("orders", auto_commit=True) as reader:
+            seen = [(await reader.next()).value]
+            stream: Any = reader._stream
+            subscription = broker.server.broker.subscriptions.find(1)
+            assert subscription is not None
+            await until(lambda: len(stream._messages) == 299 and subscription.in_flight == 0)
+            stream.stream._connection.close()
+            await until(lambda: not stream.usable)
+            await client.send("orders", b"last")
+            seen += [(await reader.next()).value for _ in range(300)]
+    assert seen == [*(b"%d" % number for number in range(300)), b"last"]
+
+
+async def test_a_reader_that_was_not_let_in_in_time_is_not_left_behind(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that it is sent after all would be with nobody."""
+    may_go_on = threading.Event()
+    subscriptions, stats = broker.server.broker.subscriptions, quic_stats(broker)
+    subscribe = subscriptions.subscribe
+
+    async def slow(*given: Any, **more: Any) -> Subscription:
+        while not may_go_on.is_set():
+            await asyncio.sleep(0.01)
+        return await subscribe(*given, **more)
+
+    monkeypatch.setattr(subscriptions, "subscribe", slow)
+    async with AsyncFujinClient(broker.fujin_url, options=ClientOptions(request_timeout_s=0.3)) as client:
+        with pytest.raises(RequestTimeout):
+            await client.reader("orders").open()
+        may_go_on.set()
+        await until(lambda: len(subscriptions) == 1)
+        await until(lambda: stats.streams_open == 0)
+        assert broker.server.sessions["fujin"].subscribers == 0  # type: ignore[attr-defined]
+
+
+async def test_a_server_that_turns_readers_away_is_not_asked_without_a_pause(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        pauses.append(delay_s)
+
+    subscriptions = broker.server.broker.subscriptions
+    take_many, troubles = subscriptions.take_many, iter(range(5))
+
+    def troubled(*given: Any) -> Any:
+        if next(troubles, None) is not None:
+            raise CorruptBlock("cannot be read")
+        return take_many(*given)
+
+    monkeypatch.setattr(subscriptions, "take_many", troubled)
+    async with AsyncFujinClient(broker.fujin_url, sleep=sleep) as client, client.reader("orders") as reader:
+        await client.send("orders", b"one")
+        assert (await reader.next()).value == b"one"
+    assert len(pauses) == 4
+    assert pauses[3] > pauses[0]
+
+
 # -- the connection ----------------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +400,7 @@ async def test_pings_keep_a_connection_that_says_nothing(broker: RunningBroker) 
     async with AsyncFujinClient(broker.fujin_url) as client:
         await client.send("orders", b"one")
         sessions: Any = broker.server.sessions["fujin"]
-        streams: Any = broker.server.listeners["fujin"].stats
+        streams = quic_stats(broker)
         before = streams.streams_total
         async with asyncio.timeout(20):
             while streams.streams_total < before + 5:

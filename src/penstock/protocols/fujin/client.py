@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -19,10 +21,10 @@ import msgspec
 from penstock.clients.arguments import check_topic
 from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
-from penstock.clients.requests import Sleep
+from penstock.clients.retry import Sleep
 from penstock.clients.url import parse_quic_url
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConnectionLost, InvalidRequest, ShuttingDown
+from penstock.errors import ConnectionLost, EntryNotFound, InvalidRequest, ShuttingDown
 from penstock.protocols.fujin.client_connection import Headers, Link
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.reply_decoding import Delivered, error_of
@@ -30,6 +32,8 @@ from penstock.protocols.fujin.wire import IDS_MAX, PORT, Request
 
 SCHEME: Final = "fujin"
 FETCH_RECORDS: Final = 256
+FAST_S: Final = 0.5
+"""`records` asks for more at a time where a program is through with a batch in less, and for fewer where it is not."""
 FETCH_ATTEMPTS_MAX: Final = 4
 """How often a fetch is sent before its caller hears of the lost connections."""
 
@@ -126,17 +130,17 @@ class AsyncFujinClient(AsyncClient):
     async def records(
         self, topic: str, *, follow: bool = False, limit: int | None = None
     ) -> AsyncGenerator[Message, None]:
-        """Iterate over records, acknowledging each when the next is asked for.
+        """Iterate over records, acknowledging them as the next are asked for; how many at a time depends on how fast that is.
 
         Without `follow` the iteration ends when the server has had nothing to deliver for as long as it waits (5 s by default).
         """
-        handed_out = 0
+        asked, handed_out = 1, 0
         async with self.reader(topic, pull=True) as reader:
             while limit is None or handed_out < limit:
-                wanted = FETCH_RECORDS if limit is None else min(FETCH_RECORDS, limit - handed_out)
-                batch = await reader.fetch(wanted)
+                batch = await reader.fetch(asked if limit is None else min(asked, limit - handed_out))
                 if not batch and not follow:
                     return
+                started_s = self._link.clock.monotonic()
                 done: list[Message] = []
                 try:
                     for message in batch:
@@ -145,7 +149,10 @@ class AsyncFujinClient(AsyncClient):
                         done.append(message)
                 finally:
                     if done:
-                        await reader.ack(*done)
+                        with suppress(EntryNotFound):  # that took too long, or the connection was lost: it comes again
+                            await reader.ack(*done)
+                fast = self._link.clock.monotonic() - started_s < FAST_S
+                asked = min(asked * 2, FETCH_RECORDS) if fast else max(asked // 2, 1)
 
 
 class Transaction:
@@ -157,17 +164,25 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         self._writer = await self._link.open_writer()
-        await self._link.in_time(self._writer.request(Request.BEGIN))
+        try:
+            await self._request(Request.BEGIN)
+        except BaseException:
+            self._abandon()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._writer is not None:
-            if error is None:
-                await self.commit()
-            else:
-                await self.rollback()
+        if self._writer is None:
+            return
+        if error is not None:
+            await self.rollback()
+            return
+        try:
+            await self.commit()
+        finally:
+            self._abandon()  # where it failed: nobody can try again, and the server need not keep it
 
     async def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
         """Add one record. It is refused now where the broker would not take it."""
@@ -182,9 +197,8 @@ class Transaction:
             await self._link.write_many(self._stream, topic, rows, headers)
 
     async def commit(self) -> None:
-        """Write everything that was added; the end of the block does that by itself."""
-        writer = self._stream
-        await self._link.in_time(writer.request(Request.COMMIT))
+        """Write everything that was added; the end of the block does that by itself. Where it fails, it may be tried again."""
+        await self._request(Request.COMMIT)
         await self._end()
 
     async def rollback(self) -> None:
@@ -197,10 +211,19 @@ class Transaction:
             raise InvalidRequest("this transaction has ended: begin another")
         return self._writer
 
+    async def _request(self, request: Request) -> None:
+        await self._link.in_time(partial(self._stream.request, request))
+
     async def _end(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             await self._link.give_up(writer)
+
+    def _abandon(self) -> None:
+        """A stream that is cut off rolls back."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.abandon()
 
 
 class Reader:
@@ -251,16 +274,25 @@ class Reader:
         """The next messages that are pushed, as many as have come up to a bound; waits until there is one."""
         if self._pull:
             raise InvalidRequest("this reader is not pushed to: ask it for records with fetch, or make it without pull")
+        attempts = None
         while True:
             stream = await self._connected()
             try:
                 delivered = await stream.next(max_records)
             except ConnectionLost:
-                continue
-            return [self._message(each) for each in delivered]
+                # Once at once. A server that lets readers in and then turns them away has some trouble, and is given time.
+                if attempts is None:
+                    attempts = self._link.attempts()
+                elif not await attempts.another():
+                    raise
+            else:
+                return [self._message(each) for each in delivered]
 
     async def fetch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
-        """Up to so many records, as soon as there is one; none where none came for as long as the server waits."""
+        """Up to so many records, as soon as there is one; none where none came for as long as the server waits.
+
+        Where this is cancelled, records that come for it nevertheless are for the next call.
+        """
         if max_records < 1:
             raise InvalidRequest(f"max_records is {max_records}: ask for at least one")
         attempts = 0
@@ -268,12 +300,12 @@ class Reader:
             attempts += 1
             stream = await self._connected()
             try:
-                batch = await self._link.in_time(stream.fetch(max_records))
+                batch = await self._link.in_time(partial(stream.fetch, max_records))
             except (ConnectionLost, ShuttingDown):  # what was on its way was not taken, and comes again
                 if attempts == FETCH_ATTEMPTS_MAX:
                     raise
             else:
-                return [self._message(delivered) for delivered in batch.messages]
+                return [self._message(delivered) for delivered in batch]
 
     async def ack(self, *messages: Message | bytes) -> None:
         """These are dealt with and will not come again; on disk when this returns.
@@ -293,7 +325,7 @@ class Reader:
             raise InvalidRequest("with auto commit there is nothing to acknowledge")
         for at in range(0, len(known), IDS_MAX):
             stream = await self._connected()
-            settled = await self._link.in_time(stream.settle(request, known[at : at + IDS_MAX]))
+            settled = await self._link.in_time(partial(stream.settle, request, known[at : at + IDS_MAX]))
             for _, error in settled.results:
                 if error is not None:
                     raise error_of(error)
@@ -302,6 +334,8 @@ class Reader:
         if self._closed:
             raise InvalidRequest("this reader is closed: make another")
         stream = self._stream
+        if stream is not None and self._auto_commit and stream.has_arrived:
+            return stream  # the server takes these for dealt with: they must not be lost with their stream
         if stream is None or not stream.usable:
             if stream is not None:
                 await self._link.give_up(stream)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import TypeVar
 
 from penstock.clients.arguments import check_bytes, check_topic, chunks
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
-from penstock.clients.requests import Sleep
+from penstock.clients.retry import Attempts, Sleep
 from penstock.clients.url import Address
 from penstock.clients.window import Window
 from penstock.clock import Clock
@@ -38,7 +39,7 @@ class Link:
         self._address = address
         self._options = options
         self._with_headers = with_headers
-        self._clock = clock
+        self.clock = clock
         self._random = random
         self._sleep = sleep
         self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
@@ -79,7 +80,11 @@ class Link:
     async def open_reader(self, topic: str, *, pull: bool, auto_commit: bool) -> ReaderStream:
         reader = ReaderStream(topic, pull=pull, auto_commit=auto_commit)
         await self._attach(reader)
-        await self.in_time(reader.connected())
+        try:
+            await self.in_time(reader.connected)
+        except BaseException:
+            reader.abandon()  # if it is let in later than that, nobody would read what it is sent
+            raise
         return reader
 
     async def give_up(self, stream: WriterStream | ReaderStream) -> None:
@@ -141,14 +146,15 @@ class Link:
     async def _write(
         self, writer: WriterStream, topic: str, values: Sequence[bytes], headers: Headers
     ) -> list[PenstockError | None]:
-        return await self.in_time(writer.write(topic, values, headers), len(values), sum(map(len, values)))
+        size_bytes = sum(map(len, values))
+        return await self.in_time(partial(writer.write, topic, values, headers), len(values), size_bytes)
 
-    async def in_time(self, work: Awaitable[T], requests: int = 1, size_bytes: int = 0) -> T:
+    async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
         """Within the bounds of what may be in flight, and of time."""
         await self._window.enter(requests, size_bytes)
         try:
             async with asyncio.timeout(self._options.request_timeout_s):
-                return await work
+                return await work()
         except TimeoutError:
             seconds = self._options.request_timeout_s
             raise RequestTimeout(f"{self._address} did not answer within {seconds:g} s") from None
@@ -169,20 +175,23 @@ class Link:
             return self._connection
 
     async def _connect(self, attempts_max: int) -> QuicConnection:
-        started_s = self._clock.monotonic()
-        delays_s = self._options.retry.delays_s(self._random)
-        attempts = 0
+        attempts = self.attempts(attempts_max)
         while True:
-            attempts += 1
             try:
                 return await self._connect_once()
             except (Unreachable, RequestTimeout, ConnectionLost):
-                delay_s = next(delays_s, None)
-                elapsed_s = self._clock.monotonic() - started_s
-                over = delay_s is None or elapsed_s + delay_s > self._options.retry.elapsed_s_max
-                if attempts >= attempts_max or delay_s is None or over:
+                if not await attempts.another():
                     raise
-                await self._sleep(delay_s)
+
+    def attempts(self, attempts_max: int | None = None) -> Attempts:
+        """At something that may work the next time, as the options say."""
+        return Attempts(
+            self._options.retry,
+            clock=self.clock,
+            random=self._random,
+            sleep=self._sleep,
+            attempts_max=attempts_max,
+        )
 
     async def _connect_once(self) -> QuicConnection:
         files = self._address.tls_files

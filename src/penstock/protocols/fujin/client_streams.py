@@ -118,6 +118,16 @@ class ClientStream(ABC):
     def _failed(self, error: PenstockError) -> None:
         """Tell whoever waits for an answer."""
 
+    def abandon(self) -> None:
+        """Nobody wants it any more, and the server may not even have answered: it is cut off, and nothing is waited for."""
+        stream = self._stream
+        if self.failure is None:
+            self.fail(ConnectionLost("the stream was given up"))
+        if stream is not None:
+            if stream.can_send:
+                stream.reset()
+            stream.stop_receiving()
+
     async def disconnect(self) -> None:
         """Say DISCONNECT, and wait until the server has answered what it had and said it too."""
         stream = self._stream
@@ -239,7 +249,14 @@ class ReaderStream(ClientStream):
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._messages: deque[Delivered] = deque()
         self._arrived: asyncio.Future[None] | None = None
+        self._late: deque[Delivered] = deque()
+        """What came for a fetch that nobody waited for any more: it is for the next."""
         self._waiting: dict[int, asyncio.Future[Batch | Settled]] = {}
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether records are here that nobody has asked for yet."""
+        return bool(self._messages or self._late)
 
     async def connected(self) -> None:
         """Raises what the broker refuses with."""
@@ -260,12 +277,14 @@ class ReaderStream(ClientStream):
             self._stream.resume_receiving()
         return taken
 
-    async def fetch(self, records_max: int) -> Batch:
+    async def fetch(self, records_max: int) -> list[Delivered]:
+        if self._late:
+            return [self._late.popleft() for _ in range(min(records_max, len(self._late)))]
         number = self._next_ids(1)
         answer = await self._ask(number, encode_fetch(number, records_max))
         if not isinstance(answer, Batch):
             raise ProtocolViolation(f"{type(answer).__name__} is no answer to a FETCH")
-        return answer
+        return answer.messages
 
     async def settle(self, request: Request, ids: Sequence[bytes]) -> Settled:
         number = self._next_ids(1)
@@ -319,6 +338,8 @@ class ReaderStream(ClientStream):
             waiting = self._waiting.pop(answer.correlation_id, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
+            elif isinstance(answer, Batch):
+                self._late.extend(answer.messages)
         else:
             raise ProtocolViolation(f"{type(answer).__name__} answers nothing that was asked")
 
