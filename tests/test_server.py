@@ -348,6 +348,7 @@ async def test_no_password_is_logged(tmp_path: Path) -> None:
                 await AsyncFlyMQClient(f"flymq://ann:hunter4@{address}").open()
     assert "hunter" not in str(refused.value)
     assert "hunter" not in str(logs)
+    assert [entry["users"] for entry in logs if entry["event"] == "development_credentials"] == [["admin"]]
     stored = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
     assert b"hunter" not in stored
 

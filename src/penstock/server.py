@@ -247,6 +247,13 @@ class Server:
             quic_contexts |= self._own_certificates()
             await self._start_listeners(parts, contexts, quic_contexts)
             self._parts = parts.pop_all()
+        if self.config.dev:
+            log.warning(
+                "development_credentials",
+                users=list(DEVELOPMENT_USERS),
+                api_key=DEVELOPMENT_API_KEY,
+                advice="everybody knows them: leave --dev out where others use this machine",
+            )
         if self.admin is not None:
             self.admin.state = "ready"
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -86,10 +90,50 @@ def test_a_broker_that_is_not_there_ends_with_1_and_says_what_to_do(run: Run) ->
     )
 
 
-def test_an_address_of_another_protocol_is_refused(run: Run) -> None:
-    result = run("--server", "amqp://x", "topic", "list")
+@pytest.mark.parametrize("scheme", ["amqp", "blipmq", "felix"])
+def test_an_address_of_another_protocol_is_refused(run: Run, scheme: str) -> None:
+    result = run("--server", f"{scheme}://x@127.0.0.1:1", "topic", "list")
     assert result.code == 1
-    assert "no client for 'amqp://'" in result.err
+    assert result.err == (
+        f"error: --server {scheme}://...: this command speaks FlyMQ: write flymq://host:port, or flymqs:// for TLS\n"
+    )
+
+
+@pytest.mark.parametrize("args", [[], ["topic"], ["pipeline"]])
+def test_a_group_without_a_command_shows_its_help_and_nothing_else(run: Run, args: list[str]) -> None:
+    result = run(*args)
+    assert result.code == 2
+    assert result.err == ""
+    assert "Usage: penstock" in result.text
+
+
+def test_help_fits_a_terminal_of_80_columns() -> None:
+    seen = 0
+    for words, command in every_command(typer.main.get_command(cli.app), ()):
+        paragraphs = re.sub(r"\[/?bold\]", "", command.help).split("\n\n")
+        lines = [line for paragraph in paragraphs[1:] for line in paragraph.splitlines()]  # the first is filled
+        assert max(map(len, lines), default=0) <= 78, words
+        seen += len([line for line in lines if line.startswith("$ ")])
+    assert seen > 100
+
+
+def every_command(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if command.help:
+        yield words, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from every_command(child, (*words, name))
+
+
+def test_output_that_finds_no_room_is_one_line(penstock_broker: RunningBroker) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "topic", "list", "--server", penstock_broker.url],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
 
 
 def test_a_file_that_cannot_be_opened_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

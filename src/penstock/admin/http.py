@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Mapping
 from typing import Literal
 
@@ -106,7 +107,9 @@ class AdminServer:
             self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG)
         except OSError as error:
             advice = BIND_ADVICE.get(error.errno or 0, "choose another address")
-            raise ConfigError(f"admin.bind: cannot listen on {self._bind} ({error.strerror}): {advice}") from None
+            raise ConfigError(
+                f"admin.bind: cannot listen on {self._bind} ({os.strerror(error.errno or 0)}): {advice}"
+            ) from None
         self._loop_lag.start()
 
     async def stop(self, grace_s: float = 1.0) -> None:

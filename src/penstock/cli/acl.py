@@ -50,8 +50,8 @@ def set_acl(
     An ACL adds people: whoever has a role that allows it needs none.
 
     Examples:
-      penstock acl set orders --user alice --user bob:read
-      penstock acl set "orders.*" --role team-billing
+    $ penstock acl set orders --user alice --user bob:read
+    $ penstock acl set "orders.*" --role team-billing
     """
     with connected(context, server) as client:
         client.access.set_acl(topic, user or [], role or [], public=public)
@@ -63,7 +63,7 @@ def list_acls(context: typer.Context, server: ServerOption = None, as_json: Json
     """List the ACLs.
 
     Examples:
-      penstock acl list
+    $ penstock acl list
     """
     with connected(context, server) as client:
         acls = client.access.acls()
@@ -80,7 +80,7 @@ def describe(
     """Show the ACL of a topic or pattern.
 
     Examples:
-      penstock acl describe orders
+    $ penstock acl describe orders
     """
     with connected(context, server) as client:
         acl = client.access.acl(topic)
@@ -97,7 +97,7 @@ def delete(context: typer.Context, topic: TopicArgument, server: ServerOption = 
     """Delete an ACL; roles alone decide then.
 
     Examples:
-      penstock acl delete "orders.*"
+    $ penstock acl delete "orders.*"
     """
     with connected(context, server) as client:
         client.access.delete_acl(topic)

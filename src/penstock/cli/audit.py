@@ -53,8 +53,8 @@ def list_events(
     """List events, newest first.
 
     Examples:
-      penstock audit list
-      penstock audit list --type auth.failure --since -1h
+    $ penstock audit list
+    $ penstock audit list --type auth.failure --since -1h
     """
     query = _query(kind, user, resource, result, search, since, limit)
     with connected(context, server) as client:
@@ -80,8 +80,8 @@ def tail(
     """Print the last events and then those that come, oldest first.
 
     Examples:
-      penstock audit tail
-      penstock audit tail --type access.denied
+    $ penstock audit tail
+    $ penstock audit tail --type access.denied
     """
     as_json = wants_json(context, as_json)
     with connected(context, server) as client:
@@ -119,8 +119,8 @@ def export(
     """Write events to standard output as one JSON list or as CSV, newest first.
 
     Examples:
-      penstock audit export --format csv > audit.csv
-      penstock audit export --since -7d > audit.json
+    $ penstock audit export --format csv > audit.csv
+    $ penstock audit export --since -7d > audit.json
     """
     from penstock.errors import InvalidRequest
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, ServerOption, server_url, wants_json
+from penstock.cli.options import JsonOption, ServerOption, flymq_url, wants_json
 
 if TYPE_CHECKING:
     from penstock.cli.load import Load, Measured
@@ -48,9 +48,9 @@ def bench(
     latency is that of one batch; [bold]--in-flight 1[/bold] shows single records.
 
     Examples:
-      penstock bench
-      penstock bench --size '1 KiB' --connections 4 --partitions 4
-      penstock bench --in-flight 1 --records 2000
+    $ penstock bench
+    $ penstock bench --size '1 KiB' --connections 4 --partitions 4
+    $ penstock bench --in-flight 1 --records 2000
     """
     import uvloop
 
@@ -62,7 +62,7 @@ def bench(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--size") from None
     load = Load(records, size_bytes, connections, in_flight)
-    measured = uvloop.run(_bench(server_url(context, server), load, partitions, durability))
+    measured = uvloop.run(_bench(flymq_url(context, server), load, partitions, durability))
     if wants_json(context, as_json):
         terminal.print_json([_as_json(each) for each in measured])
         return

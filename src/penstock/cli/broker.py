@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli.options import server_url
+from penstock.cli.options import flymq_url
 from penstock.cli.passwords import with_password
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ def connected(context: typer.Context, server: str | None) -> Iterator[FlyMQClien
     from penstock.errors import Unreachable
 
     try:
-        client = penstock.connect(with_password(server_url(context, server)))
+        client = penstock.connect(with_password(flymq_url(context, server)))
     except Unreachable as error:
-        raise Unreachable(f"{error} Start one with: penstock serve, or name another with --server") from error
+        ending = "" if str(error).endswith("?") else "."
+        raise Unreachable(f"{error}{ending} Start one with: penstock serve, or name another with --server") from error
     with client:
         yield client
 
@@ -38,7 +39,7 @@ def _connected_briefly(context: typer.Context) -> Iterator[FlyMQClient]:
     from penstock.clients.retry import NO_RETRY
 
     options = ClientOptions(connect_timeout_s=COMPLETION_S_MAX, request_timeout_s=COMPLETION_S_MAX, retry=NO_RETRY)
-    with penstock.connect(server_url(context, context.params.get("server")), options=options) as client:
+    with penstock.connect(flymq_url(context, context.params.get("server")), options=options) as client:
         yield client
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, ServerOption, server_url, wants_json
+from penstock.cli.options import JsonOption, server_url, wants_json
 from penstock.cli.passwords import with_password
 from penstock.errors import EntryNotFound, InvalidRequest, Unreachable
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Put values into the broker's cache, and get them (Felix).")
 
 DATA_DIR = Path("penstock-data")
+FelixOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        "-s",
+        metavar="URL",
+        help="The broker, by its Felix address (?ca=FILE says whom to trust); one of another protocol stands for its host.",
+        show_default="felix://127.0.0.1:5000",
+    ),
+]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="What the value is called.", show_default=False)]
 CacheOption = Annotated[str, typer.Option("--cache", metavar="NAME", help="The cache.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="The namespace of the cache.")]
@@ -33,7 +43,7 @@ def get(
     key: KeyArgument,
     cache: CacheOption = "default",
     namespace: NamespaceOption = "default",
-    server: ServerOption = None,
+    server: FelixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print a value; as it is, where no person reads it.
@@ -41,8 +51,8 @@ def get(
     Fails where there is none, or its time is over.
 
     Examples:
-      penstock cache get greeting
-      penstock --server felix://t1@127.0.0.1:5000 cache get price:42 --cache prices
+    $ penstock cache get greeting
+    $ penstock -s felix://t1@127.0.0.1:5000 cache get price:42 --cache prices
     """
     with _connected(context, server) as client:
         value = client.cache_get(key, cache=cache, namespace=namespace)
@@ -69,19 +79,19 @@ def put(
     ] = None,
     cache: CacheOption = "default",
     namespace: NamespaceOption = "default",
-    server: ServerOption = None,
+    server: FelixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a value in memory, until its time is over, there is no more room, or the broker stops.
 
     Examples:
-      penstock cache put greeting hello
-      penstock cache put session:7 - --ttl 30m < session.json
+    $ penstock cache put greeting hello
+    $ penstock cache put session:7 - --ttl 30m < session.json
     """
     data = sys.stdin.buffer.read() if value == "-" else value.encode(errors="surrogateescape")
     ttl_ms = None if ttl is None else _milliseconds(ttl)
     with _connected(context, server) as client:
-        client.cache_put(key, data, ttl_ms=ttl_ms, cache=cache, namespace=namespace)
+        client.cache_put(key, data, ttl_s=None if ttl_ms is None else ttl_ms / 1000, cache=cache, namespace=namespace)
     if wants_json(context, as_json):
         terminal.print_json({"key": key, "bytes": len(data), "ttl_ms": ttl_ms})
     else:

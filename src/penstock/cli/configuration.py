@@ -30,8 +30,8 @@ def check(
     nothing. Ends with 1 where something is wrong, with one line a problem.
 
     Examples:
-      penstock config check --config penstock.toml
-      penstock config check --changed
+    $ penstock config check --config penstock.toml
+    $ penstock config check --changed
     """
     effective = config_from_flags(config, data_dir=data_dir, settings=settings)
     _check_as_the_server_does(effective)

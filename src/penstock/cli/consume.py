@@ -79,10 +79,10 @@ def consume(
     UTF-8 text is base64 then, in key_base64 and value_base64.
 
     Examples:
-      penstock consume orders
-      penstock consume orders --from -10m --follow
-      penstock consume orders --from 2025-01-31T08:00 --json | jq .value
-      penstock consume orders --group billing --max 100
+    $ penstock consume orders
+    $ penstock consume orders --from -10m --follow
+    $ penstock consume orders --from 2025-01-31T08:00 --json | jq .value
+    $ penstock consume orders --group billing --max 100
     """
     from penstock.cli.positions import parse_position
 

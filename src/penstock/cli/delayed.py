@@ -28,7 +28,7 @@ def cancel(
     """Cancel a delayed record before its time.
 
     Examples:
-      penstock delayed cancel orders 1700000005000-17
+    $ penstock delayed cancel orders 1700000005000-17
     """
     with connected(context, server) as client:
         client.cancel(topic, delayed_id)

@@ -42,8 +42,8 @@ def list_letters(
     Those that were replayed are not listed any more.
 
     Examples:
-      penstock dlq list orders
-      penstock dlq list orders --limit 1000 --json
+    $ penstock dlq list orders
+    $ penstock dlq list orders --limit 1000 --json
     """
     with connected(context, server) as client:
         letters = client.dead_letters.list(topic, limit)
@@ -65,7 +65,7 @@ def replay(
     context: typer.Context,
     topic: TopicArgument,
     letter_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="One of them, by the id in the list.", show_default=False)
+        str | None, typer.Argument(metavar="ID", help="One of them, by the id in the list.", show_default=False)
     ] = None,
     offset: Annotated[
         int | None, typer.Option("--offset", metavar="N", min=0, help="One, by its offset in the dead-letter topic.")
@@ -87,10 +87,10 @@ def replay(
     often it is asked for.
 
     Examples:
-      penstock dlq replay orders 0-17
-      penstock dlq replay orders --offset 17
-      penstock dlq replay orders --filter timeout --dry-run
-      penstock dlq replay orders --all
+    $ penstock dlq replay orders 0-17
+    $ penstock dlq replay orders --offset 17
+    $ penstock dlq replay orders --filter timeout --dry-run
+    $ penstock dlq replay orders --all
     """
     many = everything or wanted is not None
     if (letter_id is not None) + (offset is not None) + many != 1:
@@ -126,8 +126,8 @@ def purge(
     Asks first; [bold]--yes[/bold] does not.
 
     Examples:
-      penstock dlq purge orders
-      penstock dlq purge orders --yes
+    $ penstock dlq purge orders
+    $ penstock dlq purge orders --yes
     """
     with connected(context, server) as client:
         terminal.confirm(f"Delete all dead letters of topic {topic}?", yes=yes)

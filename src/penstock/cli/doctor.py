@@ -26,8 +26,8 @@ def doctor(
     fails. Run it while the broker is stopped: its ports must be free.
 
     Examples:
-      penstock doctor
-      penstock doctor --config penstock.toml --data-dir /var/lib/penstock
+    $ penstock doctor
+    $ penstock doctor --config penstock.toml --data-dir /var/lib/penstock
     """
     from penstock.cli.checks import UDP, all_checks
     from penstock.config import QuicListener

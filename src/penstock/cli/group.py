@@ -31,7 +31,7 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
     """List the groups, with how many records each has yet to read.
 
     Examples:
-      penstock group list
+    $ penstock group list
     """
     with connected(context, server) as client:
         rows = [_row(client, each) for each in sorted(client.groups(), key=lambda each: (each.group, each.topic))]
@@ -59,8 +59,8 @@ def describe(
     """Show a group's committed offset and lag in each partition.
 
     Examples:
-      penstock group describe billing
-      penstock group describe billing --topic orders
+    $ penstock group describe billing
+    $ penstock group describe billing --topic orders
     """
     with connected(context, server) as client:
         rows = [_row(client, each) for each in client.describe_group(group, topic)]
@@ -111,9 +111,9 @@ def reset(
     A time is ISO 8601, or how long ago it was. Asks first; [bold]--yes[/bold] does not.
 
     Examples:
-      penstock group reset billing --topic orders --to earliest
-      penstock group reset billing --topic orders --to -10m
-      penstock group reset billing --topic orders --partition 2 --to 1500 --yes
+    $ penstock group reset billing --topic orders --to earliest
+    $ penstock group reset billing --topic orders --to -10m
+    $ penstock group reset billing --topic orders --partition 2 --to 1500 --yes
     """
     from penstock.cli.positions import parse_position
 
@@ -150,8 +150,8 @@ def delete(
     Asks first; [bold]--yes[/bold] does not.
 
     Examples:
-      penstock group delete billing
-      penstock group delete billing --topic orders --yes
+    $ penstock group delete billing
+    $ penstock group delete billing --topic orders --yes
     """
     with connected(context, server) as client:
         described = client.describe_group(group, topic)

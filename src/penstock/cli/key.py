@@ -33,8 +33,8 @@ def create(
     The broker keeps only a hash of it: this is the one time that it is shown.
 
     Examples:
-      penstock key create worker
-      penstock key create dashboard --role consumer
+    $ penstock key create worker
+    $ penstock key create dashboard --role consumer
     """
     with connected(context, server) as client:
         key = client.keys.create(name, roles or ())
@@ -49,7 +49,7 @@ def list_keys(context: typer.Context, server: ServerOption = None, as_json: Json
     """List the API keys, without their secrets.
 
     Examples:
-      penstock key list
+    $ penstock key list
     """
     with connected(context, server) as client:
         keys = client.keys.list()
@@ -76,7 +76,7 @@ def revoke(context: typer.Context, name: NameArgument, yes: YesOption = False, s
     Asks first; [bold]--yes[/bold] does not.
 
     Examples:
-      penstock key revoke worker
+    $ penstock key revoke worker
     """
     with connected(context, server) as client:
         terminal.confirm(f"Revoke key {name}?", yes=yes)

@@ -94,15 +94,23 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort, typer.TyperException):
             raise
         except BrokenPipeError:
-            # The interpreter flushes standard output once more when it ends; that must not fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _give_output_up()
             raise typer.Exit(EXIT_BROKEN_PIPE) from None
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
             terminal.print_error(explain(error))
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _give_output_up()
             raise typer.Exit(EXIT_FAILED) from None
         return result
+
+
+def _give_output_up() -> None:
+    """The interpreter flushes standard output once more when it ends; that must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def explain(error: Exception) -> str:
@@ -145,12 +153,12 @@ def penstock(
         bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """A message broker: wire protocols over one durable log.
+    """A message broker: five wire protocols over one durable log.
 
     Start one with [bold]penstock serve[/bold], then in another terminal:
 
-      penstock produce orders "hello"
-      penstock consume orders
+    $ penstock produce orders "hello"
+    $ penstock consume orders
     """
 
 
@@ -182,9 +190,12 @@ def main(args: list[str] | None = None) -> NoReturn:
     try:
         code = app(args, prog_name="penstock", standalone_mode=False)
     except typer.TyperException as error:
+        message = error.format_message().rstrip(".")
+        if not message:  # a group without a command has shown its help
+            sys.exit(error.exit_code)
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "penstock"
-        terminal.print_error(f"{error.format_message().rstrip('.')} (see: {command} --help)")
+        terminal.print_error(f"{message} (see: {command} --help)")
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(EXIT_FAILED)

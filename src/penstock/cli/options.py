@@ -15,6 +15,7 @@ from penstock import DEFAULT_URL
 if TYPE_CHECKING:
     from penstock.config import Config
 
+FLYMQ_SCHEMES = ("flymq", "flymqs")
 _SERVER_HELP = "The broker to talk to; PENSTOCK_SERVER sets it too."
 ServerOption = Annotated[
     str | None, typer.Option("--server", "-s", metavar="URL", help=_SERVER_HELP, show_default=DEFAULT_URL)
@@ -67,6 +68,19 @@ def server_url(context: typer.Context, given: str | None) -> str:
     """The broker to talk to. A bare host:port is FlyMQ's."""
     url: str = given_or_global(context, "server", given) or DEFAULT_URL
     return url if "://" in url else f"flymq://{url}"
+
+
+def flymq_url(context: typer.Context, given: str | None) -> str:
+    """The same for commands that only FlyMQ has room for. Raises InvalidRequest where the address is another protocol's."""
+    from penstock.errors import InvalidRequest
+
+    url = server_url(context, given)
+    scheme = url.partition("://")[0]
+    if scheme not in FLYMQ_SCHEMES:
+        raise InvalidRequest(
+            f"--server {scheme}://...: this command speaks FlyMQ: write flymq://host:port, or flymqs:// for TLS"
+        )
+    return url
 
 
 def wants_json(context: typer.Context, given: bool) -> bool:

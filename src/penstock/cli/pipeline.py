@@ -35,7 +35,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show what 
 @app.command()
 def init(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("pipeline.toml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path("pipeline.toml"),
     topics: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,11 +67,11 @@ def init(
     they will be in the tables.
 
     Examples:
-      penstock pipeline init
-      penstock pipeline init sales.toml --topic orders --topic payments
-      penstock pipeline init sales.toml --topic orders --format delta
+    $ penstock pipeline init
+    $ penstock pipeline init sales.toml --topic orders --topic payments
+    $ penstock pipeline init sales.toml --topic orders --format delta
     """
-    from penstock.cli.options import server_url
+    from penstock.cli.options import flymq_url
     from penstock.errors import InvalidRequest, TopicNotFound
     from penstock.spark.pipelines.model import load_pipeline
     from penstock.spark.pipelines.template import render
@@ -92,7 +92,7 @@ def init(
         columns = {topic: _columns(client, topic) for topic in chosen}
     text = render(
         name=name,
-        bootstrap=_without_password(server_url(context, server)),
+        bootstrap=_without_password(flymq_url(context, server)),
         topics=chosen,
         directory=directory or f"{name}-tables",
         table_format=table_format,
@@ -129,9 +129,9 @@ def run(
     loses and doubles nothing.
 
     Examples:
-      penstock pipeline run sales.toml --once
-      penstock pipeline run sales.toml --stage bronze
-      penstock pipeline run sales.toml --once --json
+    $ penstock pipeline run sales.toml --once
+    $ penstock pipeline run sales.toml --stage bronze
+    $ penstock pipeline run sales.toml --once --json
     """
     from penstock.cli.pipeline_running import run_pipeline
     from penstock.spark.pipelines.model import load_pipeline
@@ -151,7 +151,7 @@ def run(
 def status(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One pipeline, stage by stage.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="One pipeline, stage by stage.", show_default=False)
     ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -159,8 +159,8 @@ def status(
     """Show what pipelines last reported.
 
     Examples:
-      penstock pipeline status
-      penstock pipeline status sales
+    $ penstock pipeline status
+    $ penstock pipeline status sales
     """
     from penstock.errors import EntryNotFound
 
@@ -195,7 +195,7 @@ def stop(
     It finishes the batches that have begun. Run it again to go on.
 
     Examples:
-      penstock pipeline stop sales
+    $ penstock pipeline stop sales
     """
     import time
 
@@ -245,8 +245,8 @@ def replay(
     others give JSON of their columns.
 
     Examples:
-      penstock pipeline replay sales.toml --table bronze/orders --to orders-again
-      penstock pipeline replay sales.toml --topic orders --from -1h --to orders-again
+    $ penstock pipeline replay sales.toml --table bronze/orders --to again
+    $ penstock pipeline replay sales.toml --topic orders --from -1h --to again
     """
     from penstock.cli.pipeline_running import replay_records
     from penstock.spark.pipelines.model import load_pipeline
@@ -284,8 +284,8 @@ def compact(
     moment.
 
     Examples:
-      penstock pipeline compact sales.toml
-      penstock pipeline compact sales.toml --stage bronze --keep 0
+    $ penstock pipeline compact sales.toml
+    $ penstock pipeline compact sales.toml --stage bronze --keep 0
     """
     from penstock.errors import InvalidRequest
     from penstock.spark.pipelines.compact import compact_tables

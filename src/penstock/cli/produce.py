@@ -108,7 +108,7 @@ def produce(
         typer.Argument(metavar="TOPIC", help="Where to store them.", autocompletion=complete_topic, show_default=False),
     ],
     value: Annotated[
-        str | None, typer.Argument(metavar="[VALUE]", help="One record. Without it, records are read from the input.")
+        str | None, typer.Argument(metavar="VALUE", help="One record. Without it, records are read from the input.")
     ] = None,
     file: Annotated[
         Path | None,
@@ -150,13 +150,13 @@ def produce(
     one partition.
 
     Examples:
-      penstock produce orders "hello"
-      penstock produce orders --file orders.jsonl
-      tail -f app.log | penstock produce logs
-      penstock produce prices --key-separator : < prices.txt
-      penstock produce reminders "call back" --delay 2h
-      penstock produce codes 481516 --ttl 5m
-      penstock produce orders --schema order < orders.jsonl
+    $ penstock produce orders "hello"
+    $ penstock produce orders --file orders.jsonl
+    $ tail -f app.log | penstock produce logs
+    $ penstock produce prices --key-separator : < prices.txt
+    $ penstock produce reminders "call back" --delay 2h
+    $ penstock produce codes 481516 --ttl 5m
+    $ penstock produce orders --schema order < orders.jsonl
     """
     from penstock.cli.lines import open_input
 

@@ -40,7 +40,7 @@ def register(
     name: NameArgument,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="The definition; standard input unless given.", show_default=False),
+        typer.Argument(metavar="FILE", help="The definition; standard input unless given.", show_default=False),
     ] = None,
     type_name: Annotated[
         str | None,
@@ -63,9 +63,9 @@ def register(
     of the version before could not live with is refused with the reasons.
 
     Examples:
-      penstock schema register order order.json
-      penstock schema register order order.avsc --compatibility full
-      penstock schema register order --type protobuf < order.proto
+    $ penstock schema register order order.json
+    $ penstock schema register order order.avsc --compatibility full
+    $ penstock schema register order --type protobuf < order.proto
     """
     definition = _text(file)
     if type_name is None:
@@ -85,8 +85,8 @@ def get(
     """Print the definition of a schema.
 
     Examples:
-      penstock schema get order
-      penstock schema get order:2 --json
+    $ penstock schema get order
+    $ penstock schema get order:2 --json
     """
     name, version = _name_and_version(reference)
     with connected(context, server) as client:
@@ -102,7 +102,7 @@ def list_schemas(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Only the versions of this one.", autocompletion=complete_schema),
+        typer.Argument(metavar="NAME", help="Only the versions of this one.", autocompletion=complete_schema),
     ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -110,8 +110,8 @@ def list_schemas(
     """List the versions of all schemas, or of one.
 
     Examples:
-      penstock schema list
-      penstock schema list order --json
+    $ penstock schema list
+    $ penstock schema list order --json
     """
     with connected(context, server) as client:
         schemas = client.schemas.list(name)
@@ -150,7 +150,7 @@ def validate(
         ),
     ],
     value: Annotated[
-        str | None, typer.Argument(metavar="[VALUE]", help="The record. Without it, the input is the record.")
+        str | None, typer.Argument(metavar="VALUE", help="The record. Without it, the input is the record.")
     ] = None,
     file: Annotated[
         Path | None,
@@ -164,8 +164,8 @@ def validate(
     Ends with exit code 1 where the record is not what the schema says.
 
     Examples:
-      penstock schema validate order '{"id": 7}'
-      penstock schema validate order:2 --file order.bin
+    $ penstock schema validate order '{"id": 7}'
+    $ penstock schema validate order:2 --file order.bin
     """
     if value is not None and file is not None:
         raise typer.BadParameter("VALUE is the record itself: leave it out to use --file")
@@ -204,8 +204,8 @@ def delete(
     stays. Asks first; [bold]--yes[/bold] does not.
 
     Examples:
-      penstock schema delete order:2
-      penstock schema delete order --yes
+    $ penstock schema delete order:2
+    $ penstock schema delete order --yes
     """
     name, version = _name_and_version(reference)
     what = f"schema {name} with all its versions" if version is None else f"version {version} of schema {name}"
@@ -226,7 +226,7 @@ def bind(
     reference: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME[:VERSION][:MESSAGE]]",
+            metavar="NAME[:VERSION][:MESSAGE]",
             help="The schema its records must follow; without a version always the latest.",
             autocompletion=complete_schema,
             show_default=False,
@@ -240,9 +240,9 @@ def bind(
     Records that are there already are not looked at.
 
     Examples:
-      penstock schema bind orders order
-      penstock schema bind orders order:2
-      penstock schema bind orders --none
+    $ penstock schema bind orders order
+    $ penstock schema bind orders order:2
+    $ penstock schema bind orders --none
     """
     if (reference is None) != none:
         raise typer.BadParameter("name the schema, or use --none")

@@ -28,7 +28,7 @@ def serve(
         typer.Option(
             "--admin-bind",
             metavar="HOST:PORT",
-            help="The address of health, metrics and the HTTP API.",
+            help="The address of health checks and metrics.",
             show_default="127.0.0.1:9600",
         ),
     ] = None,
@@ -47,7 +47,10 @@ def serve(
     ] = None,
     dev: Annotated[
         bool,
-        typer.Option("--dev", help="Accept the user admin with the password admin; only on loopback addresses."),
+        typer.Option(
+            "--dev",
+            help="Accept the user admin with the password admin, and the API key dev-key; only on loopback addresses.",
+        ),
     ] = False,
     settings: SetOption = None,
 ) -> None:
@@ -57,10 +60,10 @@ def serve(
     stops it, with everything committed.
 
     Examples:
-      penstock serve
-      penstock serve --config penstock.toml
-      penstock serve --dev --set listeners.flymq.auth=required
-      penstock serve --data-dir /var/lib/penstock --bind 127.0.0.1:0
+    $ penstock serve
+    $ penstock serve --config penstock.toml
+    $ penstock serve --dev --set listeners.flymq.auth=required
+    $ penstock serve --data-dir /var/lib/penstock --bind 127.0.0.1:0
     """
     effective = config_from_flags(
         config,

@@ -62,10 +62,10 @@ def create(
     """Create a topic.
 
     Examples:
-      penstock topic create orders --partitions 3
-      penstock topic create clicks --durability interval:100 --retention-ms 7d
-      penstock topic create prices --cleanup compact
-      penstock topic create orders --schema order
+    $ penstock topic create orders --partitions 3
+    $ penstock topic create clicks --durability interval:100 --retention-ms 7d
+    $ penstock topic create prices --cleanup compact
+    $ penstock topic create orders --schema order
     """
     from penstock.errors import TopicExists
 
@@ -101,8 +101,8 @@ def list_topics(context: typer.Context, server: ServerOption = None, as_json: Js
     """List the topics.
 
     Examples:
-      penstock topic list
-      penstock topic list --json | jq -r '.[].name'
+    $ penstock topic list
+    $ penstock topic list --json | jq -r '.[].name'
     """
     with connected(context, server) as client:
         described = [client.describe_topic(name) for name in client.topics()]
@@ -123,7 +123,7 @@ def describe(
     """Show a topic's settings and its partitions.
 
     Examples:
-      penstock topic describe orders
+    $ penstock topic describe orders
     """
     from penstock.cli.configuration import written
 
@@ -155,7 +155,7 @@ def delete(
     context: typer.Context,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="TOPIC...", help="Their names.", autocompletion=complete_topic, show_default=False),
+        typer.Argument(metavar="TOPIC", help="Their names.", autocompletion=complete_topic, show_default=False),
     ],
     yes: YesOption = False,
     server: ServerOption = None,
@@ -165,8 +165,8 @@ def delete(
     Asks first; [bold]--yes[/bold] does not.
 
     Examples:
-      penstock topic delete orders
-      penstock topic delete orders clicks --yes
+    $ penstock topic delete orders
+    $ penstock topic delete orders clicks --yes
     """
     with connected(context, server) as client:
         described = [client.describe_topic(name) for name in dict.fromkeys(names)]

@@ -38,8 +38,8 @@ def produce(
     does, whatever happens on the way.
 
     Examples:
-      penstock txn produce records.tsv
-      printf 'orders\\tk1\\tone\\npayments\\t\\t9.99\\n' | penstock txn produce
+    $ penstock txn produce records.tsv
+    $ printf 'orders\\tk1\\tone\\npayments\\t\\t9.99\\n' | penstock txn produce
     """
     from penstock.cli.lines import open_input
     from penstock.errors import ConnectionLost, RequestTimeout, WriteFailed
@@ -74,7 +74,7 @@ def commit(context: typer.Context, transaction_id: _Id, server: ServerOption = N
     broker crashed. It never takes effect twice.
 
     Examples:
-      penstock txn commit txn-0123456789abcdef0123456789abcdef
+    $ penstock txn commit txn-0123456789abcdef0123456789abcdef
     """
     with connected(context, server) as client:
         client.transaction(transaction_id).commit()
@@ -86,7 +86,7 @@ def rollback(context: typer.Context, transaction_id: _Id, server: ServerOption =
     """Drop a transaction that is open.
 
     Examples:
-      penstock txn rollback txn-0123456789abcdef0123456789abcdef
+    $ penstock txn rollback txn-0123456789abcdef0123456789abcdef
     """
     with connected(context, server) as client:
         client.transaction(transaction_id).rollback()

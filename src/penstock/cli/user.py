@@ -15,7 +15,7 @@ from penstock.cli.options import (
     ServerOption,
     YesOption,
     config_from_flags,
-    server_url,
+    flymq_url,
     wants_json,
 )
 from penstock.cli.passwords import PasswordStdinOption, new_password
@@ -44,12 +44,12 @@ def setup(
 ) -> None:
     """Make the first administrator of a running broker.
 
-    Works once, for someone who can read the broker's data directory: the broker leaves a
-    secret there for as long as it has no administrator.
+    Works once, for someone who can read the broker's data directory: the
+    broker leaves a secret there for as long as it has no administrator.
 
     Examples:
-      penstock user setup --data-dir /var/lib/penstock
-      penstock user setup --config penstock.toml --user alice
+    $ penstock user setup --data-dir /var/lib/penstock
+    $ penstock user setup --config penstock.toml --user alice
     """
     from urllib.parse import urlsplit, urlunsplit
 
@@ -64,7 +64,7 @@ def setup(
         raise InvalidRequest(
             f"{file} is not there: the broker has an administrator already, or does not require a login, or does not run in {file.parent}"
         ) from None
-    parts = urlsplit(server_url(context, server))
+    parts = urlsplit(flymq_url(context, server))
     host = parts.netloc.rpartition("@")[2]
     password = new_password(user, from_stdin=password_stdin)
     with penstock.connect(urlunsplit(parts._replace(netloc=f"setup%3A:{token}@{host}"))) as client:
@@ -80,7 +80,7 @@ def list_users(context: typer.Context, server: ServerOption = None, as_json: Jso
     """List the users.
 
     Examples:
-      penstock user list
+    $ penstock user list
     """
     with connected(context, server) as client:
         users = client.access.users()
@@ -108,7 +108,7 @@ def describe(
     """Show one user with what its roles allow.
 
     Examples:
-      penstock user describe alice
+    $ penstock user describe alice
     """
     with connected(context, server) as client:
         found = client.access.user(user)
@@ -158,9 +158,9 @@ def create(
     [bold]--password-stdin[/bold], or from a prompt.
 
     Examples:
-      penstock user create alice --role producer --role consumer
-      penstock user create bob --role consumer --password-stdin < password.txt
-      penstock user create "CN=billing,O=Example" --role consumer --certificate
+    $ penstock user create alice --role producer --role consumer
+    $ penstock user create bob --role consumer --password-stdin < password.txt
+    $ penstock user create "CN=billing,O=Example" --role consumer --certificate
     """
     import secrets
 
@@ -185,8 +185,8 @@ def update(
     Takes effect at once, on open connections too.
 
     Examples:
-      penstock user update alice --role consumer
-      penstock user update alice --disable
+    $ penstock user update alice --role consumer
+    $ penstock user update alice --disable
     """
     from penstock.errors import InvalidRequest
 
@@ -204,7 +204,7 @@ def passwd(
     """Change a password: your own, or as an administrator somebody else's.
 
     Examples:
-      penstock --server flymq://alice@127.0.0.1:9092 user passwd alice
+    $ penstock --server flymq://alice@127.0.0.1:9092 user passwd alice
     """
     password = new_password(user, from_stdin=password_stdin)
     with connected(context, server) as client:
@@ -220,7 +220,7 @@ def delete(context: typer.Context, user: UserArgument, yes: YesOption = False, s
     Asks first; [bold]--yes[/bold] does not.
 
     Examples:
-      penstock user delete bob --yes
+    $ penstock user delete bob --yes
     """
     with connected(context, server) as client:
         terminal.confirm(f"Delete user {user}?", yes=yes)
@@ -233,7 +233,7 @@ def whoami(context: typer.Context, server: ServerOption = None, as_json: JsonOpt
     """Show whom the broker takes you for.
 
     Examples:
-      penstock --server flymq://alice@127.0.0.1:9092 user whoami
+    $ penstock --server flymq://alice@127.0.0.1:9092 user whoami
     """
     with connected(context, server) as client:
         identity = client.access.whoami()
@@ -257,7 +257,7 @@ def roles(context: typer.Context, server: ServerOption = None, as_json: JsonOpti
     """List the roles and what they allow.
 
     Examples:
-      penstock user roles
+    $ penstock user roles
     """
     with connected(context, server) as client:
         found = client.access.roles()
@@ -291,8 +291,8 @@ def set_role(
     """Make a role of your own, or change what it allows.
 
     Examples:
-      penstock user set-role operator -p read -p create -p delete
-      penstock user set-role team-billing --description "gets its topics from ACLs"
+    $ penstock user set-role operator -p read -p create -p delete
+    $ penstock user set-role team-billing --description "named in ACLs"
     """
     with connected(context, server) as client:
         client.access.set_role(role, permission or [], description)
@@ -304,7 +304,7 @@ def delete_role(context: typer.Context, role: RoleArgument, server: ServerOption
     """Delete a role of your own that nobody has and no ACL names.
 
     Examples:
-      penstock user delete-role operator
+    $ penstock user delete-role operator
     """
     with connected(context, server) as client:
         client.access.delete_role(role)
