@@ -174,6 +174,20 @@ async def test_nothing_is_pushed_for_a_moment_after_the_connect(client: Client, 
     assert side.stream.sends[0] == (b"\1\0", False)
 
 
+async def test_what_was_asked_for_behind_the_connect_waits_for_that_moment_too(
+    client: Client, broker: Broker, timers: Timers
+) -> None:
+    await make(broker, "orders", [b"one"])
+    side = client.open()
+    side.say(connect_reader(b"orders", kind=2), fetch(1, 5), fetch(2, 0), ack(3, []))
+    assert await side.hear(2) == b"\1\0"
+    await side.silence()
+    assert side.stream.sends == [(b"\1\0", False)]
+    timers.advance(0.01)
+    expected = {fetched(1, b"one", first=1), failed(7, 2, b"fetch arg not provided"), settled(8, 3)}
+    await until(lambda: all(each in side.stream.sent for each in expected))
+
+
 async def test_a_goodbye_waits_for_that_moment_too(client: Client, timers: Timers) -> None:
     side = client.open()
     side.say(connect_reader(b"orders"), DISCONNECT)
