@@ -132,7 +132,7 @@ class Felix(Speaker):
         return f"felix://{broker.addresses['felix']}?ca={certificate(broker)}"
 
     def send(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
-        self.client.publish_batch(topic, [value for _, value in records])
+        self.client.send_many(topic, [value for _, value in records])
 
     def listen(self, topic: str) -> None:
         self._subscriptions[topic] = self.client.subscribe(topic)

@@ -61,7 +61,7 @@ class Bystander:
             async with await client.subscribe("bystander-felix") as subscription:
                 while True:
                     value = b"%d" % self.rounds["felix"]
-                    await client.publish("bystander-felix", value)
+                    await client.send("bystander-felix", value)
                     event = await subscription.next(OPTIONS.request_timeout_s)
                     assert event is not None
                     assert event.value == value

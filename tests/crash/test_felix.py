@@ -51,7 +51,7 @@ class Publishers:
         values = [f"{producer}/{number}/{row}/".encode().ljust(200, b".") for row in range(BATCH)]
         ids = self._journal.sending(producer, SINGLE, values)
         try:
-            offset = await client.publish_batch(SINGLE, values)
+            offset = await client.send_many(SINGLE, values)
         except PenstockError as error:
             self._journal.unknown(ids, str(error))
             raise
@@ -72,7 +72,7 @@ class KeyedPublishers:
             while True:
                 number = next(self._numbers)
                 values = [b"%d/%d" % (number, row) for row in range(BATCH)]
-                await client.publish_batch(SPREAD, values, key=b"key-%d" % (number % 7))
+                await client.send_many(SPREAD, values, key=b"key-%d" % (number % 7))
                 self.acknowledged.append(number)
 
     def check(self, broker: BrokerProcess) -> None:

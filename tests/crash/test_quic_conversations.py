@@ -296,7 +296,7 @@ async def test_writers_and_subscribers_go_on_while_their_addresses_change(broker
             acknowledged = writes.acknowledged
             for number in range(20):
                 sent.append(b"%d/%d" % (move, number))
-                await publisher.publish(EVENTS, sent[-1])
+                await publisher.send(EVENTS, sent[-1])
             await until(lambda least=acknowledged: writes.acknowledged > least + 2_000, "it does not go on")  # type: ignore[misc]
             await until(lambda: len(seen) == len(sent), "events are missing")
     assert seen == sent

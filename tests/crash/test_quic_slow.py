@@ -88,7 +88,7 @@ async def publish(broker: BrokerProcess, size_mib: int) -> None:
             nonlocal left
             while left > 0:
                 left -= 1
-                await client.publish_batch(FIREHOSE, values)
+                await client.send_many(FIREHOSE, values)
 
         await asyncio.gather(*(batches() for _ in range(BATCHES_AT_ONCE)))
 
@@ -139,7 +139,7 @@ async def woken(broker: BrokerProcess, connection: QuicConnection) -> None:
     events = await connection.accept_stream()
     connection.resume_receiving()
     async with AsyncFelixClient(url(broker, "felix"), options=OPTIONS) as client, asyncio.timeout(30):
-        await client.publish(FIREHOSE, b"good morning")
+        await client.send(FIREHOSE, b"good morning")
         tail = b""
         while b64encode(b"good morning") not in tail:
             data = await events.read()

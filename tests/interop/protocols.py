@@ -166,7 +166,7 @@ class Felix(Speaker):
         self._subscription = self.client.subscribe(self.topic)
 
     def publish(self, records: Sequence[Published]) -> None:
-        self.client.publish_batch(self.topic, [record.value for record in records])
+        self.client.send_many(self.topic, [record.value for record in records])
 
     def read(self, count: int) -> list[Seen]:
         events = islice(self._subscription, count)

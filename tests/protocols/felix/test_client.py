@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.protocols.felix.client import AsyncFelixClient, FelixEvent
+from penstock.protocols.felix.stats import FelixStats
 from penstock.protocols.felix.sync import FelixClient
 from penstock.testing import RunningBroker
 
@@ -43,10 +45,10 @@ async def client(broker: RunningBroker) -> AsyncIterator[AsyncFelixClient]:
 
 async def test_events_arrive_with_their_offsets(client: AsyncFelixClient) -> None:
     async with await client.subscribe("demo") as subscription:
-        first = await client.publish("demo", b"one")
+        first = await client.send("demo", b"one")
         assert first is not None
-        assert await client.publish_batch("demo", [b"two", b"three"], key=b"k") == first + 1
-        await client.publish("demo", b"unheard", ack=False)
+        assert await client.send_many("demo", [b"two", b"three"], key=b"k") == first + 1
+        await client.send("demo", b"unheard", ack=False)
         events = [await subscription.next(EVENT_S_MAX) for _ in range(4)]
     assert events == [
         FelixEvent("demo", value, first + row) for row, value in enumerate([b"one", b"two", b"three", b"unheard"])
@@ -54,9 +56,9 @@ async def test_events_arrive_with_their_offsets(client: AsyncFelixClient) -> Non
 
 
 async def test_a_subscription_may_begin_earlier(client: AsyncFelixClient) -> None:
-    first = await client.publish("shop/orders", b"a")
+    first = await client.send("shop/orders", b"a")
     assert first is not None
-    await client.publish("orders", b"b", namespace="shop")
+    await client.send("orders", b"b", namespace="shop")
     subscription = await client.subscribe("orders", start="earliest", namespace="shop")
     assert [event.value async for event in _some(subscription, 2)] == [b"a", b"b"]
     subscription = await client.subscribe("orders", start=first + 1, namespace="shop")
@@ -73,7 +75,7 @@ async def _some(subscription: AsyncIterator[FelixEvent], count: int) -> AsyncIte
 async def test_many_publishes_at_once_share_the_connection(client: AsyncFelixClient) -> None:
     async with await client.subscribe("wide") as subscription:
         batches = [[b"%d-%d" % (number, row) for row in range(64)] for number in range(50)]
-        await asyncio.gather(*(client.publish_batch("wide", batch) for batch in batches))
+        await asyncio.gather(*(client.send_many("wide", batch) for batch in batches))
         found: list[bytes] = []
         while len(found) < 50 * 64:
             found += [event.value for event in await subscription.next_many()]
@@ -84,7 +86,7 @@ async def test_the_cache_keeps_values(client: AsyncFelixClient, broker: RunningB
     await client.cache_put("k", b"v", cache="prices")
     assert await client.cache_get("k", cache="prices") == b"v"
     assert await client.cache_get("k") is None
-    await client.cache_put("k", b"short", ttl_ms=1000)
+    await client.cache_put("k", b"short", ttl_s=1)
     broker.clock.advance(1)
     assert await client.cache_get("k") is None
     keys = [f"k{number}" for number in range(500)]
@@ -94,22 +96,69 @@ async def test_the_cache_keeps_values(client: AsyncFelixClient, broker: RunningB
 
 async def test_errors_have_their_classes(client: AsyncFelixClient) -> None:
     with pytest.raises(TopicNotFound, match="stream=nope"):
-        await client.publish("nope", b"x")
+        await client.send("nope", b"x")
     with pytest.raises(TopicNotFound, match="stream=nope"):
         await client.subscribe("nope")
     with pytest.raises(AccessDenied):
-        await client.publish("__groups", b"x")
-    with pytest.raises(ServerError, match="ttl_ms"):
-        await client.cache_put("k", b"v", ttl_ms=-1)
-    with pytest.raises(InvalidRequest, match="does not fit into a frame"):
-        await client.publish_batch("demo", [bytes(9 << 20)] * 2)
-    assert await client.publish("demo", b"x") is not None
+        await client.send("__groups", b"x")
+    with pytest.raises(OffsetOutOfRange, match="one partition"):
+        await client.subscribe("wide", start=1)
+    assert await client.send("demo", b"x") is not None
+
+
+async def test_what_makes_no_sense_is_refused_before_it_is_sent(client: AsyncFelixClient) -> None:
+    wrong: Any = "text"
+    for refused, reason in (
+        (client.send("demo", wrong), "not str"),
+        (client.send("demo", b"v", key=wrong), "not str"),
+        (client.send_many("demo", [bytes(9 << 20)] * 2), "do not fit into a frame"),
+        (client.cache_put("k", wrong), "not str"),
+        (client.cache_put("k", bytes(13 << 20)), "too long"),
+        (client.cache_put("k", b"v", ttl_s=-1), "time to live"),
+        (client.subscribe("demo", start=-1), "out of range"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            await refused
+
+
+async def test_closing_waits_for_what_was_sent() -> None:
+    with RunningBroker(topics=[{"name": "demo"}]) as own:
+        client = AsyncFelixClient(own.felix_url)
+        await client.open()
+        await client.send_many("demo", [bytes(1000)] * 1000, ack=False)
+        asked = [asyncio.ensure_future(client.send("demo", b"%d" % number)) for number in range(20)]
+        put = asyncio.ensure_future(client.cache_put("k", b"v"))
+        await asyncio.sleep(0)  # so that they are on their way
+        await client.close()
+        assert await asyncio.gather(*asked) == list(range(1000, 1020))
+        await put
+        with pytest.raises(InvalidRequest, match="closed"):
+            await client.send("demo", b"late")
+        assert len(list(own.connect().records("demo"))) == 1020
+
+
+async def test_who_stops_waiting_for_a_subscription_has_none(client: AsyncFelixClient, broker: RunningBroker) -> None:
+    stats = broker.server.sessions["felix"]
+    assert isinstance(stats, FelixStats)
+    before = stats.subscribers
+    for turns in range(40):  # at any point of the way
+        asking = asyncio.ensure_future(client.subscribe("demo"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            (await asking).close()
+    async with asyncio.timeout(EVENT_S_MAX):
+        await client.cache_get("k")  # the connection is fine
+        while stats.subscribers > before:
+            await asyncio.sleep(0.001)
+    assert await client.send("demo", b"x") is not None
 
 
 async def test_no_event_in_time_is_no_event(client: AsyncFelixClient) -> None:
     async with await client.subscribe("demo") as subscription:
         assert await subscription.next(0.01) is None
-        await client.publish("demo", b"later")
+        await client.send("demo", b"later")
         assert (event := await subscription.next(EVENT_S_MAX)) is not None
         assert event.value == b"later"
     assert await subscription.next(EVENT_S_MAX) is None
@@ -128,29 +177,29 @@ def test_the_sync_twin_does_the_same(broker: RunningBroker) -> None:
     with penstock.connect(broker.felix_url) as client:
         assert isinstance(client, FelixClient)
         with client.subscribe("demo") as subscription:
-            client.publish("demo", b"one")
-            client.publish_batch("demo", [b"two", b"three"])
+            client.send("demo", b"one")
+            client.send_many("demo", [b"two", b"three"])
             events = iter(subscription)
             assert [next(events).value for _ in range(3)] == [b"one", b"two", b"three"]
             assert subscription.next(0.01) is None
         client.cache_put("sync", b"v")
         assert client.cache_get("sync") == b"v"
         with pytest.raises(TopicNotFound):
-            client.publish("nope", b"x")
+            client.send("nope", b"x")
 
 
 async def test_a_connection_is_made_again() -> None:
     with RunningBroker(topics=[{"name": "demo"}]) as own:
         async with AsyncFelixClient(own.felix_url) as client:
             subscription = await client.subscribe("demo")
-            await client.publish("demo", b"before")
+            await client.send("demo", b"before")
             assert (event := await subscription.next(EVENT_S_MAX)) is not None
             assert event.value == b"before"
             await asyncio.to_thread(own.restart)
             with contextlib.suppress(ConnectionLost):  # unless its end comes first, which is in good order
                 assert await subscription.next(EVENT_S_MAX) is None
             assert await client.cache_get("k") is None
-            assert await client.publish("demo", b"after") == 1
+            assert await client.send("demo", b"after") == 1
 
 
 def test_tenant_and_token_say_who_is_asking() -> None:
@@ -158,9 +207,9 @@ def test_tenant_and_token_say_who_is_asking() -> None:
     with RunningBroker(topics=[{"name": "t1/demo"}], listeners=settings) as broker:
         address, trust = broker.addresses["felix"], f"?ca={broker.certificate}"
         with contextlib.closing(penstock.connect(f"felix://{address}{trust}", tenant="t1", token="s3cret")) as client:
-            assert client.publish("demo", b"x") == 0
+            assert client.send("demo", b"x") == 0
         with contextlib.closing(penstock.connect(f"felix://t1:s3cret@{address}{trust}")) as client:
-            assert client.publish("demo", b"x") == 1
+            assert client.send("demo", b"x") == 1
         with pytest.raises(AuthenticationFailed, match="auth failed"):
             penstock.connect(f"felix://t1:guess@{address}{trust}")
 

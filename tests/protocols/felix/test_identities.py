@@ -13,7 +13,6 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.policy import AccessSettings
 from penstock.broker.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_USER
 from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.felix.feed import CLOSE_GONE
 from penstock.protocols.felix.messages import (
     Auth,
     AuthOk,
@@ -28,6 +27,7 @@ from penstock.protocols.felix.messages import (
     Subscribed,
 )
 from penstock.protocols.felix.session import Felix
+from penstock.protocols.felix.wire import CLOSE_GONE
 from penstock.testing.clock import ManualClock
 from tests.protocols.felix.conversation import Peer, Talk
 

@@ -25,7 +25,7 @@ def test_a_token_is_required(listeners: Any) -> None:
         with pytest.raises(AuthenticationFailed, match="auth failed"):
             penstock.connect(broker.felix_url)
         with penstock.connect(broker.felix_url, token="dev-key") as client:
-            assert client.publish("demo", b"x") == 0
+            assert client.send("demo", b"x") == 0
 
 
 @pytest.mark.parametrize("listeners", [{}, {"felix": {"auth": "none"}, "flymq": {"auth": "required"}}])
@@ -33,16 +33,16 @@ def test_no_token_is_required(listeners: Any) -> None:
     with RunningBroker(listeners=listeners, topics=[{"name": "demo"}]) as broker:
         for token in (None, "anything"):
             with penstock.connect(broker.felix_url, token=token) as client:
-                assert client.publish("demo", b"x") is not None
+                assert client.send("demo", b"x") is not None
 
 
 def test_names_and_streams_are_as_configured() -> None:
     settings = {"felix": {"default_tenant": "t1", "default_namespace": "main", "auto_create": True}}
     with RunningBroker(listeners=settings) as broker:
         with penstock.connect(broker.felix_url, tenant="t1", namespace="main") as client:
-            client.publish("demo", b"of the default")
+            client.send("demo", b"of the default")
         with penstock.connect(broker.felix_url, tenant="default") as client:
-            client.publish("demo", b"of another")
+            client.send("demo", b"of another")
         admin = broker.connect()
         assert admin.topics() == ["default/default/demo", "demo"]
         assert [record.value for record in admin.records("demo")] == [b"of the default"]
@@ -51,7 +51,7 @@ def test_names_and_streams_are_as_configured() -> None:
 def test_streams_are_not_made_unless_it_says_so() -> None:
     with RunningBroker() as broker, penstock.connect(broker.felix_url) as client:
         with pytest.raises(TopicNotFound):
-            client.publish("demo", b"x")
+            client.send("demo", b"x")
 
 
 @pytest.mark.parametrize(

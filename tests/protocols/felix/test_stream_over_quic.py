@@ -14,9 +14,9 @@ from penstock.errors import ConnectionLost
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.client import AsyncFelixClient, Subscription
 from penstock.protocols.felix.codec import FrameDecoder, Reply, decode_reply, encode_frame, encode_message
-from penstock.protocols.felix.feed import CLOSE_SLOW
 from penstock.protocols.felix.messages import CacheGet, CacheValue, EventStreamHello, Ok, Publish, Subscribe
 from penstock.protocols.felix.stats import FelixStats
+from penstock.protocols.felix.wire import CLOSE_SLOW
 from penstock.testing import RunningBroker
 
 DEMO: Any = {"tenant_id": "default", "namespace": "default", "stream": "demo"}
@@ -166,7 +166,7 @@ async def test_a_subscriber_that_never_reads(policy: str) -> None:
         async with AsyncFelixClient(broker.felix_url) as lazy, AsyncFelixClient(broker.felix_url) as brisk:
             unread, read = await lazy.subscribe("demo"), await brisk.subscribe("demo")
             for number in range(batches):
-                offset = await brisk.publish_batch("demo", batch)
+                offset = await brisk.send_many("demo", batch)
                 found = 0
                 while found < len(batch):  # reads along, and misses nothing
                     events = await read.next_many()

@@ -9,13 +9,13 @@ import pytest
 
 from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.errors import AccessDenied
+from penstock.errors import AccessDenied, CorruptBlock
 from penstock.log.api import Batch, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix.binary import Events
 from penstock.protocols.felix.codec import encode_frame
 from penstock.protocols.felix.events import Chunk, Form, Kind
-from penstock.protocols.felix.feed import CHUNKS_KEPT_BYTES_MAX, CLOSE_GONE, CLOSE_SLOW, _Chunks
+from penstock.protocols.felix.feed import CHUNKS_KEPT_BYTES_MAX, Feed, _Chunks
 from penstock.protocols.felix.messages import (
     Error,
     Event,
@@ -28,6 +28,7 @@ from penstock.protocols.felix.messages import (
     Subscribed,
 )
 from penstock.protocols.felix.session import Felix
+from penstock.protocols.felix.wire import CLOSE_GONE, CLOSE_SLOW
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
 from tests.protocols.felix.conversation import Peer, Talk
@@ -407,6 +408,22 @@ async def test_a_subscription_ends_when_its_reader_may_read_no_more(
     engine.partition("demo", 0).append(Batch([b"secret"]), lambda _: None)
     await events.cut_off()
     assert events.silent()
+
+
+@pytest.mark.parametrize("error", [CorruptBlock("block 7 is damaged"), RuntimeError("a bug")])
+async def test_a_subscription_whose_records_cannot_be_read_is_ended(
+    peer: Peer, broker: Broker, felix: Felix, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Feed, "chunk", lambda *_: None)  # not in memory
+    monkeypatch.setattr(Feed, "load", fail)
+    await published(broker, b"damaged")
+    events = await subscribed(await peer.log_in(), peer, start="earliest")
+    await events.cut_off()
+    assert events.stream.was_reset == CLOSE_GONE
+    assert felix.stats.subscribers == 0
 
 
 # --- being slow -----------------------------------------------------------------------------------------------------------

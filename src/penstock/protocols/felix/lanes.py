@@ -19,7 +19,7 @@ _WITH_ID = PublishOk | PublishError | PublishAck | CacheOk | CacheValue | Error 
 
 
 class Lane:
-    """One stream that has said who it is. Made by `open_lane`."""
+    """One stream that has said who it is, once it has begun."""
 
     def __init__(self) -> None:
         self._decoder = FrameDecoder()
@@ -27,6 +27,7 @@ class Lane:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         """By request id; the login waits under 0."""
         self._stream: QuicStream | None = None
+        self._over = asyncio.Event()
         self.failure: PenstockError | None = None
         """Why it is of no use any more."""
 
@@ -95,19 +96,23 @@ class Lane:
             waiting.set_result(reply)
 
     def fail(self, error: PenstockError) -> None:
+        """Nothing more is answered."""
         if self.failure is None:
             self.failure = error
+        self._over.set()
         waiting, self._waiting = self._waiting, {}
         for each in waiting.values():
             if not each.done():
                 each.set_exception(error)
                 each.exception()  # whoever waits may have been cancelled
 
-    def end(self) -> None:
-        """No more requests: the broker answers what it has and ends its side."""
-        self.fail(ConnectionLost("this client is closed"))
-        if self._stream is not None and self._stream.can_send:
-            self._stream.end()
+    async def finish(self) -> None:
+        """Ask no more, and wait until the broker has carried out what it was sent: it answers, and then ends its side."""
+        if self.failure is None:
+            self.failure = ConnectionLost("this client is closed")
+            if self.stream.can_send:
+                self.stream.end()
+            await self._over.wait()
 
 
 def _refusal(reply: Reply) -> PenstockError:

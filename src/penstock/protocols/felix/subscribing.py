@@ -8,11 +8,11 @@ from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.log.api import Partition
 from penstock.net.quic_session import QuicConnection
 from penstock.protocols.felix.events import Form, Kind
-from penstock.protocols.felix.feed import Subscriber
 from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import StartOffset, Subscribe, SubscribeCursorError
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
+from penstock.protocols.felix.subscriber import Subscriber
 from penstock.protocols.felix.wire import BASE_OFFSET, EVENT_BATCH, ID_MAX, SHARED_EVENT_BATCH
 
 SUBSCRIPTIONS_MAX: Final = 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -50,7 +50,7 @@ class FelixClient(SyncTwin[AsyncFelixClient]):
     ```python
     with penstock.connect("felix://127.0.0.1:5000?ca=penstock-data/dev-certificate.pem") as client:
         with client.subscribe("orders") as subscription:
-            client.publish("orders", b"one")
+            client.send("orders", b"one")
             print(subscription.next().value)
     ```
     """
@@ -69,23 +69,23 @@ class FelixClient(SyncTwin[AsyncFelixClient]):
             AsyncFelixClient(url, tenant=tenant, token=token, namespace=namespace, tls=tls, options=options)
         )
 
-    def publish(
+    def send(
         self, stream: str, value: bytes, *, key: bytes | None = None, namespace: str | None = None, ack: bool = True
     ) -> int | None:
-        """Publish one event; returns its offset. For many, `publish_batch` is much faster."""
-        return self._thread.run(self._client.publish(stream, value, key=key, namespace=namespace, ack=ack))
+        """Publish one event; returns its offset. For many, `send_many` is much faster."""
+        return self._thread.run(self._client.send(stream, value, key=key, namespace=namespace, ack=ack))
 
-    def publish_batch(
+    def send_many(
         self,
         stream: str,
-        values: Sequence[bytes],
+        values: Iterable[bytes],
         *,
         key: bytes | None = None,
         namespace: str | None = None,
         ack: bool = True,
     ) -> int | None:
         """Publish events that stay together and in order; all are committed when this returns, or none is."""
-        return self._thread.run(self._client.publish_batch(stream, values, key=key, namespace=namespace, ack=ack))
+        return self._thread.run(self._client.send_many(stream, values, key=key, namespace=namespace, ack=ack))
 
     def subscribe(self, stream: str, *, start: Start = "latest", namespace: str | None = None) -> SyncSubscription:
         """Events of a stream, from now on; or from the `earliest` on, or from an offset."""
@@ -97,12 +97,12 @@ class FelixClient(SyncTwin[AsyncFelixClient]):
         key: str,
         value: bytes,
         *,
-        ttl_ms: int | None = None,
+        ttl_s: float | None = None,
         cache: str = DEFAULT_NAME,
         namespace: str | None = None,
     ) -> None:
-        """Keep a value, for so many milliseconds where that is given."""
-        self._thread.run(self._client.cache_put(key, value, ttl_ms=ttl_ms, cache=cache, namespace=namespace))
+        """Keep a value, for so many seconds where that is given."""
+        self._thread.run(self._client.cache_put(key, value, ttl_s=ttl_s, cache=cache, namespace=namespace))
 
     def cache_get(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
         """The value, None where there is none or its time is over."""

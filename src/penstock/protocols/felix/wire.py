@@ -60,3 +60,7 @@ ACK_TEXT_BYTES_MAX: Final = 1024
 ALPN: Final = "felix/1"
 CLOSE_PROTOCOL_ERROR: Final = 1
 """The code a connection is closed with when a frame header cannot be one."""
+CLOSE_SLOW: Final = 2
+"""The code with which the stream of a subscriber that was too slow is reset."""
+CLOSE_GONE: Final = 3
+"""The same where the topic was deleted, cannot be read, or may not be read any more."""

@@ -1,0 +1,131 @@
+"""A conversation over QUIC that is begun when it is needed and begun again when it was lost, with bounds on what is in flight and on time.
+
+However many callers need it, it is begun once; a failure is tried again with growing, jittered delays, bounded in number and in time. What
+the conversation is, and how it begins, is the protocol's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Generic, TypeVar
+
+from penstock.clients.options import ClientOptions
+from penstock.clients.quic import QuicConnection, connect_quic
+from penstock.clients.retry import Attempts, Sleep
+from penstock.clients.url import Address
+from penstock.clients.window import Window
+from penstock.clock import Clock
+from penstock.errors import ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
+
+T = TypeVar("T")
+Conversation = TypeVar("Conversation")
+
+
+class Reconnecting(Generic[Conversation]):
+    """`begin` makes a conversation of a new connection; `is_usable` tells whether one still is."""
+
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions,
+        *,
+        alpn: str,
+        begin: Callable[[QuicConnection], Awaitable[Conversation]],
+        is_usable: Callable[[Conversation], bool],
+        clock: Clock,
+        random: Random,
+        sleep: Sleep,
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._alpn = alpn
+        self._begin = begin
+        self._is_usable = is_usable
+        self._clock = clock
+        self._random = random
+        self._sleep = sleep
+        self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
+        self._current: Conversation | None = None
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Begin now, with one attempt, so that a wrong address is heard of at once."""
+        await self.get(attempts_max=1)
+
+    async def get(self, attempts_max: int | None = None) -> Conversation:
+        """The conversation. Raises Unreachable, RequestTimeout or ConnectionLost where there is none to be had, and what `begin` does."""
+        current = self._usable()
+        if current is not None:
+            return current
+        async with self._connecting:
+            current = self._usable()
+            if current is not None:
+                return current
+            if self._closed:
+                raise InvalidRequest("this client is closed; connect again to go on")
+            self._current = current = await self._connect(attempts_max)
+            return current
+
+    def leave(self) -> Conversation | None:
+        """The next caller gets another conversation; returns this one, for whoever has a last word to say in it."""
+        current, self._current = self._current, None
+        return current
+
+    def close(self) -> Conversation | None:
+        """Nobody gets one any more; returns the last."""
+        self._closed = True
+        return self.leave()
+
+    async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
+        """Do something within the bounds of what may be in flight, and of time. Raises RequestTimeout."""
+        await self._window.enter(requests, size_bytes)
+        try:
+            return await self._within(self._options.request_timeout_s, work)
+        finally:
+            self._window.leave(requests, size_bytes)
+
+    def _usable(self) -> Conversation | None:
+        current = self._current
+        return current if current is not None and self._is_usable(current) else None
+
+    async def _connect(self, attempts_max: int | None) -> Conversation:
+        attempts = Attempts(
+            self._options.retry,
+            clock=self._clock,
+            random=self._random,
+            sleep=self._sleep,
+            attempts_max=attempts_max,
+        )
+        while True:
+            try:
+                return await self._connect_once()
+            except (Unreachable, RequestTimeout, ConnectionLost):
+                if not await attempts.another():
+                    raise
+
+    async def _connect_once(self) -> Conversation:
+        files = self._address.tls_files
+        connection = await connect_quic(
+            self._address.host,
+            self._address.port,
+            alpn=self._alpn,
+            ca_file=files.get("ca"),
+            cert=files.get("cert"),
+            key=files.get("key"),
+            timeout_s=self._options.connect_timeout_s,
+        )
+        try:
+            return await self._within(self._options.connect_timeout_s, lambda: self._begin(connection))
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _within(self, timeout_s: float, work: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work()
+        except TimeoutError:
+            raise RequestTimeout(f"{self._address} did not answer within {timeout_s:g} s") from None
