@@ -87,18 +87,22 @@ class Reconnecting(Generic[Conversation]):
         finally:
             self._window.leave(requests, size_bytes)
 
-    def _usable(self) -> Conversation | None:
-        current = self._current
-        return current if current is not None and self._is_usable(current) else None
-
-    async def _connect(self, attempts_max: int | None) -> Conversation:
-        attempts = Attempts(
+    def attempts(self, attempts_max: int | None = None) -> Attempts:
+        """At something that may work the next time, as the options say."""
+        return Attempts(
             self._options.retry,
             clock=self._clock,
             random=self._random,
             sleep=self._sleep,
             attempts_max=attempts_max,
         )
+
+    def _usable(self) -> Conversation | None:
+        current = self._current
+        return current if current is not None and self._is_usable(current) else None
+
+    async def _connect(self, attempts_max: int | None) -> Conversation:
+        attempts = self.attempts(attempts_max)
         while True:
             try:
                 return await self._connect_once()

@@ -76,11 +76,12 @@ class AsyncFujinClient(AsyncClient):
     ) -> None:
         address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
         self.address = address
+        self._clock = clock or SystemClock()
         self._link = Link(
             address,
             options or ClientOptions(),
             with_headers=write_form == "table",
-            clock=clock or SystemClock(),
+            clock=self._clock,
             random=random or Random(),  # noqa: S311 - jitter guards no secret
             sleep=sleep,
         )
@@ -140,7 +141,7 @@ class AsyncFujinClient(AsyncClient):
                 batch = await reader.fetch(asked if limit is None else min(asked, limit - handed_out))
                 if not batch and not follow:
                     return
-                started_s = self._link.clock.monotonic()
+                started_s = self._clock.monotonic()
                 done: list[Message] = []
                 try:
                     for message in batch:
@@ -151,7 +152,7 @@ class AsyncFujinClient(AsyncClient):
                     if done:
                         with suppress(EntryNotFound):  # that took too long, or the connection was lost: it comes again
                             await reader.ack(*done)
-                fast = self._link.clock.monotonic() - started_s < FAST_S
+                fast = self._clock.monotonic() - started_s < FAST_S
                 asked = min(asked * 2, FETCH_RECORDS) if fast else max(asked // 2, 1)
 
 

@@ -1,4 +1,4 @@
-"""The connection of a client: made when it is needed, made again when it was lost, with bounds on what is in flight and on time."""
+"""The streams of a client, over a connection that is made again when it was lost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from penstock.clients.arguments import check_bytes, check_topic, chunks
 from penstock.clients.options import ClientOptions
-from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
+from penstock.clients.quic import QuicConnection, QuicStream
+from penstock.clients.reconnecting import Reconnecting
 from penstock.clients.retry import Attempts, Sleep
 from penstock.clients.url import Address
-from penstock.clients.window import Window
 from penstock.clock import Clock
-from penstock.errors import BatchFailed, ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
+from penstock.errors import BatchFailed, InvalidRequest, PenstockError
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.wire import ALPN, PING
 
@@ -36,31 +36,38 @@ class Link:
         random: Random,
         sleep: Sleep,
     ) -> None:
-        self._address = address
-        self._options = options
         self._with_headers = with_headers
-        self.clock = clock
-        self._random = random
-        self._sleep = sleep
-        self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
-        self._connection: QuicConnection | None = None
-        self._connecting = asyncio.Lock()
+        self._connections: Reconnecting[QuicConnection] = Reconnecting(
+            address,
+            options,
+            alpn=ALPN,
+            begin=_begin,
+            is_usable=lambda connection: connection.loss is None,
+            clock=clock,
+            random=random,
+            sleep=sleep,
+        )
         self._writer: WriterStream | None = None
         self._open: set[WriterStream | ReaderStream] = set()
-        self._closed = False
 
     async def open(self) -> None:
         """Connect now, with one attempt, so that a wrong address is heard of at once."""
-        await self._connected(attempts_max=1)
+        await self._connections.open()
 
     async def close(self) -> None:
         """Say goodbye on every stream, then hang up. Closing again does nothing."""
-        self._closed = True
-        connection, self._connection = self._connection, None
+        connection = self._connections.close()
         if connection is not None:
             await asyncio.gather(*(stream.disconnect() for stream in self._open))
             connection.close()
             await connection.wait_closed()
+
+    def attempts(self) -> Attempts:
+        return self._connections.attempts()
+
+    async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
+        """Within the bounds of what may be in flight, and of time."""
+        return await self._connections.in_time(work, requests, size_bytes)
 
     # -- streams ---------------------------------------------------------------------------------------------------------
 
@@ -97,7 +104,7 @@ class Link:
         """Where a server has asked to be left alone, the next stream goes over another connection."""
         if any(stream.stop_requested for stream in self._open):
             leaving, self._open = self._open, set()
-            connection, self._connection = self._connection, None
+            connection = self._connections.leave()
             self._writer = None
             await asyncio.gather(*(stream.disconnect() for stream in leaving))
             if connection is not None:
@@ -105,7 +112,7 @@ class Link:
 
     async def _attach(self, stream: WriterStream | ReaderStream) -> None:
         self._open = {each for each in self._open if each.failure is None or each.stop_requested}
-        connection = await self._connected()
+        connection = await self._connections.get()
         stream.attach(await connection.open_stream_when_allowed(), stream.hello)
         self._open.add(stream)
 
@@ -149,63 +156,10 @@ class Link:
         size_bytes = sum(map(len, values))
         return await self.in_time(partial(writer.write, topic, values, headers), len(values), size_bytes)
 
-    async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
-        """Within the bounds of what may be in flight, and of time."""
-        await self._window.enter(requests, size_bytes)
-        try:
-            async with asyncio.timeout(self._options.request_timeout_s):
-                return await work()
-        except TimeoutError:
-            seconds = self._options.request_timeout_s
-            raise RequestTimeout(f"{self._address} did not answer within {seconds:g} s") from None
-        finally:
-            self._window.leave(requests, size_bytes)
 
-    # -- connecting ------------------------------------------------------------------------------------------------------
-
-    async def _connected(self, attempts_max: int | None = None) -> QuicConnection:
-        if self._connection is not None and self._connection.loss is None:
-            return self._connection
-        async with self._connecting:
-            if self._connection is not None and self._connection.loss is None:
-                return self._connection
-            if self._closed:
-                raise InvalidRequest("this client is closed; connect again to go on")
-            self._connection = await self._connect(attempts_max or self._options.retry.attempts_max)
-            return self._connection
-
-    async def _connect(self, attempts_max: int) -> QuicConnection:
-        attempts = self.attempts(attempts_max)
-        while True:
-            try:
-                return await self._connect_once()
-            except (Unreachable, RequestTimeout, ConnectionLost):
-                if not await attempts.another():
-                    raise
-
-    def attempts(self, attempts_max: int | None = None) -> Attempts:
-        """At something that may work the next time, as the options say."""
-        return Attempts(
-            self._options.retry,
-            clock=self.clock,
-            random=self._random,
-            sleep=self._sleep,
-            attempts_max=attempts_max,
-        )
-
-    async def _connect_once(self) -> QuicConnection:
-        files = self._address.tls_files
-        connection = await connect_quic(
-            self._address.host,
-            self._address.port,
-            alpn=ALPN,
-            ca_file=files.get("ca"),
-            cert=files.get("cert"),
-            key=files.get("key"),
-            timeout_s=self._options.connect_timeout_s,
-        )
-        connection.on_stream = _answer_ping
-        return connection
+async def _begin(connection: QuicConnection) -> QuicConnection:
+    connection.on_stream = _answer_ping
+    return connection
 
 
 def _answer_ping(stream: QuicStream) -> None:
