@@ -63,6 +63,23 @@ KEYS: Final = 4
 HEADERS: Final = 8
 OFFSETS: Final = 16
 _KNOWN_FLAGS: Final = TIMESTAMPS | EXPIRIES | KEYS | HEADERS | OFFSETS
+_ARRAYS: Final = ((TIMESTAMPS, "<i8"), (EXPIRIES, "<i8"), (0, "<i4"), (KEYS, "<i4"), (HEADERS, "<i4"), (OFFSETS, "<u4"))
+_DTYPES: Final = {column: np.dtype(kind) for column, kind in _ARRAYS}
+"""Of the columns that are arrays, in the order in which they are stored."""
+_END: Final = -1
+
+
+def _vectors_at(flags: int) -> dict[int, int]:
+    """Where each column that is there begins, and where all of them end, in bytes for each record."""
+    places, at = {}, 0
+    for column, dtype in _DTYPES.items():
+        if not column or flags & column:
+            places[column] = at
+            at += dtype.itemsize
+    return places | {_END: at}
+
+
+_VECTORS_AT: Final = [_vectors_at(flags) for flags in range(_KNOWN_FLAGS + 1)]
 PLACED_FLAGS: Final = TIMESTAMPS | OFFSETS
 """Columns of a block that has its place in a log; one that is still to be placed has none of them."""
 
@@ -342,19 +359,14 @@ class BlockHeader:
             or last_delta < self.count - 1
             or self.base_offset < 0
             or self.codec > CODEC_ZSTD
-            or self.flags & ~_KNOWN_FLAGS
+            or self.flags > _KNOWN_FLAGS
             or self.raw_bytes > BODY_BYTES_MAX
             or self.stored_bytes > BODY_BYTES_MAX
-            or self.raw_bytes != self._columns_bytes()
+            or self.raw_bytes
+            != self.count * _VECTORS_AT[self.flags][_END] + self.key_bytes + self.value_bytes + self.header_bytes
             or (self.codec == CODEC_NONE and self.stored_bytes != self.raw_bytes)
         ):
             raise CorruptBlock("block header contradicts itself")
-
-    def _columns_bytes(self) -> int:
-        flags = self.flags
-        wide = bool(flags & TIMESTAMPS) + bool(flags & EXPIRIES)
-        narrow = 1 + bool(flags & KEYS) + bool(flags & HEADERS) + bool(flags & OFFSETS)
-        return self.count * (8 * wide + 4 * narrow) + self.key_bytes + self.value_bytes + self.header_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -429,14 +441,8 @@ class Block(BlockHeader):
 
     def _vector(self, column: int) -> npt.NDArray[Any] | None:
         """The array of a column, named by its flag; 0 names the value lengths, which are always there."""
-        at = 0
-        for flag, dtype, width in _LAYOUT:
-            present = not flag or self.flags & flag
-            if flag == column:
-                return np.frombuffer(self.body(), dtype, self.count, at) if present else None
-            if present:
-                at += width * self.count
-        raise AssertionError(f"no column {column}")
+        at = _VECTORS_AT[self.flags].get(column)
+        return None if at is None else np.frombuffer(self.body(), _DTYPES[column], self.count, at * self.count)
 
     def _data_at(self, column: int) -> tuple[int, int]:
         """Where the bytes of a column begin in the body, and how many they are."""
@@ -447,10 +453,10 @@ class Block(BlockHeader):
         return (end, self.value_bytes) if column == 0 else (end - self.key_bytes, self.key_bytes)
 
     def _binary(self, column: int) -> BinaryColumn | None:
-        cells = self.lengths_and_data(column)
+        cells = self.stored_cells(column)
         if cells is None:
             return None
-        lengths, data = cells
+        lengths, data = np.frombuffer(cells[0], _DTYPES[column]), cells[1]
         nulls = lengths < 0
         valid = None
         if nulls.any():
@@ -463,13 +469,14 @@ class Block(BlockHeader):
         np.cumsum(lengths, out=offsets[1:])
         return BinaryColumn(offsets, data, valid)
 
-    def lengths_and_data(self, column: int) -> tuple[Int32s, memoryview] | None:
-        """Lengths of a column's cells (0: values; -1: null) and their bytes, for who joins blocks and checks that the lengths add up."""
-        lengths = self._vector(column)
-        if lengths is None:
+    def stored_cells(self, column: int) -> tuple[memoryview, memoryview] | None:
+        """Lengths of a column's cells (0: values) and their bytes, for who joins those of many blocks and checks that they add up."""
+        place = _VECTORS_AT[self.flags].get(column)
+        if place is None:
             return None
+        body, count = memoryview(self.body()), self.count
         at, size = self._data_at(column)
-        return lengths, memoryview(self.body())[at : at + size]
+        return body[place * count : (place + 4) * count], body[at : at + size]
 
     def offset_column(self) -> Int64s:
         deltas = self._vector(OFFSETS)
@@ -480,11 +487,11 @@ class Block(BlockHeader):
         return self._vector(TIMESTAMPS)  # None where all have the block's first one
 
     def columns(self) -> Columns:
+        values = self._binary(0)  # first: a count is believed, and room made for it, once the body is there
+        assert values is not None
         timestamps = self.timestamp_column()
         if timestamps is None:
             timestamps = np.full(self.count, self.first_timestamp_ms, np.int64)
-        values = self._binary(0)
-        assert values is not None
         return Columns(
             self.offset_column(),
             timestamps,
@@ -555,16 +562,6 @@ class Block(BlockHeader):
             for index in np.flatnonzero(lengths[start:stop] < 0).tolist():
                 cells[index] = None
         return cells
-
-
-_LAYOUT: Final = (
-    (TIMESTAMPS, "<i8", 8),
-    (EXPIRIES, "<i8", 8),
-    (0, "<i4", 4),
-    (KEYS, "<i4", 4),
-    (HEADERS, "<i4", 4),
-    (OFFSETS, "<u4", 4),
-)
 
 
 # -- header cells -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ column can address. Expired records are left out when a batch is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ BYTES_MAX: Final = 4 * BYTES_TARGET
 LOG_APPEND_TIME: Final = 1
 """What Kafka calls a timestamp that the broker gave."""
 _VALUES: Final = 0
+_LENGTH: Final = np.dtype("<i4")
 _HEADER_FIXED_BYTES: Final = 6
 _US_PER_MS: Final = 1000
 
@@ -53,15 +54,8 @@ Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 
-class _Piece(NamedTuple):
-    """Rows of one block, on their way into a batch."""
-
-    block: Block
-    first: int
-    last: int
-    cut: bool
-    """Whether rows of the block are left out."""
-    rows: int
+_Piece = tuple[Block, int, int]
+"""Rows of one block, on their way into a batch: from one index up to another."""
 
 
 class _Gathered(NamedTuple):
@@ -88,39 +82,40 @@ class BatchMaker:
         self._flags = 0
         self._constants: dict[str, pa.Array] = {}
 
-    def add(self, block: Block, offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
-        """Take the rows of a block from one offset up to another; yields the batches that are full."""
-        if offset <= block.base_offset and block.next_offset <= end_offset:
-            if block.count <= ROWS_MAX and block.raw_bytes <= BYTES_MAX:
-                pieces: Iterable[_Piece] = (_Piece(block, 0, block.count, False, block.count),)
-            else:
-                pieces = _cut(block, 0, block.count)
-        else:
-            pieces = _cut(block, block.index_of(offset), block.index_of(end_offset))
-        for piece in pieces:
-            size = block.raw_bytes * piece.rows // block.count
-            if self._pieces and (self._rows + piece.rows > ROWS_MAX or self._bytes + size > BYTES_MAX):
-                yield from self.finish()
-            self._pieces.append(piece)
-            self._rows += piece.rows
-            self._bytes += size
-            self._flags |= block.flags
-            if self._rows >= ROWS_TARGET or self._bytes >= BYTES_TARGET:
-                yield from self.finish()
+    def add(self, block: Block, offset: int, end_offset: int) -> Sequence[pa.RecordBatch]:
+        """Take the rows of a block from one offset up to another; returns the batches that are full."""
+        if offset <= block.base_offset and block.next_offset <= end_offset and _fits(block):
+            return self._take(block, 0, block.count, block.raw_bytes)
+        full: list[pa.RecordBatch] = []
+        for first, last in _cuts(block, block.index_of(offset), block.index_of(end_offset)):
+            full += self._take(block, first, last, block.raw_bytes * (last - first) // block.count)
+        return full
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
+    def _take(self, block: Block, first: int, last: int, size: int) -> Sequence[pa.RecordBatch]:
+        rows = last - first
+        full: Sequence[pa.RecordBatch] = ()
+        if self._rows + rows > ROWS_MAX or self._bytes + size > BYTES_MAX:
+            full = self.finish()
+        self._pieces.append((block, first, last))
+        self._flags |= block.flags
+        self._rows += rows
+        self._bytes += size
+        if self._rows >= ROWS_TARGET or self._bytes >= BYTES_TARGET:
+            full = (*full, *self.finish())
+        return full
+
+    def finish(self) -> Sequence[pa.RecordBatch]:
         """What is left, as a batch, unless nothing is."""
         gathered = _Gathered(self._pieces, self._rows, self._flags)
         self._pieces, self._rows, self._bytes, self._flags = [], 0, 0, 0
         if not gathered.rows:
-            return
+            return ()
         columns = [self._column(name, gathered) for name in self._names]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         visible = _visible(gathered, self._now_ms)
         if visible is not None:
             batch = batch.filter(pa.array(visible))
-        if batch.num_rows:
-            yield batch
+        return (batch,) if batch.num_rows else ()
 
     # -- columns ---------------------------------------------------------------------------------------------------------
 
@@ -155,23 +150,26 @@ class BatchMaker:
         return _fixed(pa.int32(), np.full(rows, number, np.int32), rows)
 
 
-def _cut(block: Block, first: int, last: int) -> Iterator[_Piece]:
+def _fits(block: Block) -> bool:
+    return block.count <= ROWS_MAX and block.raw_bytes <= BYTES_MAX
+
+
+def _cuts(block: Block, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Some rows of a block, in pieces that are not too large."""
-    if first >= last:
-        return
-    if block.count <= ROWS_MAX and block.raw_bytes <= BYTES_MAX:
-        yield _Piece(block, first, last, True, last - first)
+    if _fits(block):
+        if first < last:
+            yield first, last
         return
     ends = np.zeros(block.count, np.int64)
     for column in (_VALUES, KEYS, HEADERS):
-        cells = block.lengths_and_data(column)
+        cells = block.stored_cells(column)
         if cells is not None:
-            ends += np.cumsum(np.maximum(cells[0], 0), dtype=np.int64)
+            ends += np.cumsum(_sizes(cells[0]), dtype=np.int64)
     while first < last:
         before = int(ends[first - 1]) if first else 0
         fitting = int(np.searchsorted(ends, before + BYTES_MAX, "right"))
         stop = min(max(fitting, first + 1), first + ROWS_MAX, last)
-        yield _Piece(block, first, stop, True, stop - first)
+        yield first, stop
         first = stop
 
 
@@ -184,54 +182,60 @@ def _joined(vectors: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _offsets(gathered: _Gathered) -> Int64s:
-    pieces = gathered.pieces
-    first, last = pieces[0].block, pieces[-1].block
+    begin, end = gathered.pieces[0][0].base_offset, gathered.pieces[-1][0].next_offset
     # Whole blocks, one right behind the other. Pieces that are cut are fewer rows than their blocks have offsets.
-    if not gathered.flags & OFFSETS and last.next_offset - first.base_offset == gathered.rows:
-        return np.arange(first.base_offset, last.next_offset, dtype=np.int64)
-    return _joined([piece.block.offset_column()[piece.first : piece.last] for piece in pieces])
+    if not gathered.flags & OFFSETS and end - begin == gathered.rows:
+        return np.arange(begin, end, dtype=np.int64)
+    return _joined([block.offset_column()[first:last] for block, first, last in gathered.pieces])
 
 
 def _timestamps_us(gathered: _Gathered) -> Int64s:
     pieces = gathered.pieces
     if not gathered.flags & TIMESTAMPS:
-        firsts = np.array([piece.block.first_timestamp_ms for piece in pieces], np.int64)
-        return np.repeat(firsts * _US_PER_MS, [piece.rows for piece in pieces])
+        stamps_us = [block.first_timestamp_ms * _US_PER_MS for block, _, _ in pieces]
+        return np.repeat(np.array(stamps_us, np.int64), [last - first for _, first, last in pieces])
     vectors: list[Int64s] = []
-    for piece in pieces:
-        column = piece.block.timestamp_column()
+    for block, first, last in pieces:
+        column = block.timestamp_column()
         if column is None:
-            vectors.append(np.full(piece.rows, piece.block.first_timestamp_ms * _US_PER_MS, np.int64))
+            vectors.append(np.full(last - first, block.first_timestamp_ms * _US_PER_MS, np.int64))
         else:
-            vectors.append(column[piece.first : piece.last] * _US_PER_MS)
+            vectors.append(column[first:last] * _US_PER_MS)
     return _joined(vectors)
 
 
-def _cells(piece: _Piece, column: int) -> tuple[Int32s, memoryview]:
-    """Lengths and bytes of the cells of a piece; null for each where the block has no such column."""
-    cells = piece.block.lengths_and_data(column)
+def _cells(piece: _Piece, column: int) -> tuple[memoryview, memoryview]:
+    """Lengths and bytes of the cells of a piece, as they are stored; null for each where the block has no such column."""
+    block, first, last = piece
+    cells = block.stored_cells(column)
     if cells is None:
-        return np.full(piece.rows, -1, np.int32), memoryview(b"")
+        return memoryview(b"\xff\xff\xff\xff" * (last - first)), memoryview(b"")
+    if last - first == block.count:
+        return cells
     lengths, data = cells
-    if not piece.cut:
-        return lengths, data
-    start = int(np.maximum(lengths[: piece.first], 0).sum(dtype=np.int64))
-    lengths = lengths[piece.first : piece.last]
-    size = int(np.maximum(lengths, 0).sum(dtype=np.int64))
-    return lengths, data[start : start + size]
+    sizes = _sizes(lengths)
+    start, size = (int(part.sum(dtype=np.int64)) for part in (sizes[:first], sizes[first:last]))
+    return lengths[first * _LENGTH.itemsize : last * _LENGTH.itemsize], data[start : start + size]
+
+
+def _sizes(lengths: memoryview) -> Int32s:
+    """Of cells; a null has none."""
+    return np.maximum(np.frombuffer(lengths, _LENGTH), 0)
 
 
 def _joined_cells(pieces: Sequence[_Piece], column: int) -> tuple[Int32s, memoryview | pa.Buffer]:
+    if len(pieces) == 1:
+        lengths, data = _cells(pieces[0], column)
+        return np.frombuffer(lengths, _LENGTH), data
     cells = [_cells(piece, column) for piece in pieces]
-    if len(cells) == 1:
-        return cells[0]
     # From Arrow's pool, which keeps what it has: fresh memory of this size would cost more than filling it.
     buffer = pa.allocate_buffer(sum([len(data) for _, data in cells]))
     into, at = memoryview(buffer).cast("B"), 0
     for _, data in cells:
-        into[at : at + len(data)] = data
-        at += len(data)
-    return np.concatenate([lengths for lengths, _ in cells]), buffer
+        end = at + len(data)
+        into[at:end] = data
+        at = end
+    return np.frombuffer(b"".join([lengths for lengths, _ in cells]), _LENGTH), buffer
 
 
 def _binary(gathered: _Gathered, column: int) -> pa.Array:
@@ -269,12 +273,13 @@ def _visible(gathered: _Gathered, now_ms: int) -> Bools | None:
         return None
     visible = np.ones(gathered.rows, np.bool_)
     at = 0
-    for piece in gathered.pieces:
-        column = piece.block.expiry_column()
+    for block, first, last in gathered.pieces:
+        end = at + last - first
+        column = block.expiry_column()
         if column is not None:
-            part = column[piece.first : piece.last]
-            visible[at : at + piece.rows] = (part == 0) | (part > now_ms)
-        at += piece.rows
+            part = column[first:last]
+            visible[at:end] = (part == 0) | (part > now_ms)
+        at = end
     return None if visible.all() else visible
 
 
