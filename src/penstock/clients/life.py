@@ -9,7 +9,28 @@ from typing import Self
 from penstock.clients.url import Address
 
 
-class AsyncClient(ABC):
+class AsyncOpened(ABC):
+    """What is opened by an `async with` block and closed by its end."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """What entering the block does first."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """What leaving the block does. Closing again does nothing."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncClient(AsyncOpened):
     """What the clients of all protocols have in common."""
 
     address: Address
@@ -21,12 +42,3 @@ class AsyncClient(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Finish what is under way, then hang up. Closing again does nothing."""
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from penstock.clients.life import AsyncClient
 from penstock.clients.loop_thread import LoopThread
@@ -61,6 +61,45 @@ class SyncTwin(Generic[Client]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class AsyncTransaction(Protocol):
+    """What a transaction of an async client can do, whatever its records are."""
+
+    async def __aenter__(self) -> object: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def commit(self) -> None: ...
+    async def rollback(self) -> None: ...
+
+
+Transaction = TypeVar("Transaction", bound=AsyncTransaction)
+
+
+class SyncTransaction(Generic[Transaction]):
+    """A transaction in a `with` block: committed at its end, and rolled back where that is left by an exception."""
+
+    def __init__(self, thread: LoopThread, transaction: Transaction) -> None:
+        self._thread = thread
+        self._transaction = transaction
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._transaction.__aexit__(kind, error, trace))
+
+    def commit(self) -> None:
+        """Make everything that was added readable, all or nothing; the end of the block does that by itself."""
+        self._thread.run(self._transaction.commit())
+
+    def rollback(self) -> None:
+        """Drop everything that was added."""
+        self._thread.run(self._transaction.rollback())
 
 
 async def _next(items: AsyncGenerator[Item, None]) -> Item | None:

@@ -210,6 +210,23 @@ class Client:
         self.session.closed()
 
 
+ENDINGS = ("disconnect", "end", "reset", "bad command", "connection lost")
+
+
+def leave(client: Client, side: Side, ending: str) -> None:
+    """End a conversation in one of these ways."""
+    if ending == "disconnect":
+        side.say(bytes((10,)))
+    elif ending == "end":
+        side.session.ended()
+    elif ending == "reset":
+        side.session.aborted(0)
+    elif ending == "bad command":
+        side.say(b"\xff")
+    else:
+        client.hang_up()
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop turn until something holds."""
     try:

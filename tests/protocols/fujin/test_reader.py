@@ -13,7 +13,7 @@ from penstock.log.api import TopicConfig
 from penstock.protocols.fujin.settings import Alias
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
-from tests.protocols.fujin.memory import Client, Side, Timers, settle, until
+from tests.protocols.fujin.memory import ENDINGS, Client, Side, Timers, leave, settle, until
 from tests.protocols.fujin.requests import (
     DISCONNECT,
     ack,
@@ -418,7 +418,7 @@ async def test_a_reader_that_fetches_and_settles_nothing_is_not_remembered_for_e
         broker.subscriptions.sweep()
 
 
-@pytest.mark.parametrize("how", ["disconnect", "end", "reset", "bad command", "connection lost"])
+@pytest.mark.parametrize("how", ENDINGS)
 async def test_what_a_reader_leaves_goes_to_another_at_once_and_only_the_first_of_it_counts(
     client: Client, connect: Connect, broker: Broker, how: str
 ) -> None:
@@ -428,17 +428,8 @@ async def test_what_a_reader_leaves_goes_to_another_at_once_and_only_the_first_o
     for _ in range(3):
         reader = await client.reader(b"orders")
         assert await reader.hear(36) == message(b"a", 1) + message(b"b", 2)
-        if how == "disconnect":
-            reader.say(DISCONNECT)
-        elif how == "end":
-            reader.session.ended()
-        elif how == "reset":
-            reader.session.aborted(0)
-        elif how == "bad command":
-            reader.say(b"\3")
-        else:
-            client.hang_up()
-            client = connect()
+        leave(client, reader, how)
+        client = connect()
     heir = await other.reader(b"orders")
     assert await heir.hear(18) == message(b"b", 2)
     await heir.silence()

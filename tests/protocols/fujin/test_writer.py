@@ -16,7 +16,7 @@ from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.fujin.settings import Alias
 from penstock.testing.faults import FaultyDisk
 from tests.protocols.fujin.conftest import Connect
-from tests.protocols.fujin.memory import Client, Timers, settle, until
+from tests.protocols.fujin.memory import ENDINGS, Client, Timers, leave, settle, until
 from tests.protocols.fujin.requests import (
     CONNECT_WRITER,
     DISCONNECT,
@@ -302,21 +302,12 @@ async def test_what_does_not_fit_the_state_is_refused_and_changes_nothing(client
     assert await side.ask(commit(6), size=26) == failed(4, 6, refusal)
 
 
-@pytest.mark.parametrize("how", ["disconnect", "end", "reset", "bad command", "connection lost"])
+@pytest.mark.parametrize("how", ENDINGS)
 async def test_a_stream_that_ends_rolls_back(client: Client, broker: Broker, how: str) -> None:
     side = client.writer()
     await side.ask(begin(1), write(2, b"a", b"x"), size=12)
     assert broker.transactions.stats.open == 1
-    if how == "disconnect":
-        side.say(DISCONNECT)
-    elif how == "end":
-        side.session.ended()
-    elif how == "reset":
-        side.session.aborted(0)
-    elif how == "bad command":
-        side.say(b"\xff")
-    else:
-        client.hang_up()
+    leave(client, side, how)
     await until(lambda: broker.transactions.stats.open == 0)
     assert broker.transactions.stats.rolled_back == 1
     assert await values(broker, "a") == []
@@ -370,10 +361,7 @@ async def test_what_waits_for_its_topic_is_not_written_once_the_stream_is_gone(
     side = client.writer()
     side.say(*([begin(1)] if in_transaction else []), write(2, b"new", b"x"), write(3, b"newer", b"y"))
     assert not broker.has_topic("new")
-    if how == "reset":
-        side.session.aborted(0)
-    else:
-        client.hang_up()
+    leave(client, side, how)
     await until(lambda: broker.has_topic("new") and side.stream.held_bytes == 0)
     await settle()
     assert (await values(broker, "new"), broker.has_topic("newer")) == ([], False)

@@ -19,7 +19,7 @@ from typing import Final, Literal, Self
 import msgspec
 
 from penstock.clients.arguments import check_topic
-from penstock.clients.life import AsyncClient
+from penstock.clients.life import AsyncClient, AsyncOpened
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import Sleep
 from penstock.clients.url import parse_quic_url
@@ -227,7 +227,7 @@ class Transaction:
             writer.abandon()
 
 
-class Reader:
+class Reader(AsyncOpened):
     """Made by `AsyncFujinClient.reader`; connects again by itself where the connection was lost."""
 
     def __init__(self, link: Link, topic: str, *, pull: bool, auto_commit: bool) -> None:
@@ -248,15 +248,6 @@ class Reader:
         stream, self._stream = self._stream, None
         if stream is not None:
             await self._link.give_up(stream)
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def __aiter__(self) -> Self:
         return self

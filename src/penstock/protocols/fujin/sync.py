@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
-from penstock.clients.sync_twin import SyncTwin
+from penstock.clients.sync_twin import SyncTransaction, SyncTwin
 from penstock.protocols.fujin.client import FETCH_RECORDS, AsyncFujinClient, Message
 from penstock.protocols.fujin.client import Reader as AsyncReader
 from penstock.protocols.fujin.client import Transaction as AsyncTransaction
@@ -61,21 +61,8 @@ class FujinClient(SyncTwin[AsyncFujinClient]):
         return self._iterate(self._client.records(topic, follow=follow, limit=limit))
 
 
-class Transaction:
+class Transaction(SyncTransaction[AsyncTransaction]):
     """Made by `FujinClient.transaction`; used once, in a `with` block."""
-
-    def __init__(self, thread: LoopThread, transaction: AsyncTransaction) -> None:
-        self._thread = thread
-        self._transaction = transaction
-
-    def __enter__(self) -> Self:
-        self._thread.run(self._transaction.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.run(self._transaction.__aexit__(kind, error, trace))
 
     def send(self, topic: str, value: bytes, *, headers: Mapping[str, bytes] | None = None) -> None:
         """Add one record."""
@@ -84,14 +71,6 @@ class Transaction:
     def send_many(self, topic: str, values: Iterable[bytes], *, headers: Mapping[str, bytes] | None = None) -> None:
         """Add many records. Raises BatchFailed where some were refused."""
         self._thread.run(self._transaction.send_many(topic, values, headers=headers))
-
-    def commit(self) -> None:
-        """Write everything that was added; the end of the block does that by itself."""
-        self._thread.run(self._transaction.commit())
-
-    def rollback(self) -> None:
-        """Drop everything that was added."""
-        self._thread.run(self._transaction.rollback())
 
 
 class Reader:

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from penstock.clients.arguments import Values, check_bytes, check_topic, chunks, columns, index_field, offset_field
-from penstock.clients.loop_thread import LoopThread
 from penstock.clients.requests import Requests
+from penstock.clients.sync_twin import SyncTransaction
 from penstock.errors import (
     BatchFailed,
     ConnectionLost,
@@ -170,7 +170,7 @@ def _all_added(results: list[int | PenstockError]) -> list[int]:
     ) from errors[0]
 
 
-class Transaction:
+class Transaction(SyncTransaction[AsyncTransaction]):
     """The same calls as `AsyncTransaction`, each waiting for its answer.
 
     ```python
@@ -179,10 +179,6 @@ class Transaction:
         txn.send("payments", b"1.00")
     ```
     """
-
-    def __init__(self, thread: LoopThread, transaction: AsyncTransaction) -> None:
-        self._thread = thread
-        self._transaction = transaction
 
     @property
     def id(self) -> str:
@@ -193,15 +189,6 @@ class Transaction:
         """What entering the block does first."""
         self._thread.run(self._transaction.begin())
         return self
-
-    def __enter__(self) -> Self:
-        self._thread.run(self._transaction.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.run(self._transaction.__aexit__(kind, error, trace))
 
     def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> int:
         """Add one record; returns its partition. For many records, `send_many` is much faster."""
@@ -214,11 +201,3 @@ class Transaction:
     def commit_offset(self, topic: str, group: str, partition: int, offset: int) -> None:
         """Note the next offset that a group reads; it moves with the commit."""
         self._transaction.commit_offset(topic, group, partition, offset)
-
-    def commit(self) -> None:
-        """Make everything readable, all or nothing; see `AsyncTransaction.commit`."""
-        self._thread.run(self._transaction.commit())
-
-    def rollback(self) -> None:
-        """Drop everything. Raises TransactionNotActive where it was committed before."""
-        self._thread.run(self._transaction.rollback())
