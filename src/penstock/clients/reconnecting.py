@@ -1,7 +1,7 @@
 """A conversation over QUIC that is begun when it is needed and begun again when it was lost, with bounds on what is in flight and on time.
 
 However many callers need it, it is begun once; a failure is tried again with growing, jittered delays, bounded in number and in time. What
-the conversation is, and how it begins, is the protocol's business.
+the conversation is, and how it begins, is the protocol's business. Who needs a connection for itself gets one in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Conversation = TypeVar("Conversation")
 
 
 class Reconnecting(Generic[Conversation]):
-    """`begin` makes a conversation of a new connection; `is_usable` tells whether one still is."""
+    """`begin` makes the conversation of a new connection; `is_usable` tells whether it still is."""
 
     def __init__(
         self,
@@ -64,9 +64,7 @@ class Reconnecting(Generic[Conversation]):
             current = self._usable()
             if current is not None:
                 return current
-            if self._closed:
-                raise InvalidRequest("this client is closed; connect again to go on")
-            self._current = current = await self._connect(attempts_max)
+            self._current = current = await self.connect(self._begin, attempts_max)
             return current
 
     def leave(self) -> Conversation | None:
@@ -101,16 +99,19 @@ class Reconnecting(Generic[Conversation]):
         current = self._current
         return current if current is not None and self._is_usable(current) else None
 
-    async def _connect(self, attempts_max: int | None) -> Conversation:
+    async def connect(self, begin: Callable[[QuicConnection], Awaitable[T]], attempts_max: int | None = None) -> T:
+        """Begin something on a connection of its own, which is closed where that fails. Raises what `get` does."""
+        if self._closed:
+            raise InvalidRequest("this client is closed; connect again to go on")
         attempts = self.attempts(attempts_max)
         while True:
             try:
-                return await self._connect_once()
+                return await self._connect_once(begin)
             except (Unreachable, RequestTimeout, ConnectionLost):
                 if not await attempts.another():
                     raise
 
-    async def _connect_once(self) -> Conversation:
+    async def _connect_once(self, begin: Callable[[QuicConnection], Awaitable[T]]) -> T:
         files = self._address.tls_files
         connection = await connect_quic(
             self._address.host,
@@ -122,7 +123,7 @@ class Reconnecting(Generic[Conversation]):
             timeout_s=self._options.connect_timeout_s,
         )
         try:
-            return await self._within(self._options.connect_timeout_s, lambda: self._begin(connection))
+            return await self._within(self._options.connect_timeout_s, lambda: begin(connection))
         except BaseException:
             connection.close()
             raise

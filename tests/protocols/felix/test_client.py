@@ -155,6 +155,27 @@ async def test_who_stops_waiting_for_a_subscription_has_none(client: AsyncFelixC
     assert await client.send("demo", b"x") is not None
 
 
+async def test_a_subscription_that_nobody_reads_holds_up_nothing_else(client: AsyncFelixClient) -> None:
+    async with await client.subscribe("demo") as unread, await client.subscribe("shop/orders") as read:
+        for _ in range(8):
+            await client.send_many("demo", [bytes(16 << 10)] * 64)  # more than any window
+        await client.send("shop/orders", b"heard")
+        assert (event := await read.next(EVENT_S_MAX)) is not None
+        assert event.value == b"heard"
+        await client.cache_put("k", b"v")
+        assert await client.cache_get("k") == b"v"
+        assert len(await unread.next_many()) >= 1
+
+
+async def test_a_subscription_may_be_closed_while_somebody_waits_for_its_next_event(client: AsyncFelixClient) -> None:
+    subscription = await client.subscribe("demo")
+    waiting = asyncio.ensure_future(subscription.next())
+    await asyncio.sleep(0)
+    subscription.close()
+    assert await waiting is None
+    subscription.close()
+
+
 async def test_no_event_in_time_is_no_event(client: AsyncFelixClient) -> None:
     async with await client.subscribe("demo") as subscription:
         assert await subscription.next(0.01) is None

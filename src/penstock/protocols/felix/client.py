@@ -1,8 +1,8 @@
 """The async Felix client.
 
-One connection; on it one stream for publishing and one for the cache, each with many requests in flight, and a stream of the broker's
-for each subscription (`client_session`). It speaks as deployed clients do: it says who it is on each stream, publishes in binary and reads
-binary events.
+One connection for requests, with one stream for publishing and one for the cache and many in flight on each (`client_session`); and a
+connection for each subscription. It speaks as deployed clients do: it says who it is on each stream, publishes in binary and reads binary
+events.
 
 A connection that is lost is made again by the next request. What was in flight fails with ConnectionLost, because whether it was carried
 out is unknown; only reading the cache is repeated by itself. Subscriptions end with their connection.
@@ -86,12 +86,14 @@ class AsyncFelixClient(AsyncClient):
         self.address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
         self.tenant = tenant or self.address.user or DEFAULT_NAME
         self.namespace = namespace
-        self._token = token if token is not None else self.address.password or ""
+        token = token if token is not None else self.address.password or ""
+        self._auth = Auth(tenant_id=self.tenant, token=token, client_flags=SUPPORTED)
+        self._subscriptions: set[Subscription] = set()
         self._sessions: Reconnecting[ClientSession] = Reconnecting(
             self.address,
             options or ClientOptions(),
             alpn=ALPN,
-            begin=self._begin,
+            begin=lambda connection: ClientSession.begin(connection, self._auth),
             is_usable=lambda session: session.is_usable,
             clock=clock or SystemClock(),
             random=random or Random(),  # noqa: S311 - jitter guards no secret
@@ -105,14 +107,12 @@ class AsyncFelixClient(AsyncClient):
         await self._sessions.open()
 
     async def close(self) -> None:
-        """Wait for what was sent to be carried out and answered, then hang up. Closing again does nothing."""
+        """End subscriptions, wait for what was sent to be carried out and answered, then hang up. Closing again does nothing."""
         session = self._sessions.close()
+        for subscription in list(self._subscriptions):
+            subscription.close()
         if session is not None:
             await self._sessions.in_time(session.finish, requests=0)
-
-    async def _begin(self, connection: QuicConnection) -> ClientSession:
-        auth = Auth(tenant_id=self.tenant, token=self._token, client_flags=SUPPORTED)
-        return await ClientSession.begin(connection, auth)
 
     # -- publishing ------------------------------------------------------------------------------------------------------
 
@@ -169,8 +169,15 @@ class AsyncFelixClient(AsyncClient):
             stream=stream,
             start=UNSET if start == "latest" else StartOffset(offset_field(start)) if isinstance(start, int) else start,
         )
-        session = await self._sessions.get()
-        return Subscription(await self._sessions.in_time(partial(session.subscribe, request)), stream)
+
+        async def begin(connection: QuicConnection) -> Subscription:
+            subscription = Subscription(stream, connection, self._subscriptions.discard)
+            await subscription.begin(self._auth, request)
+            return subscription
+
+        subscription = await self._sessions.connect(begin)
+        self._subscriptions.add(subscription)
+        return subscription
 
     # -- the cache -------------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,35 @@
-"""A client's side of one subscription: the stream that the broker opened for it, as an iterator over events."""
+"""A client's side of one subscription: the stream that the broker opened for it, as an iterator over events.
+
+It has a connection for itself. One that nobody reads is held back by not reading its connection, and would hold up whatever else
+goes over that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
 
-from penstock.clients.quic import QuicStream
-from penstock.errors import ConnectionLost, ProtocolViolation
+from penstock.clients.quic import QuicConnection, QuicStream
+from penstock.errors import ConnectionLost, OffsetOutOfRange, PenstockError, ProtocolViolation
+from penstock.protocols.felix.answers import error_of
 from penstock.protocols.felix.binary import Events
-from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_reply
-from penstock.protocols.felix.messages import Event, EventBatch, EventStreamHello
+from penstock.protocols.felix.codec import Frame, FrameDecoder, Reply, decode_reply, encode_message
+from penstock.protocols.felix.messages import (
+    Auth,
+    AuthOk,
+    Error,
+    Event,
+    EventBatch,
+    EventStreamHello,
+    Ok,
+    Subscribe,
+    SubscribeCursorError,
+    Subscribed,
+)
 
 
 class FelixEvent(msgspec.Struct, frozen=True, gc=False):
@@ -29,14 +46,33 @@ class Subscription:
     Ends when the broker ends it; raises ConnectionLost where the connection broke or the broker cut it off.
     """
 
-    def __init__(self, greeted: Greeted, stream_name: str) -> None:
-        self.id = greeted.id
+    def __init__(
+        self, stream_name: str, connection: QuicConnection, on_closed: Callable[[Subscription], object]
+    ) -> None:
+        """Made by `begin`."""
         self.stream = stream_name
-        self._quic = greeted.stream
-        self._decoder = greeted.decoder
+        self._connection = connection
+        self._on_closed = on_closed
+        self._quic: QuicStream | None = None
+        self._decoder = FrameDecoder()
         self._events: deque[FelixEvent] = deque()
         self._closed = False
-        for frame in greeted.rest:
+
+    async def begin(self, auth: Auth, request: Subscribe) -> None:
+        """Ask for it, and wait for the stream that the broker opens. Raises what the broker refuses with."""
+        await _ask(self._connection, auth, request)
+        self._quic = await self._connection.accept_stream()
+        frames: list[Frame] = []
+        while not frames:
+            data = await self._quic.read()
+            if not data:
+                raise ConnectionLost("the broker ended a stream that it had just opened")
+            frames = self._decoder.feed(data)
+            if self._decoder.violation is not None:
+                raise self._decoder.violation
+        if not isinstance(decode_reply(frames[0]), EventStreamHello):
+            raise ProtocolViolation("the broker opened a stream and did not say for which subscription")
+        for frame in frames[1:]:
             self._take(frame)
 
     async def next(self, timeout_s: float | None = None) -> FelixEvent | None:
@@ -60,10 +96,11 @@ class Subscription:
         return events
 
     def close(self) -> None:
-        """Tell the broker to send no more."""
+        """Tell the broker to send no more. What has come may still be read."""
         if not self._closed:
             self._closed = True
-            self._quic.stop_receiving()
+            self._connection.close()
+            self._on_closed(self)
 
     def __aiter__(self) -> Self:
         return self
@@ -81,11 +118,20 @@ class Subscription:
         self.close()
 
     async def _read(self) -> bool:
-        data = await self._quic.read()
-        for frame in self._decoder.feed(data):
-            self._take(frame)
-        if self._decoder.violation is not None:
-            raise self._decoder.violation
+        assert self._quic is not None
+        try:
+            data = await self._quic.read()
+            for frame in self._decoder.feed(data):
+                self._take(frame)
+            if self._decoder.violation is not None:
+                raise self._decoder.violation
+        except PenstockError:
+            if self._closed:  # by somebody else, while we waited
+                return False
+            self.close()
+            raise
+        if not data:
+            self.close()
         return bool(data)
 
     def _take(self, frame: Frame) -> None:
@@ -105,29 +151,26 @@ class Subscription:
             raise ProtocolViolation(f"{type(reply).__name__} does not belong on a stream of events")
 
 
-class Greeted:
-    """A stream of the broker's that has said which subscription it is of."""
-
-    def __init__(self, stream: QuicStream, decoder: FrameDecoder, id_: int, rest: list[Frame]) -> None:
-        self.stream = stream
-        self.decoder = decoder
-        self.id = id_
-        self.rest = rest
-        """What came behind the greeting already."""
-
-
-async def greet(stream: QuicStream) -> Greeted:
-    """Wait for the greeting. Raises ProtocolViolation where something else comes, ConnectionLost where nothing does."""
+async def _ask(connection: QuicConnection, auth: Auth, request: Subscribe) -> None:
+    """The stream that asks says who it is, asks, and ends."""
+    asking = connection.open_stream()
+    await asking.write(encode_message(auth) + encode_message(request), end=True)
     decoder = FrameDecoder()
-    frames: list[Frame] = []
-    while not frames:
-        data = await stream.read()
+    answers: list[Reply] = []
+    while len(answers) < 2:
+        data = await asking.read()
         if not data:
-            raise ConnectionLost("the broker ended a stream that it had just opened")
-        frames = decoder.feed(data)
+            raise ConnectionLost("the broker ended the stream before it had answered")
+        answers += [decode_reply(frame) for frame in decoder.feed(data)]
         if decoder.violation is not None:
             raise decoder.violation
-    hello = decode_reply(frames[0])
-    if not isinstance(hello, EventStreamHello) or not isinstance(hello.subscription_id, int):
-        raise ProtocolViolation("the broker opened a stream and did not say for which subscription")
-    return Greeted(stream, decoder, hello.subscription_id, frames[1:])
+        for answer in answers:
+            if isinstance(answer, Error):
+                raise error_of(answer.message)
+            if isinstance(answer, SubscribeCursorError):
+                raise OffsetOutOfRange(
+                    f"offset {answer.requested} cannot be read: the nearest that can is {answer.available}"
+                )
+    welcome, subscribed = answers[:2]
+    if not isinstance(welcome, Ok | AuthOk) or not isinstance(subscribed, Subscribed):
+        raise ProtocolViolation(f"{type(subscribed).__name__} is no answer to a subscription")
