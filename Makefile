@@ -53,8 +53,8 @@ bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka on th
 	@$(BIN)/python -m bench
 
 .PHONY: torture-spark
-torture-spark: $(SETUP_DONE) ## 240 rounds, over 200 of them kills of driver, workers, broker or a batch done again; every record arrives once (some 25 minutes)
-	@$(BIN)/python -m tests.crash.spark_torture --rounds 240
+torture-spark: $(SETUP_DONE) ## 200 kills of driver, workers and broker and batches done again; every record arrives once (some 25 minutes)
+	@$(BIN)/python -m tests.crash.spark_torture --kills 200
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds; data directories stay

@@ -1,10 +1,11 @@
 """Exactly once, from a topic through Spark to a topic, while everything that can be killed is killed.
 
-    python -m tests.crash.spark_torture --rounds 200
+    python -m tests.crash.spark_torture --kills 200
 
 A writer feeds the topic `in`; a query copies it to `out`; each round ends something at a moment of its own: the broker, one of Spark's
 Python processes (workers, what runs the source, what commits the sink), the whole driver; or it ends the query, or makes it repeat a batch
-whose commit it has forgotten. In the end `out` holds every record of `in`, and each of them once.
+whose commit it has forgotten. In the end `out` holds every record of `in`, and each of them once; so does `in` of all that its writer heard
+are stored. Ends with 1, and leaves its files where they are, where that is not so or the query stands still.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,12 +31,14 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
 from penstock.testing import BrokerProcess
+from tests.crash.spark_torture_report import Deeds, Verdict, judge
 
 IN_PARTITIONS, OUT_PARTITIONS = 2, 3
 FED_AT_ONCE_MAX = 20
 FEED_S = 0.05
 PROGRESS_S_MAX = 180.0
 LOOK_S = 0.05
+ANSWER_S_MAX = 120.0
 # A driver takes as long to come back as everything else takes for ten rounds.
 WEIGHTS = {"broker": 30, "worker": 30, "replay": 20, "stop": 12, "driver": 8}
 # The virtual machine, and those that have done their work when a query has begun.
@@ -42,8 +46,8 @@ NOT_WORKERS = ("java", "lookup_data_sources", "create_data_source", "plan_data_s
 OPTIONS = ClientOptions(retry=NO_RETRY, request_timeout_s=10.0)
 
 
-class NoProgress(AssertionError):
-    """The query wrote nothing for a long time."""
+class NoProgress(Exception):
+    """The query wrote nothing for a long time, or its driver does not answer."""
 
 
 class Spark:
@@ -70,15 +74,25 @@ class Spark:
             start_new_session=True,
             cwd=Path(__file__).parents[2],
         )
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != b"ready\n":
+        if self._answer() != "ready":
             raise NoProgress("the driver did not start; driver.log says why")
 
-    def tell(self, command: str) -> None:
+    def tell(self, command: str) -> str:
+        """What the driver says it did."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n".encode())
         self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        # One line is asked for at a time, so none waits in the buffer of the pipe.
+        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_S_MAX)
+        if not ready:
+            raise NoProgress("the driver does not answer; driver.log may say why")
+        return self._process.stdout.readline().decode().strip()
 
     def kill(self) -> None:
         """The driver with its virtual machine and all Python processes, at once."""
@@ -102,10 +116,11 @@ class Spark:
             if "pyspark" in (command := _command_of(pid)) and not any(each in command for each in NOT_WORKERS)
         ]
         if not found:
-            return "no worker"
+            return "no worker found"
         pid, command = chance.choice(found)
         _kill(pid)
-        return command.split("pyspark")[-1].strip(".").split()[0] or "worker"
+        module = command.split("pyspark")[-1].split()[0]
+        return f"{module.rpartition('.')[2] or 'worker'} killed"
 
     def close(self) -> None:
         self.kill()
@@ -146,6 +161,7 @@ class Feeder:
         self._broker = broker
         self._chance = chance
         self._number = 0
+        self.acknowledged: list[bytes] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._feed)
         self._thread.start()
@@ -156,9 +172,11 @@ class Feeder:
                 while not self._stopping.wait(FEED_S):
                     numbers = range(self._number, self._number + self._chance.randrange(1, FED_AT_ONCE_MAX))
                     self._number = numbers.stop
+                    values = [b"%d" % number for number in numbers]
                     client.send_many(
-                        "in", [(b"%d" % (number % 97) if number % 3 else None, b"%d" % number) for number in numbers]
+                        "in", [(b"%d" % (int(value) % 97) if int(value) % 3 else None, value) for value in values]
                     )
+                    self.acknowledged += values
             self._stopping.wait(LOOK_S)
 
     def stop(self) -> None:
@@ -191,34 +209,36 @@ class Torture:
         self._broker.close()
 
     def round(self, kind: str | None = None) -> str:
-        """Wait until something was written since the last round, then end something."""
+        """Wait until something was written since the last round, then end something; says what it was."""
         self._wait_for_more()
         time.sleep(self._chance.uniform(0, 0.4))  # the moment is the thing that varies
         kind = kind or self._chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         if kind == "broker":
             self._broker.kill9()
             self._broker.start()
-        elif kind == "worker":
-            kind = f"worker ({self._spark.kill_worker(self._chance)})"
-        elif kind == "driver":
+            return "broker killed"
+        if kind == "worker":
+            return self._spark.kill_worker(self._chance)
+        if kind == "driver":
             self._spark.kill()
             self._spark.start()
-        else:
-            self._spark.tell(kind)
-        return kind
+            return "driver killed"
+        return self._spark.tell(kind)
 
-    def finish(self) -> int:
-        """Let the query catch up; how many records there were. Raises AssertionError where one is missing or there twice."""
+    def finish(self) -> Verdict:
+        """Let the query catch up, and compare."""
         assert self._feeder is not None
         self._feeder.stop()
         self._wait_until(lambda: self._written() >= self._end("in"))
+        # Where something is there twice it looks caught up too soon. So once more from the checkpoint, and to the end of a batch.
+        self._spark.tell("stop")
+        self._spark.tell("quit")
         with self._broker.connect() as client:
-            expected = Counter(record.value for record in client.records("in"))
-            found = Counter(record.value for record in client.records("out"))
-        lost, twice = expected - found, found - expected
-        assert not lost, f"{len(lost)} records of {len(expected)} are lost, as {next(iter(lost))!r}"
-        assert not twice, f"{len(twice)} records of {len(expected)} are there twice, as {next(iter(twice))!r}"
-        return len(expected)
+            source, sink = ([record.value for record in client.records(topic)] for topic in ("in", "out"))
+        return judge(self._feeder.acknowledged, source, sink)
+
+    def progress(self) -> str:
+        return f"{self._end('in'):8d} records in the source, {self._written():8d} in the sink"
 
     def _wait_for_more(self) -> None:
         before = self._written()
@@ -239,26 +259,53 @@ class Torture:
             return sum(partition.next_offset for partition in client.describe_topic(topic).partitions)
 
 
-def main() -> None:
+def torture(directory: Path, seed: int, kills: int, say: Callable[[str], None]) -> bool:
+    """Whether every record arrived once."""
+    deeds, verdict = Deeds(), None
+    began_s = time.monotonic()
+    try:
+        with Torture(directory, seed) as running:
+            rounds = 0
+            while deeds.kills_and_replays < kills:
+                done = running.round()
+                deeds.add(done)
+                rounds += 1
+                passed_s = time.monotonic() - began_s
+                say(f"{passed_s:6.0f} s {deeds.kills_and_replays:5d}/{kills}  {done:40s} {running.progress()}")
+            say("waiting for the query to catch up")
+            verdict = running.finish()
+    except NoProgress as error:
+        say(f"stopped: {error}")
+    for line in deeds.lines():
+        say(line)
+    for line in () if verdict is None else verdict.lines():
+        say(line)
+    return verdict is not None and verdict.flawless
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument(
+        "--kills", type=int, default=200, help="kills and repeated batches; a query stopped in peace is none"
+    )
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
-    say = sys.stdout.write
-    say(f"seed {seed}\n")
-    counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="penstock-torture-") as directory:
-        with Torture(Path(directory), seed) as torture:
-            for number in range(1, given.rounds + 1):
-                kind = torture.round()
-                counts[kind.split()[0]] += 1
-                say(f"{number:4d}  {kind}\n")
-                sys.stdout.flush()
-            records = torture.finish()
-    kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(counts.items()))
-    say(f"{records} records, 0 lost, 0 there twice, over {given.rounds} rounds ({kinds})\n")
+
+    def say(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    say(f"seed {seed}")
+    directory = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
+    flawless = torture(directory, seed, given.kills, say)
+    if not flawless:
+        say(f"FAILED: what there was to see is in {directory}")
+        return 1
+    shutil.rmtree(directory)
+    say("every record arrived once")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

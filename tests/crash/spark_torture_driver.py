@@ -1,7 +1,8 @@
 """A Spark driver that is meant to be killed: one query from topic to topic, started again whenever it ends.
 
 Commands come one a line on standard input: `stop` ends the query and starts it again; `replay` does so too, and in between forgets that
-the last batch was committed, as if the driver had died after the sink's commit; `quit` ends the process.
+the last batch was committed, as if the driver had died after the sink's commit; `quit` ends the process. Each is answered by a line that
+says what was done.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 MASTER = "local[2,4]"
 RECORDS_PER_TRIGGER_MAX = 2_000
 LOOK_S = 0.05
+LOOK_CLOSELY_S = 0.001
+BATCH_S_MAX = 5.0
 
 
 class Driver:
@@ -42,12 +45,15 @@ class Driver:
         while True:
             query = self._start()
             command = self._watch(query)
+            if command in ("replay", "quit"):
+                self._wait_for_the_end_of_a_batch()
             with suppress(PySparkException):
                 query.stop()
-            if command == "quit":
+            if command in ("stop", "replay"):
+                _answer(self._stopped(forget=command == "replay"))
+            elif command == "quit":
+                _answer("bye")
                 return
-            if command == "replay":
-                self._forget_last_commit()
 
     def _start(self) -> StreamingQuery:
         rows = self._spark.readStream.format("penstock").options(
@@ -73,17 +79,35 @@ class Driver:
         time.sleep(LOOK_S)
         return "restart"
 
-    def _forget_last_commit(self) -> None:
-        commits = self._checkpoint / "commits"
-        numbers = [int(path.name) for path in commits.glob("*") if path.name.isdigit()]
-        if numbers:
-            (commits / str(max(numbers))).unlink()
-            (commits / f".{max(numbers)}.crc").unlink(missing_ok=True)
+    def _wait_for_the_end_of_a_batch(self) -> None:
+        until_s = time.monotonic() + BATCH_S_MAX
+        while self._last("commits") < self._last("offsets") and time.monotonic() < until_s:
+            time.sleep(LOOK_CLOSELY_S)
+
+    def _stopped(self, *, forget: bool) -> str:
+        """What the next run of the query will find."""
+        last = self._last("commits")
+        if last < self._last("offsets"):
+            return "batch interrupted, done again"
+        if last < 0 or not forget:
+            return "query stopped"
+        (self._checkpoint / "commits" / str(last)).unlink()
+        (self._checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
+        return "batch forgotten, done again"
+
+    def _last(self, log: str) -> int:
+        """The last batch in a log of the checkpoint, -1 for none."""
+        return max((int(path.name) for path in (self._checkpoint / log).glob("*") if path.name.isdigit()), default=-1)
 
     def _listen(self) -> None:
         for line in sys.stdin:
             self._commands.put(line.strip())
         self._commands.put("quit")
+
+
+def _answer(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -94,8 +118,7 @@ def main() -> None:
     given = parser.parse_args()
     config = {**FAST_SETTINGS, "spark.local.dir": str(given.scratch), "spark.sql.warehouse.dir": str(given.scratch)}
     spark = penstock.spark.session("torture", MASTER, config)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    _answer("ready")
     Driver(spark, given.address, given.checkpoint).run()
     spark.stop()
 
