@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock.net.quic import QuicListener
 from penstock.net.quic_session import QuicConnection, Stream
 from penstock.net.quic_tls import quic_server_tls
 from penstock.quic.tls import TlsSettings
+from penstock.quic.udp import UdpEndpoint
 from penstock.testing.clock import ManualClock
 from tests.net.line_session import LineSession, until
 
@@ -85,6 +87,11 @@ class QuicService:
         return int(self.listener.address.rpartition(":")[2])
 
     @property
+    def endpoint(self) -> UdpEndpoint:
+        assert self.listener._endpoint is not None
+        return self.listener._endpoint
+
+    @property
     def where(self) -> tuple[str, int]:
         return "127.0.0.1", self.port
 
@@ -144,6 +151,4 @@ async def read_all(stream: Any) -> bytes:
 
 
 def _now_ms() -> int:
-    import time
-
     return time.time_ns() // 1_000_000

@@ -23,6 +23,7 @@ from penstock.clients.quic import connect_quic
 from penstock.errors import ConfigError, InvalidRequest, RequestTimeout, Unreachable
 from penstock.net.certificates import own_certificate
 from penstock.net.limits import QuicLimits
+from penstock.net.quic import FAILURE_LINES_PER_SWEEP_MAX
 from penstock.net.quic_tls import client_check, quic_server_tls, subject_of_der
 from penstock.quic.core import QuicCore
 from penstock.quic.packets import VERSION, long_header
@@ -106,6 +107,23 @@ async def test_without_the_protocol_that_is_required_the_handshake_fails(tmp_pat
         assert service.stats.handshake_failures == 1
         assert service.stats.handshakes_open == 0
         assert service.stats.connections_total == 0
+        assert [line["event"] for line in logs] == ["quic_handshake_failed"]
+
+
+async def test_a_flood_of_handshakes_that_fail_does_not_fill_the_log(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(sweep_s=1_000.0, retry_above=500)) as service:
+        with capture_logs() as logs, socket.socket(type=socket.SOCK_DGRAM) as flooder:
+            flooder.connect(service.where)
+            for count in range(1, 101):
+                core = QuicCore(QuicSettings(), TlsSettings(alpn=("h3",), verify=False), is_client=True)
+                core.connect(service.where, time.monotonic())
+                for datagram, _ in core.take_datagrams(time.monotonic(), 100):
+                    flooder.send(datagram)
+                await until(lambda count=count: service.stats.handshake_failures == count)  # type: ignore[misc]
+        assert [line["event"] for line in logs] == ["quic_handshake_failed"] * FAILURE_LINES_PER_SWEEP_MAX
+        service.listener.sweep()
+        with capture_logs() as logs, pytest.raises(Unreachable):
+            await service.client(alpn="h3")
         assert [line["event"] for line in logs] == ["quic_handshake_failed"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,58 @@ async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
         await stream.write(b"big 3000000\n", end=True)
         assert len(await read_all(stream)) == 3_000_000
         assert service.stats.connections_total == 1
+
+
+async def test_a_client_that_has_moved_is_asked_until_it_answers_there(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo one\n")
+        assert await read_line(stream) == b"one\n"
+        send = service.endpoint.send
+        withheld: list[tuple[bytes, Any]] = []
+        service.endpoint.send = lambda datagrams, origin=b"": withheld.extend(datagrams)  # type: ignore[method-assign]
+        client.rebind()
+        await until(lambda: len(withheld) > 1)  # the question is lost, and more than that
+        service.endpoint.send = send  # type: ignore[method-assign]
+        await stream.write(b"big 2000000\n", end=True)
+        assert len(await read_all(stream)) == 2_000_000
+
+
+async def test_until_a_client_that_has_moved_answers_it_is_sent_three_times_what_it_sends(tmp_path: Path) -> None:
+    """Whoever has a connection could otherwise point it at somebody else."""
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        (session,) = service.sessions
+        news = session.connection.open_stream(LineStream, one_way=True)
+        news.send(b"0\n")
+        stream = await client.accept_stream()
+        assert await read_line(stream) == b"0\n"
+        client.endpoint.close()  # from now on it speaks from elsewhere only, and hears nothing
+        sent_bytes = received_bytes = 0
+        with socket.socket(type=socket.SOCK_DGRAM) as victim:
+            victim.bind(("127.0.0.1", 0))
+            async with asyncio.timeout(30):
+                while sent_bytes < 10_000 or not service.stats.migrations:
+                    client.core.ping()
+                    for datagram, _ in client.core.take_datagrams(time.monotonic(), 100):
+                        victim.sendto(datagram, service.where)
+                        sent_bytes += len(datagram)
+                    if service.stats.migrations and news.unsent_bytes < 500_000:
+                        news.send(bytes(500_000))
+                    await asyncio.sleep(0)
+                    received_bytes += _all_that_came(victim)
+        assert 0 < received_bytes <= 3 * sent_bytes + service.listener.limits.datagram_bytes
+
+
+def _all_that_came(own: socket.socket) -> int:
+    own.setblocking(False)
+    received_bytes = 0
+    try:
+        while True:
+            received_bytes += len(own.recv(65_535))
+    except BlockingIOError:
+        return received_bytes
 
 
 async def test_a_client_that_only_listens_is_followed_too(tmp_path: Path) -> None:

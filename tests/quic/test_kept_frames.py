@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.quic.core import STREAM_DATA, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
+from penstock.quic.core import STREAM_DATA, STREAM_FINISHED, STREAM_RESET, Address, QuicCore, StreamRefused
 from tests.quic.talk import Talk
 
 STREAMS_AHEAD = 14
@@ -136,5 +136,22 @@ class Quarrel:
 def test_no_quarrel_over_a_bad_network_breaks_a_core(tmp_path: Path, seed: int, in_peace: bool) -> None:
     chance = random.Random(seed)
     quarrel = Quarrel(Talk(tmp_path, bad=chance).shake_hands(), chance, in_peace=in_peace)
+    for _ in range(300):
+        quarrel.turn()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nor_does_one_where_few_datagrams_may_be_sent_at_a_time(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    talk = Talk(tmp_path, bad=chance).shake_hands()
+    take = QuicCore.take_datagrams
+
+    def take_few(core: QuicCore, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
+        return take(core, now_s, min(datagrams_max, chance.choice((0, 1, 1, 2, 3, 100))))
+
+    monkeypatch.setattr(QuicCore, "take_datagrams", take_few)
+    quarrel = Quarrel(talk, chance, in_peace=False)
     for _ in range(300):
         quarrel.turn()

@@ -50,6 +50,8 @@ FAREWELLS_MAX = 1_024
 FAREWELL_REPEATS_MAX = 3
 RESETS_PER_SWEEP_MAX = 200
 """Garbage is answered no more often than this between two sweeps: each answer costs a hash and a datagram."""
+FAILURE_LINES_PER_SWEEP_MAX = 20
+"""Handshakes that fail are worth a line each, but anyone can begin one: a flood must not fill the log."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -97,6 +99,7 @@ class QuicListener:
         self._farewells: dict[bytes, tuple[list[tuple[bytes, Address]], int]] = {}
         """What to repeat to peers that have not heard that their connection is closed, and how often still; oldest first."""
         self._resets_left = RESETS_PER_SWEEP_MAX
+        self._failure_lines_left = FAILURE_LINES_PER_SWEEP_MAX
         self._unanswered: set[QuicServerConnection] = set()
         self._all_answered = asyncio.Event()
 
@@ -155,6 +158,12 @@ class QuicListener:
         self._half_open.pop(connection, None)
         self.stats.handshakes_open -= 1
         self.stats.connections_total += 1
+
+    def handshake_failed(self, connection: QuicServerConnection, reason: str) -> None:
+        self.stats.handshake_failures += 1
+        if reason and self._failure_lines_left > 0:
+            self._failure_lines_left -= 1
+            log.warning("quic_handshake_failed", listener=self.name, peer=connection.peer, reason=reason)
 
     def answered(self, connection: QuicServerConnection) -> None:
         self._unanswered.discard(connection)
@@ -335,6 +344,7 @@ class QuicListener:
 
     def _swept(self) -> list[QuicServerConnection]:
         self._resets_left = RESETS_PER_SWEEP_MAX
+        self._failure_lines_left = FAILURE_LINES_PER_SWEEP_MAX
         return list(self._connections)
 
 

@@ -26,6 +26,10 @@ from penstock.units import Address as HostAndPort
 MOVE_QUIET_S: Final = 0.2
 """A peer is believed to have moved once nothing has come from where it was for so long. Copies of its datagrams that somebody else sends
 ahead of them look like a move as well; the core would follow, and send nothing any more until the connection is given up."""
+PROOF_AGAIN_S: Final = 0.2
+"""How often a peer that has moved is asked whether it is there; the question or the answer may be lost."""
+UNPROVEN_FACTOR: Final = 3
+"""Of what comes from an address of which it is not known yet that the peer is there, so many times as much may be sent there."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -54,6 +58,10 @@ class QuicOwner(Protocol):
     def drop_cid(self, cid: bytes) -> None: ...
 
     def established(self, connection: QuicServerConnection) -> None: ...
+
+    def handshake_failed(self, connection: QuicServerConnection, reason: str) -> None:
+        """It is over before it was established; `reason` is empty where nobody said why."""
+        ...
 
     def answered(self, connection: QuicServerConnection) -> None:
         """A connection that was told to stop owes its peer no more answers."""
@@ -91,8 +99,10 @@ class QuicServerConnection(Connection):
         self.peer = _host_and_port(address)
         self._address = self._first_address = address
         self._heard_s = now_s()
-        self._unproven: int | None = None
-        """Datagrams that may be sent to an address of which it is not known yet that the peer is there; None where it is."""
+        self._moves = 0
+        self._asked_s = 0.0
+        self._unproven_bytes: int | None = None
+        """What may be sent to an address of which it is not known yet that the peer is there; None where it is."""
         self.principal_hint: str | None = None
 
     # -- what the session sees ---------------------------------------------------------------------------------------------
@@ -127,21 +137,26 @@ class QuicServerConnection(Connection):
         accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
         if accepted and address != self._address:
             self._move_to(address, now_s)
-        if self._unproven is not None and address == self._address:
-            self._unproven += -(-len(buffer) // segment_bytes)
+        if self._unproven_bytes is not None and address == self._address:
+            self._unproven_bytes += UNPROVEN_FACTOR * len(buffer)
+            if now_s - self._asked_s >= PROOF_AGAIN_S:
+                self._ask_for_proof(now_s)
         self._origin = self.endpoint.arrived_at
         self.touch()
 
     def addressed(self, datagrams: list[tuple[bytes, Address]]) -> list[tuple[bytes, Address]]:
-        if self._unproven is not None:
-            self._unproven -= len(datagrams)
+        if self._unproven_bytes is not None:
+            self._unproven_bytes -= sum(len(datagram) for datagram, _ in datagrams)
         if self._address == self._first_address:
             return datagrams
         return [(datagram, self._address) for datagram, _ in datagrams]
 
     def datagrams_allowed(self) -> int:
-        """Until a peer that has moved has shown that it is there, one datagram for each that comes from there."""
-        return super().datagrams_allowed() if self._unproven is None else max(self._unproven, 0)
+        allowed = super().datagrams_allowed()
+        if self._unproven_bytes is None:
+            return allowed
+        # The last one may be larger than what is left; what comes after it makes up for that.
+        return min(allowed, max(-(-self._unproven_bytes // self.settings.datagram_bytes), 0))
 
     # -- what flow control calls -------------------------------------------------------------------------------------------
 
@@ -177,17 +192,24 @@ class QuicServerConnection(Connection):
         if self._stopping:
             self.answered()
 
-    def ping_acknowledged(self) -> None:
-        self._unproven = None
+    def ping_acknowledged(self, number: int) -> None:
+        if number == self._moves:
+            self._unproven_bytes = None
 
     def _move_to(self, address: Address, now_s: float) -> None:
         self._address = address
         self._heard_s = now_s
-        self._unproven = 0
-        self.core.ping()  # who answers it receives what we send there
+        self._unproven_bytes = 0
+        self._moves += 1
+        self._ask_for_proof(now_s)
         self.stats.migrations += 1
         before, self.peer = self.peer, _host_and_port(address)
         log.info("peer_migrated", listener=self.listener, peer=self.peer, before=before)
+
+    def _ask_for_proof(self, now_s: float) -> None:
+        """Who answers it receives what we send there."""
+        self._asked_s = now_s
+        self.core.ping(self._moves)
 
     def cid_issued(self, cid: bytes) -> None:
         self._owner.add_cid(cid, self)
@@ -208,9 +230,7 @@ class QuicServerConnection(Connection):
         if session is not None:
             self._guarded(session.closed)
         elif not self.is_established:
-            self.stats.handshake_failures += 1
-            if reason:
-                log.warning("quic_handshake_failed", listener=self.listener, peer=self.peer, reason=reason)
+            self._owner.handshake_failed(self, reason)
         self._owner.lost(self)
 
     # -- what streams call -------------------------------------------------------------------------------------------------

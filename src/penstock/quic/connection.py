@@ -88,8 +88,8 @@ class Connection:
     def has_run(self) -> None:
         """Events were taken, and what there was to send was sent."""
 
-    def ping_acknowledged(self) -> None:
-        """The peer has received a ping of ours."""
+    def ping_acknowledged(self, number: int) -> None:
+        """The peer has received this ping of ours."""
 
     def cid_issued(self, cid: bytes) -> None:
         """The peer may address us by this id from now on."""
@@ -260,7 +260,7 @@ class Connection:
         elif kind == CID_RETIRED:
             self.cid_retired(event[1])
         elif kind == PING_ACKNOWLEDGED:
-            self.ping_acknowledged()
+            self.ping_acknowledged(event[1])
 
     def _new_stream(self, stream_id: int) -> Stream | None:
         """A stream of the peer's that is not known yet; None for one of ours that is gone, and for one that is refused."""

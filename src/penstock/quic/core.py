@@ -22,8 +22,10 @@ That it has ended says `over`; who ended it, `end_code` and `end_reason`.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, ParamSpec, TypeVar
 
 from qh3._hazmat import QuicConnectionCore
 from qh3.quic.configuration import QuicConfiguration
@@ -48,6 +50,8 @@ from penstock.quic.tls import (
 Address = tuple[Any, ...]
 """What a socket gives and takes: (host, port), or with flow information and scope for IPv6."""
 Event = tuple[Any, ...]
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 
 STREAM_DATA: Final = "stream_data"
 STREAM_RESET: Final = "stream_reset"
@@ -74,6 +78,8 @@ ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
 ACCEPTED: Final = 2
 """Where the core's report on datagrams says how many packets it took."""
+PANIC: Final = "PanicException"
+"""The name of a panic's class, which cannot be imported."""
 PATH_DATAGRAM_BYTES: Final = 5
 """Where its description of a path says how large a datagram may be."""
 CONNECTION_REFUSED: Final = 2
@@ -82,6 +88,25 @@ IDLE_REASON: Final = "Idle timeout"
 
 class StreamRefused(Exception):
     """The core would not do it: the stream has ended, or the peer allows no more of them."""
+
+
+class LibraryPanicked(Exception):
+    """The library found itself in a state that it thinks impossible."""
+
+
+def _panics_are_errors(step: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """A panic of the library's is no Exception, and would get past everybody who is there to end one connection and no other."""
+
+    @functools.wraps(step)
+    def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        try:
+            return step(*args, **kwargs)
+        except BaseException as error:
+            if type(error).__name__ != PANIC:
+                raise
+            raise LibraryPanicked(str(error)) from None
+
+    return guarded
 
 
 class QuicCore(QuicConnection):
@@ -196,6 +221,7 @@ class QuicCore(QuicConnection):
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
+    @_panics_are_errors
     def receive(self, buffer: bytes, segment_bytes: int, address: Address, now_s: float) -> int:
         """Take datagrams that came in one go: all of `segment_bytes`, the last one maybe shorter.
 
@@ -232,6 +258,7 @@ class QuicCore(QuicConnection):
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
+    @_panics_are_errors
     def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
         """What to send now, `datagrams_max` at most."""
         core = self._core
@@ -265,6 +292,7 @@ class QuicCore(QuicConnection):
         again_s = self._outbox.look_again_s
         return again_s if again_s is not None and (at_s is None or again_s < at_s) else at_s
 
+    @_panics_are_errors
     def handle_timer(self, now: float) -> None:
         self._outbox.look_again_s = None
         super().handle_timer(now)
@@ -299,9 +327,9 @@ class QuicCore(QuicConnection):
             return
         self.frames.stop_asked_for()
 
-    def ping(self) -> None:
-        """Make the peer answer, which keeps the connection from being taken for idle."""
-        self.send_ping(0)
+    def ping(self, number: int = 0) -> None:
+        """Make the peer answer, which keeps the connection from being taken for idle. One that is lost is not sent again."""
+        self.send_ping(number)
 
     # -- what the library calls -------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ The library's server never asks a client for a certificate and takes a fixed lis
 handshake are extended here: before the ClientHello is answered the protocol is chosen from what the client offers; and where client
 certificates are required, a CertificateRequest goes out before our own certificate, and the client's Certificate and CertificateVerify
 are checked before its Finished is. A client also trusts the very certificate that it was given.
+
+Messages that make no sense make the library raise whatever comes up, or panic. Here each is an alert, so that the peer hears of it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from qh3._hazmat import Buffer, CryptoError, SignatureError, verify_with_public_
 from qh3._hazmat import Certificate as LibraryCertificate
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.packet import QuicTransportParameters, QuicVersionInformation, push_quic_transport_parameters
-from qh3.quic.tls_bridge import QuicTlsBridge
+from qh3.quic.tls_bridge import QuicTlsBridge, QuicTlsBridgeError
 
 CertificateCheck = Callable[[bytes, list[bytes]], None]
 """Given a certificate and those between it and its authority (DER), raises ValueError that says why it is not accepted."""
@@ -35,6 +37,16 @@ CERTIFICATES_MAX: Final = 10
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 """What a handshake may make us keep: large chains take a few KiB."""
 TRANSPORT_PARAMETERS_BYTES_MAX: Final = 512
+KEY_SHARE_BYTES: Final = {
+    tls.Group.X25519: 32,
+    tls.Group.X25519ML768: 1_216,
+    tls.Group.SECP256R1: 65,
+    tls.Group.SECP384R1: 97,
+    tls.Group.SECP521R1: 133,
+}
+"""Of the key exchanges that the library takes. It does not look at the length before it cuts a share up."""
+ML_KEM_NUMBERS_BYTES: Final = 1_152
+ML_KEM_MODULUS: Final = 3_329
 RESET_TOKEN_BYTES: Final = 16
 MAX_ACK_DELAY_S: Final = 0.025
 ACK_DELAY_EXPONENT: Final = 3
@@ -47,6 +59,10 @@ class NoApplicationProtocol(tls.Alert):
 
 class CertificateRequired(tls.Alert):
     description = tls.AlertDescription.certificate_required
+
+
+class MissingExtension(tls.Alert):
+    description = tls.AlertDescription.missing_extension
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +154,16 @@ class ServerContext(tls.Context):
         self._own_certificate = certificate
 
     def handle_message(self, input_data: bytes, output_buf: dict[tls.Epoch, Buffer], epoch: int = -1) -> None:
+        try:
+            self._take_messages(input_data, output_buf, epoch)
+        except (tls.Alert, QuicTlsBridgeError):
+            raise
+        except CryptoError as error:
+            raise tls.AlertIllegalParameter(str(error)) from None
+        except Exception as error:
+            raise tls.AlertDecodeError(f"a handshake message that makes no sense: {error}") from error
+
+    def _take_messages(self, input_data: bytes, output_buf: dict[tls.Epoch, Buffer], epoch: int) -> None:
         if len(self._receive_buffer) + len(input_data) > HANDSHAKE_BYTES_MAX:
             raise tls.AlertDecodeError(f"a handshake message is longer than {HANDSHAKE_BYTES_MAX} bytes")
         if self._settings.client_check is None or self.state != tls.State.SERVER_EXPECT_FINISHED:
@@ -163,9 +189,10 @@ class ServerContext(tls.Context):
     def _server_handle_hello(
         self, input_buf: Buffer, initial_buf: Buffer, handshake_buf: Buffer, onertt_buf: Buffer
     ) -> None:
-        offered = tls.pull_client_hello(input_buf).alpn_protocols
+        hello = tls.pull_client_hello(input_buf)
         input_buf.seek(0)
-        self._choose_protocol(offered)
+        _check_key_shares(hello.key_share)
+        self._choose_protocol(hello.alpn_protocols)
         if self._settings.client_check is not None:
             self._request_into = handshake_buf
             # The library works out the client's Finished in advance, unless messages may come before it. Then it waits for them.
@@ -286,6 +313,32 @@ class TlsBridge(QuicTlsBridge):
         buffer = Buffer(capacity=TRANSPORT_PARAMETERS_BYTES_MAX)
         push_quic_transport_parameters(buffer, parameters)
         return buffer.data
+
+
+def _check_key_shares(shares: list[tls.KeyShareEntry] | None) -> None:
+    """A client that offers none it thinks we might take asks for a hint (HelloRetryRequest), which the library does not give."""
+    if shares is None:
+        raise MissingExtension("the client offers no key exchange (TLS 1.3 key_share)")
+    for group, share in shares:
+        size_bytes = KEY_SHARE_BYTES.get(group)  # type: ignore[call-overload]
+        if size_bytes is not None and len(share) != size_bytes:
+            raise tls.AlertIllegalParameter(f"a key share of {len(share)} bytes where {size_bytes} are due")
+        if group == tls.Group.X25519ML768 and not _is_ml_kem_key(share):
+            raise tls.AlertIllegalParameter("a key share that is no ML-KEM key")
+    if not any(group in KEY_SHARE_BYTES for group, _ in shares):
+        names = ", ".join(group.name for group in KEY_SHARE_BYTES)
+        raise tls.AlertHandshakeFailure(
+            f"this server exchanges keys by {names}, and the client's first message offers none"
+        )
+
+
+def _is_ml_kem_key(share: bytes) -> bool:
+    """Whether its numbers, of twelve bits each, are all below the modulus (FIPS 203, section 7.2). The library panics otherwise."""
+    each = iter(share[:ML_KEM_NUMBERS_BYTES])
+    return all(
+        low | (middle & 0xF) << 8 < ML_KEM_MODULUS and middle >> 4 | high << 4 < ML_KEM_MODULUS
+        for low, middle, high in zip(each, each, each, strict=True)
+    )
 
 
 def _certificates_of(ca_file: Path) -> list[bytes]:
