@@ -186,13 +186,14 @@ async def test_the_first_message_never_comes_with_the_answer_to_the_connect(
     broker: RunningBroker, auto_commit: bool
 ) -> None:
     """(h)"""
-    await asyncio.to_thread(publish, broker, "orders", [b"first", b"second"])
     for _ in range(10):
+        await asyncio.to_thread(publish, broker, "orders", [b"first", b"second"])
         async with deployed_client(broker.addresses["fujin"]) as client:
             subscriber = await client.subscriber(b"sub", auto_commit=auto_commit)
-            if auto_commit:
-                await asyncio.to_thread(publish, broker, "orders", [b"first", b"second"])
-            assert [(await subscriber.next())[1] for _ in range(2)] == [b"first", b"second"]
+            messages = [await subscriber.next() for _ in range(2)]
+            assert [value for _, value in messages] == [b"first", b"second"]
+            if not auto_commit:
+                await subscriber.ack(*(message_id or b"" for message_id, _ in messages))
             await subscriber.close()
 
 
