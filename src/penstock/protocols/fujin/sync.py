@@ -57,7 +57,7 @@ class FujinClient(SyncTwin[AsyncFujinClient]):
         return Reader(self._thread, self._client.reader(topic, pull=pull, auto_commit=auto_commit))
 
     def records(self, topic: str, *, follow: bool = False, limit: int | None = None) -> Iterator[Message]:
-        """Iterate over records, acknowledging each when the next is asked for; see `AsyncFujinClient.records`."""
+        """Iterate over records, acknowledging them as the next are asked for; see `AsyncFujinClient.records`."""
         return self._iterate(self._client.records(topic, follow=follow, limit=limit))
 
 
