@@ -19,6 +19,8 @@ from penstock.protocols.felix.messages import (
     BadRequest,
     BinaryPublish,
     CacheGet,
+    Ok,
+    PublishOk,
 )
 from penstock.protocols.felix.wire import HEADER, MAGIC, PAYLOAD_BYTES_MAX
 
@@ -205,6 +207,17 @@ def test_bits_that_mean_something_else_to_others_are_refused(flags: int) -> None
     assert "unsupported frame flags" in refused(NAMES + bytes(4), flags).text
 
 
+@pytest.mark.parametrize("flags", [0, 0x0001, 0x0009, 0x0041, 0x0049])
+def test_a_bit_that_means_nothing_to_anyone_is_ignored(flags: int) -> None:
+    payload = b'{"type":"cache_get","key":"k"}'
+    if flags:
+        key = b"k" if flags & 0x40 else None
+        payload = binary.encode_publish("t", "n", "s", [b"x"], key=key, request_id=7 if flags & 8 else None)
+    request = decode_request(Frame(flags, payload))
+    assert not isinstance(request, BadRequest)
+    assert decode_request(Frame(flags | 0x8000, payload)) == request
+
+
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
@@ -274,6 +287,13 @@ def test_a_key_that_is_too_long_is_not_sent() -> None:
 def test_what_no_broker_says_is_refused(flags: int, payload: bytes) -> None:
     with pytest.raises(ProtocolViolation):
         decode_reply(Frame(flags, payload))
+
+
+def test_fields_that_nobody_knows_are_ignored_in_answers_too() -> None:
+    assert decode_reply(Frame(0, b'{"type":"ok","later":[1,{"a":null}]}')) == Ok()
+    assert decode_reply(Frame(0, b'{"later":1,"request_id":7,"offset":3,"type":"publish_ok"}')) == PublishOk(
+        request_id=7, offset=3
+    )
 
 
 def test_a_long_error_text_is_cut_between_two_characters() -> None:

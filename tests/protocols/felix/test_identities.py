@@ -112,6 +112,13 @@ async def test_a_wrong_token_is_refused_and_the_stream_may_try_again(
     assert await talk.ask(Auth(tenant_id="t1", token="one", client_flags=1)) == AuthOk(server_flags=0x107F)
 
 
+async def test_who_tried_to_log_in_is_answered_as_a_deployed_client(peer: Peer, talk: Talk) -> None:
+    assert "auth failed" in await refused(talk, Auth(tenant_id="t1", token="guess"))
+    talk.say(Publish(**T1, payload=b"x", ack="none"))  # which would take an error for the answer to the next one
+    assert "authentication required" in await refused(talk, CacheGet(key="k", request_id=1))
+    assert talk.silent()
+
+
 async def test_failures_make_the_next_attempts_wait(peer: Peer, clock: ManualClock) -> None:
     for _ in range(FREE_FAILURES_OF_USER + 1):
         await refused(peer.open(), Auth(tenant_id="t1", token="guess"))

@@ -6,7 +6,7 @@ Everything else is answered at once, though an answer leaves only after those in
 bounded.
 
 There are two dialects, the contract's (spec) and that of deployed clients (native). Unless the listener says which, a request is native
-if its stream has authenticated, of which the contract knows nothing, or if it carries an integer id and the whole scope, as no request of
+if `auth` was said on its stream, of which the contract knows nothing, or if it carries an integer id and the whole scope, as no request of
 the contract does; otherwise it follows the contract. Whatever id came is given back as it came.
 
 Overload stops the reading of the stream (`hold`). A broken frame header ends the connection; everything else is answered with an error
@@ -86,6 +86,7 @@ class FelixStream(InTurns):
         "_one_way",
         "_publisher",
         "_replies",
+        "_said_auth",
         "_said_who",
         "_shared",
         "_stats",
@@ -121,6 +122,8 @@ class FelixStream(InTurns):
         self._kept_back_bytes = 0
         """Cached values among the answers, since publishes were last all committed."""
         self._identity = shared.identities.stranger(stream.peer, stream.principal_hint)
+        self._said_auth = False
+        """Whether somebody logs in here, with or without success: a client that does is a deployed one."""
         self._said_who = False
         self._client_flags: int | None = None
         self._ended = False
@@ -263,10 +266,11 @@ class FelixStream(InTurns):
     def _is_native(self, id_: Id, whole_scope: bool = True) -> bool:
         dialect = self._shared.dialect
         if dialect == "auto":
-            return self._said_who or (isinstance(id_, int) and whole_scope)
+            return self._said_auth or (isinstance(id_, int) and whole_scope)
         return dialect == "native"
 
     def _auth(self, request: Auth) -> bytes:
+        self._said_auth = True
         if self._said_who:
             return self._error("auth already established on this stream")
         stranger = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
