@@ -103,7 +103,7 @@ class Crash(Exception):
     pass
 
 
-@pytest.mark.parametrize("step", ["_merged", "write_log", "exchange", "after_exchange"])
+@pytest.mark.parametrize("step", ["merge_files", "write_log", "exchange", "after_exchange"])
 def test_a_crash_at_any_step_loses_nothing_and_the_next_run_cleans_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

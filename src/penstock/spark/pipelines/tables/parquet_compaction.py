@@ -12,16 +12,14 @@ meanwhile: whoever calls this holds the pipeline's lock.
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import pyarrow.parquet as pq
+from typing import Final
 
 from penstock.errors import ConfigError
+from penstock.spark.pipelines.tables.merging import SizedFile, groups_to_merge, merge_files
 from penstock.spark.pipelines.tables.parquet_log import (
     LOG,
     Entry,
@@ -35,8 +33,6 @@ from penstock.spark.pipelines.tables.table import Compacted
 
 _NEW: Final = f"{LOG}.new-"
 _REPLACED: Final = f"{LOG}.replaced-"
-_SMALL: Final = 0.75
-"""A file of this part of the size that is aimed at is large enough to be left alone."""
 
 
 def compact(table: Path, *, file_bytes: int, keep_s: float, now_s: float) -> Compacted:
@@ -61,38 +57,15 @@ def compact(table: Path, *, file_bytes: int, keep_s: float, now_s: float) -> Com
 
 
 def _rewritten(table: Path, entries: Sequence[Entry], file_bytes: int) -> list[Entry]:
-    """The entries with small files of one schema, as many as make a large one, replaced by that one."""
-    groups: list[list[Entry]] = []
-    open_groups: dict[Any, list[Entry]] = {}
-    for entry in entries:
-        if entry.size_bytes >= file_bytes * _SMALL:
-            groups.append([entry])
-            continue
-        schema = pq.read_schema(entry.path)
-        key = schema.to_string(show_schema_metadata=False)
-        group = open_groups.get(key)
-        if group is None or sum(each.size_bytes for each in group) + entry.size_bytes > file_bytes:
-            group = open_groups[key] = []
-            groups.append(group)
-        group.append(entry)
-    return [group[0] if len(group) == 1 else _merged(table, group) for group in groups]
-
-
-def _merged(table: Path, entries: Sequence[Entry]) -> Entry:
-    path = table / f"part-compacted-{uuid.uuid4()}.parquet"
-    rows = 0
-    with pq.ParquetWriter(path, pq.read_schema(entries[0].path), compression="zstd") as writer:
-        for entry in entries:
-            with pq.ParquetFile(entry.path) as source:
-                rows += source.metadata.num_rows
-                for batch in source.iter_batches():
-                    writer.write_batch(batch)
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-    written = pq.read_metadata(path).num_rows
-    if written != rows:
-        raise ConfigError(f"{path} has {written} rows instead of {rows}: the table was left as it is")
-    return entry_for(path)
+    """The entries, with those of a group of small files replaced by one of a large file, where the first of them was."""
+    replacements: dict[Path, Entry | None] = {}
+    for group in groups_to_merge((SizedFile(entry.path, entry.size_bytes) for entry in entries), file_bytes):
+        path = table / f"part-compacted-{uuid.uuid4()}.parquet"
+        merge_files(group, path)
+        replacements |= dict.fromkeys((file.path for file in group), None)
+        replacements[group[0].path] = entry_for(path)
+    after = [replacements.get(entry.path, entry) for entry in entries]
+    return [entry for entry in after if entry is not None]
 
 
 def _delete_unneeded(table: Path, live: Sequence[Entry], keep_s: float, now_s: float) -> int:
