@@ -61,7 +61,7 @@ def unknown_setting(root: type[BaseModel], path: Path) -> str:
     elsewhere = [k for k in settings_under(root) if k.split(".")[-1] == name or k.split(".")[-1].startswith(name + "_")]
     if elsewhere:
         return f"{key} is not a setting; did you mean {_either(elsewhere[:SUGGESTIONS_MAX])}?"
-    return f"{key} is not a setting; {above.rstrip('.') or 'the top level'} knows {', '.join(siblings)}"
+    return f"{key} is not a setting; {above.rstrip('.') or 'the top level'} knows {', '.join(siblings) or 'none'}"
 
 
 def _did_you_mean(name: str, known: list[str], prefix: str) -> str:
