@@ -70,6 +70,20 @@ def test_init_writes_nothing_where_something_is_wrong(
     assert result.code == 1
     assert message in result.err
     assert not (tmp_path / "pipeline.toml").exists()
+    (tmp_path / "pipeline.toml").write_text("# mine\n")
+    assert run("pipeline", "init", *arguments, "--force").code == 1
+    assert (tmp_path / "pipeline.toml").read_text() == "# mine\n", "not even where it may be written over"
+
+
+def test_init_keeps_patterns_and_looks_at_the_topics_they_fit(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
+    with broker.connect() as client:
+        for topic in ("orders-eu", "orders-us", "payments"):
+            client.create_topic(topic, 1)
+    assert run("pipeline", "init", "--topic", "orders-*").code == 0
+    text = (tmp_path / "pipeline.toml").read_text()
+    assert 'topics = ["orders-*"]' in text
+    assert "No schema was found for orders-eu, orders-us." in text
+    assert "topic not found: gone-*" in run("pipeline", "init", "-t", "payments", "-t", "gone-*", "--force").err
 
 
 # --- run, replay, compact: what is wrong is said before Spark starts ---
@@ -154,7 +168,7 @@ def test_a_run_that_says_nothing_for_a_minute_is_lost(run: Run, broker: RunningB
 def test_stop_asks_the_run(run: Run, broker: RunningBroker) -> None:
     unknown = run("pipeline", "stop", "sales")
     assert unknown.code == 1
-    assert "no pipeline sales has reported" in unknown.err
+    assert unknown.err.startswith("error: no pipeline sales has reported")
     assert not report(broker)
     assert run("pipeline", "stop", "sales", "--no-wait").text == "asked pipeline sales to stop\n"
     assert run("pipeline", "status").text.splitlines()[1].split()[1] == "stopping"

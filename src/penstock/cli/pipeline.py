@@ -42,7 +42,7 @@ def init(
             "--topic",
             "-t",
             metavar="TOPIC",
-            help="A topic to read; repeatable.",
+            help="A topic to read, or a pattern such as 'orders-*'; repeatable.",
             autocompletion=complete_topic,
             show_default="every topic there is",
         ),
@@ -73,37 +73,34 @@ def init(
     """
     from penstock.cli.options import flymq_url
     from penstock.errors import InvalidRequest, TopicNotFound
-    from penstock.spark.pipelines.model import load_pipeline
+    from penstock.spark.pipelines.model import parse_pipeline
     from penstock.spark.pipelines.template import render
+    from penstock.spark.pipelines.topics import fitting_topics
 
     if file.exists() and not force:
         raise InvalidRequest(f"{file} is there already: name another file, or add --force to write over it")
     name = name or file.stem
     with connected(context, server) as client:
-        existing = [topic for topic in client.topics() if not topic.endswith(".dlq")]
-        for topic in topics or ():
-            if topic not in existing:
+        existing = client.topics()
+        if not topics and not (topics := fitting_topics("*", existing)):
+            raise TopicNotFound("there is no topic yet: create one with penstock topic create NAME")
+        chosen: list[str] = []
+        for topic in topics:
+            found = fitting_topics(topic, existing)
+            if not found:
                 raise TopicNotFound(f"topic not found: {topic}")
-        chosen = topics or existing
-        if not chosen:
-            raise TopicNotFound(
-                "there is no topic yet: create one with penstock topic create NAME, or name one with --topic"
-            )
+            chosen += [each for each in found if each not in chosen]
         columns = {topic: _columns(client, topic) for topic in chosen}
     text = render(
         name=name,
         bootstrap=_without_password(flymq_url(context, server)),
-        topics=chosen,
+        topics=topics,
         directory=directory or f"{name}-tables",
         table_format=table_format,
         columns=columns,
     )
+    parse_pipeline(text.encode(), file)
     file.write_text(text)
-    try:
-        load_pipeline(file)
-    except Exception:
-        file.unlink()
-        raise
     print(f"wrote {file}; run it with: penstock pipeline run {file}")
 
 
@@ -169,7 +166,7 @@ def status(
     if name is not None:
         pipelines = [each for each in pipelines if each.name == name]
         if not pipelines:
-            raise EntryNotFound(f"no pipeline {name} has reported; see those that have with: penstock pipeline status")
+            raise EntryNotFound(_never_reported(name))
     if wants_json(context, as_json):
         described = [_as_json(each) for each in pipelines]
         terminal.print_json(described if name is None else described[0])
@@ -199,9 +196,11 @@ def stop(
     """
     import time
 
-    from penstock.errors import RequestTimeout
+    from penstock.errors import EntryNotFound, RequestTimeout
 
     with connected(context, server) as client:
+        if all(each.name != name for each in client.pipelines.list()):
+            raise EntryNotFound(_never_reported(name))
         if not client.pipelines.stop(name):
             print(f"pipeline {terminal.visible(name)} does not run")
             return
@@ -371,6 +370,10 @@ def _time_ms(text: str | None, flag: str) -> int | None:
             f"{flag} {text} is not a time: use one such as 2026-01-31T08:00, or how long ago, such as -10m"
         )
     return int(position.timestamp() * 1000)
+
+
+def _never_reported(name: str) -> str:
+    return f"no pipeline {name} has reported; see those that have with: penstock pipeline status"
 
 
 def _state(pipeline: PipelineDescription) -> str:

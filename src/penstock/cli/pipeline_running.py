@@ -50,7 +50,16 @@ def run_pipeline(
         stopper.install()
         from penstock.spark.pipelines.running import Run
 
-        run = Run(pipeline, spark, client, password=password, once=once, kinds=kinds, on_batch=display.batch)
+        run = Run(
+            pipeline,
+            spark,
+            client,
+            password=password,
+            once=once,
+            kinds=kinds,
+            on_batch=display.batch,
+            on_note=display.note,
+        )
         stopper.stops(run)
         with display.showing(run):
             outcome = run()
@@ -161,13 +170,15 @@ class Stopper:
 class Display(Protocol):
     def batch(self, stage: StageProgress) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
     def showing(self, run: Run) -> Any: ...
 
     def ended(self, pipeline: Pipeline, outcome: Outcome) -> None: ...
 
 
 class JsonDisplay:
-    """One JSON object a line: a batch each, and the end."""
+    """One JSON object a line: a batch each, what else there is to know, and the end."""
 
     def batch(self, stage: StageProgress) -> None:
         self._line(
@@ -180,6 +191,10 @@ class JsonDisplay:
             rejects=stage.rejects,
             lag=None if stage.lag < 0 else stage.lag,
         )
+
+    def note(self, text: str) -> None:
+        if text:
+            self._line(event="note", message=text)
 
     @contextmanager
     def showing(self, run: Run) -> Iterator[None]:
@@ -215,6 +230,10 @@ class LineDisplay:
                 f"{stage.name}: batch {stage.batch_id}, {stage.batch_rows} rows in {stage.batch_ms} ms{lag}{rejects}"
             )
 
+    def note(self, text: str) -> None:
+        if text:
+            terminal.print_note(text)
+
     @contextmanager
     def showing(self, run: Run) -> Iterator[None]:
         yield
@@ -226,8 +245,14 @@ class LineDisplay:
 class LiveDisplay(LineDisplay):
     """For people: a table that stays up to date while the pipeline runs."""
 
+    def __init__(self) -> None:
+        self._note = ""
+
     def batch(self, stage: StageProgress) -> None:
         pass
+
+    def note(self, text: str) -> None:
+        self._note = text
 
     @contextmanager
     def showing(self, run: Run) -> Iterator[None]:
@@ -245,10 +270,12 @@ class LiveDisplay(LineDisplay):
 
     def _keep_showing(self, live: Live, run: Run, ended: threading.Event) -> None:
         while not ended.wait(1 / SHOWN_PER_S):
-            live.update(progress_table(run.progress.stages(), run.reporter.problem if run.reporter else None))
+            problem = run.reporter.problem if run.reporter else None
+            note = f"the broker does not take reports: {problem}" if problem is not None else self._note
+            live.update(progress_table(run.progress.stages(), note))
 
 
-def progress_table(stages: Sequence[StageProgress], problem: str | None) -> Table:
+def progress_table(stages: Sequence[StageProgress], note: str) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -266,8 +293,8 @@ def progress_table(stages: Sequence[StageProgress], problem: str | None) -> Tabl
             f"{each.batch_ms} ms" if each.batches else "",
             Text(f"{each.rejects:,}", style="red" if each.rejects else ""),
         )
-    if problem is not None:
-        table.caption = Text(terminal.visible(f"the broker does not take reports: {problem}"))
+    if note:
+        table.caption = Text(terminal.visible(note))
     return table
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import ConfigError
-from penstock.spark.pipelines.failures import LINE_CHARS_MAX, explain_failure
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.pipelines.failures import LINE_CHARS_MAX, explain_failure, is_late_worker
 
 WORKER_TEXT = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted. SQLSTATE: XXKST
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -60,3 +60,13 @@ def test_a_line_stays_a_line() -> None:
     text = explain_failure(RuntimeError("x" * 5000))
     assert len(text) <= LINE_CHARS_MAX
     assert "\n" not in text
+
+
+def test_a_python_process_that_is_late_is_told_from_everything_else() -> None:
+    late = RuntimeError("org.apache.spark.SparkException: Python worker failed to connect back.\n\tat org.apache...")
+    assert is_late_worker(late)
+    assert explain_failure(late).startswith(
+        "a Python process did not come up within the ten seconds that Spark gives it"
+    )
+    assert not is_late_worker(RuntimeError("anything else"))
+    assert not is_late_worker(InvalidRequest("Python worker failed to connect back"))

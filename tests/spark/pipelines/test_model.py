@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.pipelines.model import load_pipeline, path_name
+from penstock.spark.pipelines.model import PATH_NAME_CHARS_MAX, load_pipeline, path_name
 
 WHOLE = """
 name = "sales"
@@ -69,6 +69,8 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         ("[bronze]|", "nothing to do"),
         ("[bronze]|[brnze]", "brnze is not a setting; did you mean bronze?"),
         ("[bronze]|[bronze]\ntable = 1", "bronze.table is not a setting"),
+        ("[bronze]|[bronze]\nx = 1", "bronze.x is not a setting; bronze knows none"),
+        ('directory = "d"|directory = "s3a://b/d"\nformat = "delta"', "s3a://b/d is none: use one"),
         ('directory = "d"|directory = "d"\nformat = "csv"', "'parquet', 'delta' or 'iceberg'"),
         ('directory = "d"|directory = "d"\ntrigger_ms = "soon"', "trigger_ms"),
         ("[bronze]|[silver]\nwithout_schema = 1", "silver.without_schema"),
@@ -123,3 +125,9 @@ def test_names_of_topics_are_one_level_of_a_path() -> None:
         "%2Ex",
         "%C3%A4",
     ]
+
+
+def test_a_name_that_is_too_long_for_a_path_is_refused() -> None:
+    assert len(path_name("x" * PATH_NAME_CHARS_MAX)) == PATH_NAME_CHARS_MAX
+    with pytest.raises(ConfigError, match="too long to name a directory: it takes 480 characters"):
+        path_name("ä" * 80)

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from penstock.errors import InvalidRequest
+from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.files import LocalFiles
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.replay import ReplayRequest, replay
@@ -53,4 +53,17 @@ def test_a_pipeline_that_begins_anew_elsewhere_replays_anew(tmp_path: Path) -> N
 def test_an_id_of_any_letters_stays_in_its_directory(tmp_path: Path) -> None:
     asked(tmp_path / "tables", request=ReplayRequest("orders-again", topic="orders", id="../../out/of it"))
     assert [each.name for each in tmp_path.iterdir()] == ["tables"]
-    assert len(list((tmp_path / "tables" / "_replays").iterdir())) == 1
+    notes = tmp_path / "tables" / "_replays"
+    assert len(list(notes.glob("*.json"))) == len(list(notes.glob("begun/*"))) == 1
+
+
+def test_an_id_that_is_too_long_for_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is too long to name a directory"):
+        asked(tmp_path, request=ReplayRequest("orders-again", topic="orders", id="x" * 300))
+
+
+def test_a_replay_whose_end_was_not_noted_is_asked_for_again_under_its_name(tmp_path: Path) -> None:
+    first = asked(tmp_path)
+    [note] = (tmp_path / "_replays").glob("*.json")
+    note.unlink()
+    assert asked(tmp_path) == first, "so the sink passes over it"

@@ -15,10 +15,14 @@ from penstock.errors import ConfigError, InvalidRequest, TopicNotFound
 from penstock.spark.pipelines.compact import compact_tables
 from penstock.spark.pipelines.files import LocalFiles
 from penstock.spark.pipelines.lock import DirectoryLock
+from penstock.spark.pipelines.progress import StageProgress
 from penstock.spark.pipelines.replay import ReplayRequest, replay
+from penstock.spark.pipelines.running import Outcome
+from penstock.spark.pipelines.tables.parquet import ParquetTable
 from tests.spark.pipelines.conftest import ORDER, Bench, order
 
 MakeBench = Callable[..., Bench]
+WAIT_S_MAX = 120
 
 GOLD_SQL = """
   SELECT window(at, '10 minutes').start AS start, country, count(*) AS orders, sum(amount) AS amount
@@ -109,8 +113,7 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     assert sorted(values_of(made, f"{topic}-again")) == sorted(values_of(made, topic))
     with pytest.raises(InvalidRequest, match="was done at"):
         replay(made.spark, made.pipeline, LocalFiles(), options, again)
-    marker = Path(made.pipeline.directory) / "_replays" / f"{again.name}.json"
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "state": "begun"}))
+    (Path(made.pipeline.directory) / "_replays" / f"{again.name}.json").unlink()
     replay(made.spark, made.pipeline, LocalFiles(), options, again)
     assert len(values_of(made, f"{topic}-again")) == 64, (
         "a crash after the commit and before it was noted doubles nothing"
@@ -120,6 +123,108 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     assert replay(made.spark, made.pipeline, LocalFiles(), options, recent) == 64
     future = ReplayRequest(f"{topic}-future", table=f"silver/{topic}", since_ms=now_ms + 3_600_000)
     assert replay(made.spark, made.pipeline, LocalFiles(), options, future) == 0
+
+
+def test_a_topic_that_appears_under_a_pattern_is_read_from_its_beginning_once_it_has_a_schema(bench: MakeBench) -> None:
+    made = bench(schema=None, silver={}, starting="latest")
+    first, second = f"{made.topic}.a", f"{made.topic}.b"
+    made.client.create_topic(first, 1)
+    made.client.schemas.register(first, json.dumps(ORDER))
+    made.pipeline = made.pipeline.model_copy(update={"topics": [f"{made.topic}.*"]})
+    notes: list[str] = []
+    noted, read = threading.Event(), threading.Event()
+
+    def on_note(note: str) -> None:
+        notes.append(note)
+        noted.set()
+
+    def on_batch(stage: StageProgress) -> None:
+        if stage.rows == 5:
+            read.set()
+
+    run = made.run(on_batch=on_batch, on_note=on_note, new_topics_every_s=0)
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(run()))
+    thread.start()
+    give_up_s = time.monotonic() + WAIT_S_MAX
+    while [stage.state for stage in run.progress.stages()] != ["running"] and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    made.client.create_topic(second, 1)
+    made.client.send_many(second, [order(n) for n in range(5)])
+    try:
+        assert noted.wait(WAIT_S_MAX)
+        assert f"topic {second} waits: topic {second} has no schema: register one" in notes[0]
+        made.client.schemas.register(second, json.dumps(ORDER))
+        assert read.wait(WAIT_S_MAX)
+    finally:
+        run.stop()
+        thread.join(WAIT_S_MAX)
+    assert [(stage.name, stage.rows) for stage in outcomes[0].stages] == [
+        (f"silver/{first}", 0),
+        (f"silver/{second}", 5),
+    ]
+    assert made.rows("silver", second).count() == 5
+    assert (len(notes), notes[-1]) == (2, ""), "it waits no more"
+
+
+def test_a_version_that_changes_a_type_stops_silver_with_a_way_to_go_on(bench: MakeBench) -> None:
+    whole = {"type": "object", "properties": {"id": {"type": "integer"}, "amount": {"type": "integer"}}}
+    made = bench(schema=whole, silver={})
+    made.client.send(made.topic, b'{"id": 1, "amount": 1}')
+    made.run_once()
+    broken = {**whole, "properties": {"id": {"type": "integer"}, "amount": {"type": "number"}}}
+    made.client.schemas.register(made.topic, json.dumps(broken))
+    made.client.send_many(made.topic, [b'{"id": 2, "amount": 2}', b'{"id": 3, "amount": 2.5}', b"nonsense"])
+    failed = made.run(once=True)()
+    assert failed.state == "failed"
+    assert (
+        f"version 2 of schema {made.topic} makes column amount double, and the table has it as bigint" in failed.message
+    )
+    assert f'schemas = {{ "{made.topic}" = "{made.topic}:1" }} under [silver]' in failed.message
+    assert made.client.dead_letters.list(made.topic) == [], "nothing of the batch was done"
+
+    silver = {"schemas": {made.topic: f"{made.topic}:1"}}
+    made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "silver": silver})
+    made.run_once()
+    assert made.ids() == [1, 2]
+    assert sorted(letter.value for letter in made.client.dead_letters.list(made.topic)) == [
+        b"nonsense",
+        b'{"id": 3, "amount": 2.5}',
+    ]
+
+
+def test_gold_does_a_batch_again_by_the_version_it_was_begun_with_and_the_next_by_the_newest(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def schema(*countries: str) -> str:
+        return json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, "country": {"enum": countries}}})
+
+    made = bench(bronze={})
+    client, topic = made.client, f"{made.topic}-few"
+    client.create_topic(topic, 1)
+    client.schemas.register(topic, schema("DE"))
+    gold = {"name": "all", "sql": f"SELECT id, country FROM {topic.replace('-', '_')}", "topic": f"{topic}-results"}
+    settings = {"topics": [topic], "bronze": None, "gold": [gold]}
+    made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), **settings})
+    client.send_many(topic, [b'{"id": 1, "country": "DE"}', b'{"id": 2, "country": "FR"}'])
+
+    def fails(*given: object) -> None:
+        raise OSError("the disk went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetTable, "append", fails)
+        failed = made.run(once=True)()
+    assert failed.message == "gold/all: OSError: the disk went away"
+    client.schemas.register(topic, schema("DE", "FR"))
+    client.send(topic, b'{"id": 3, "country": "FR"}')
+    outcome = made.run_once()
+    assert sorted(row.id for row in made.rows("gold", "all").collect()) == [1, 3], (
+        "the second was no order when it was read"
+    )
+    assert sorted(json.loads(value)["id"] for value in values_of(made, f"{topic}-results")) == [1, 3]
+    assert [(stage.name, stage.state, stage.rows, stage.lag) for stage in outcome.stages] == [
+        ("gold/all", "finished", 3, 0)
+    ]
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
@@ -132,12 +237,13 @@ def test_other_formats_take_each_batch_once_too(bench: MakeBench, table_format: 
     made.client.send_many(made.topic, [order(n, note="x") for n in range(10, 20)])
     made.run_once()
     assert made.forget_last_commit("silver") == 1
+    made.client.send(made.topic, order(20, note="x"))
     made.run_once()
-    assert made.ids() == list(range(20))
-    assert made.rows("silver").where("note = 'x'").count() == 10
+    assert made.ids() == list(range(21))
+    assert made.rows("silver").where("note = 'x'").count() == 11
     [(_, compacted)] = compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=0)
     assert compacted.files_after < compacted.files_before
-    assert made.ids() == list(range(20))
+    assert made.ids() == list(range(21))
 
 
 def test_a_run_is_stopped_through_the_broker_and_the_next_goes_on(bench: MakeBench) -> None:
@@ -147,9 +253,9 @@ def test_a_run_is_stopped_through_the_broker_and_the_next_goes_on(bench: MakeBen
     run = made.run(on_batch=lambda stage: seen.set())
     thread = threading.Thread(target=lambda: outcomes.append(run()))
     thread.start()
-    assert seen.wait(120)
+    assert seen.wait(WAIT_S_MAX)
     assert made.client.pipelines.stop(made.pipeline.name)
-    thread.join(120)
+    thread.join(WAIT_S_MAX)
     assert [outcome.state for outcome in outcomes] == ["stopped"]
     [reported] = [each for each in made.client.pipelines.list() if each.name == made.pipeline.name]
     assert (reported.state, reported.alive) == ("stopped", False)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.broker.schemas.protobuf import ProtobufDefinition
+from penstock.spark.pipelines.decoded_rows import fitting_rows, with_decoded
 from penstock.spark.pipelines.decoding import Plan, version
 from penstock.spark.pipelines.files import LocalFiles
-from penstock.spark.pipelines.stages import Gate, Stopped, fitting_rows, with_decoded
+from penstock.spark.pipelines.stages import Gate, Stopped
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.spark.pipelines.tables.iceberg import IcebergTable
 from penstock.spark.pipelines.tables.parquet import ParquetTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.spark.pipelines.model import Pipeline, load_pipeline
+from penstock.spark.pipelines.model import Pipeline, load_pipeline, parse_pipeline
 from penstock.spark.pipelines.template import Columns, render
 from penstock.spark.pipelines.views import mentions, view_names
 
@@ -58,3 +58,35 @@ def test_a_query_mentions_a_view_by_its_whole_name() -> None:
     assert mentions("SELECT `orders`.id FROM `orders`", "orders")
     assert not mentions("SELECT orders_eu.id FROM orders_eu", "orders")
     assert not mentions("SELECT count(*) AS reorders FROM payments", "orders")
+
+
+def test_names_that_sql_or_toml_would_take_for_something_else_are_quoted(tmp_path: Path) -> None:
+    columns = {"größe": "string", "null": "double", "at-time": "timestamp[us]"}
+    pipeline = rendered(tmp_path, {'"quoted" topic-ä': columns, "x" * 150: {}})
+    assert pipeline.topics[0] == '"quoted" topic-ä'
+    [gold] = pipeline.gold
+    assert (gold.name, gold.event_time) == ("quoted__topic___per_minute", "at-time")
+    assert "FROM `_quoted__topic_ä`" in gold.sql
+    assert "GROUP BY window(`at-time`, '1 minute'), `größe`" in gold.sql
+    assert "sum(`null`) AS `null`" in gold.sql
+    assert mentions(gold.sql, view_names(pipeline.topics)[0])
+
+
+def test_a_name_that_is_too_long_for_a_query_is_cut(tmp_path: Path) -> None:
+    [gold] = rendered(tmp_path, {"x" * 150: None}).gold
+    assert len(gold.name) == 100
+    assert gold.name.endswith("xxx_per_minute")
+
+
+def test_a_pattern_stays_one_and_the_query_is_over_the_first_topic_it_fits(tmp_path: Path) -> None:
+    text = render(
+        name="p",
+        bootstrap="127.0.0.1:9092",
+        topics=["orders-*"],
+        directory="p-tables",
+        table_format="parquet",
+        columns={"orders-eu": None, "orders-us": None},
+    )
+    pipeline = parse_pipeline(text.encode(), tmp_path / "p.toml")
+    assert pipeline.topics == ["orders-*"]
+    assert "FROM orders_eu" in pipeline.gold[0].sql

@@ -1,8 +1,11 @@
 """Ready-made pipelines from topics to tables, described by one TOML file each.
 
 model.py       the file                           template.py    what `penstock pipeline init` writes
-running.py     one run, from start to stop        stages.py      bronze, silver, gold: what each batch does
+running.py     one run, from start to stop        topics.py      which topics it reads
+assembly.py    its stages, and those of topics that appear later
+stages.py      bronze and silver: what each batch does            gold.py    the same of gold
 schemas.py     which schema a topic follows       decoding.py    records to typed columns, on executors
+decoded_rows.py  decoding as seen by Spark
 shapes.py, json_shapes.py, avro_shapes.py, protobuf_shapes.py    what becomes of each type of each kind of schema
 tables/        Parquet, Delta, Iceberg            dead_letters.py  what did not fit
 replay.py      a table or a time range back into topics

@@ -17,10 +17,17 @@ _PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt))
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _JAVA: Final = re.compile(r"^(?:: |Caused by: )[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
 _TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
+_LATE_WORKER: Final = "Python worker failed to connect back"
+"""Spark gives a Python process ten seconds to come up, and no setting changes that."""
 # Say that something failed and not what: the cause inside is what people need.
 _WRAPPERS: Final = frozenset(
     {"STREAM_FAILED", "FAILED_EXECUTE_UDF", "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR", "PYTHON_DATA_SOURCE_ERROR"}
 )
+
+
+def is_late_worker(error: BaseException) -> bool:
+    """Whether a Python process of Spark's did not come up in time: nothing is wrong but that the machine was busy."""
+    return not isinstance(error, PenstockError) and _LATE_WORKER in str(error)
 
 
 def explain_failure(error: BaseException) -> str:
@@ -28,6 +35,11 @@ def explain_failure(error: BaseException) -> str:
     if isinstance(error, PenstockError):
         return str(error)
     text = str(error)
+    if is_late_worker(error):
+        return (
+            "a Python process did not come up within the ten seconds that Spark gives it: this machine is too busy; run it again, or let "
+            "fewer stages run at once (--stage, fewer topics)"
+        )
     ours = _OURS.findall(text)
     if ours:
         return _line(ours[-1][1])

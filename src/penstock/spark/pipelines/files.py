@@ -1,6 +1,9 @@
 """Small files beside tables and checkpoints: on this machine through Python, anywhere else through the file systems that Spark knows.
 
-A file is replaced whole or not at all; what is written is on disk when the call returns.
+A file is replaced whole or not at all; what is written is on disk when the call returns. Elsewhere that holds as far as it does for the
+checkpoints of Spark, which writes both: on HDFS always, in an object store with the checkpoint manager that is made for it. Between the
+two contents of a file, other file systems may for a moment have none. So what must not be missed (who owns a table, which replay was
+begun) is written once and never replaced.
 """
 
 from __future__ import annotations
@@ -8,6 +11,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,16 +80,22 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        at, system = self._at(path)
-        temporary = self._jvm.org.apache.hadoop.fs.Path(at.getParent(), f"_{at.getName()}.tmp")
-        stream = system.create(temporary, True)
+        at, _ = self._at(path)
+        managers = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+        manager = managers.create(at.getParent(), self._configuration)
+        manager.mkdirs(at.getParent())
+        stream = manager.createAtomic(at, True)
         try:
             stream.write(bytearray(text.encode()))
-            stream.hsync()
-        finally:
-            stream.close()
-        system.delete(at, False)
-        system.rename(temporary, at)
+            if stream.hasCapability("hsync"):
+                stream.hsync()
+        except BaseException:
+            stream.cancel()
+            raise
+        stream.close()
+        # A rename that did not happen is no error to every file system.
+        if self.read(path) != text:
+            raise ConfigError(f"{path} was not replaced: its file system does not do what was asked of it; use another")
 
     def _at(self, path: str) -> tuple[Any, Any]:
         at = self._jvm.org.apache.hadoop.fs.Path(path)

@@ -23,13 +23,17 @@ from penstock.units import parse_duration_ms, parse_size
 
 FILE_BYTES_MAX: Final = 1 << 20
 NAME_CHARS_MAX: Final = 100
+PATH_NAME_CHARS_MAX: Final = 220
+"""File systems take 255; files beside the directory are named after it."""
 TOPICS_MAX: Final = 100
+"""Named in the file, and read by a run: each is a query for each of bronze and silver, with a process of its own."""
 GOLD_MAX: Final = 50
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WILDCARDS: Final = re.compile(r"[*?\[]")
 _REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 Format = Literal["parquet", "delta", "iceberg"]
+Starting = Literal["earliest", "latest"]
 
 
 def _with_unit(parse: Any) -> Any:
@@ -142,7 +146,7 @@ class Pipeline(Section):
     topics: Annotated[list[str], Field(min_length=1, max_length=TOPICS_MAX)]
     directory: Annotated[str, Field(min_length=1)]
     format: Format = "parquet"
-    starting: Literal["earliest", "latest"] = "earliest"
+    starting: Starting = "earliest"
     trigger_ms: Annotated[DurationMs, Field(ge=0)] = 1_000
     batch_records_max: Annotated[int, Field(ge=1)] = 1_000_000
     batch_bytes_max: Annotated[Size, Field(ge=1 << 10)] = 256 << 20
@@ -155,7 +159,7 @@ class Pipeline(Section):
     @classmethod
     def _are_topics(cls, topics: list[str]) -> list[str]:
         for topic in topics:
-            if not _WILDCARDS.search(topic):
+            if not is_pattern(topic):
                 _topic(topic)
         if len(set(topics)) != len(topics):
             raise ValueError("a topic is named twice: name each once")
@@ -165,6 +169,11 @@ class Pipeline(Section):
     def _makes_sense(self) -> Pipeline:
         if self.bronze is None and self.silver is None and not self.gold:
             raise ValueError("there is nothing to do: add a [bronze], [silver] or [[gold]] section")
+        if self.format != "parquet" and self.is_remote:
+            raise ValueError(
+                f'format = "{self.format}" needs a directory that the driver and all executors share as a path, and {self.directory} '
+                'is none: use one, or format = "parquet"'
+            )
         names = [gold.name for gold in self.gold]
         if len(set(names)) != len(names):
             raise ValueError("two [[gold]] sections have one name: give each its own")
@@ -209,9 +218,19 @@ class Pipeline(Section):
         return connection_settings(self.broker_options(password))
 
 
+def is_pattern(topic: str) -> bool:
+    """Whether it stands for all topics that it fits."""
+    return _WILDCARDS.search(topic) is not None
+
+
 def path_name(name: str) -> str:
-    """A topic's name as one level of a path."""
+    """A topic's name as one level of a path. Raises ConfigError where it would be longer than file systems take."""
     quoted = quote(name, safe="").replace("~", "%7E")
+    if len(quoted) > PATH_NAME_CHARS_MAX:
+        raise ConfigError(
+            f"{name} is too long to name a directory: it takes {len(quoted)} characters there, of at most {PATH_NAME_CHARS_MAX}; "
+            "use a shorter name, or one without special characters"
+        )
     return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[0] in "._" else quoted  # Spark takes those for hidden
 
 
@@ -226,6 +245,11 @@ def load_pipeline(file: Path) -> Pipeline:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"{file} is larger than {FILE_BYTES_MAX} bytes, which no pipeline is: name another file")
+    return parse_pipeline(data, file)
+
+
+def parse_pipeline(data: bytes, file: Path) -> Pipeline:
+    """What a file of that name with these bytes says. Raises ConfigError."""
     try:
         values = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:

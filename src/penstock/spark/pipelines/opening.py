@@ -7,7 +7,6 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import ConfigError
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
@@ -28,16 +27,11 @@ class Place(Protocol):
 
 
 def open_table(place: Place, stage: str, name: str) -> Table:
-    """Raises ConfigError where the format's library is missing, or cannot reach the directory."""
+    """Raises ConfigError where the format's library is missing."""
     pipeline = place.pipeline
     path = pipeline.table(stage, name)
     if pipeline.format == "parquet":
         return ParquetTable(place.spark, path, place.files)
-    if pipeline.is_remote:
-        raise ConfigError(
-            f'format = "{pipeline.format}" needs a directory that the driver and all executors share as a path, and {pipeline.directory} '
-            'is none: use one, or format = "parquet"'
-        )
     table: Table
     if pipeline.format == "delta":
         table = DeltaLakeTable(place.spark, path, place.files)

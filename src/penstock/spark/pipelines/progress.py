@@ -40,6 +40,11 @@ class Progress:
         self._lock = threading.Lock()
         self._stages = {name: StageProgress(name) for name in names}
 
+    def add(self, names: list[str]) -> None:
+        """Stages that the run did not begin with."""
+        with self._lock:
+            self._stages |= {name: StageProgress(name) for name in names}
+
     def stages(self) -> list[StageProgress]:
         with self._lock:
             return list(self._stages.values())

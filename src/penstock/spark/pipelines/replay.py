@@ -2,7 +2,8 @@
 
 A replay is one transaction: all of it appears, or none. It has an id, and is done once under it: asked for again after a crash it is
 finished, and after it was finished it is refused. Without an id given it is made of what was asked for. What was done under an id is noted
-beside the tables (`_replays`), with the name that the sink knows it by: who removes the tables and begins anew may replay anew.
+beside the tables (`_replays`), with the name that the sink knows it by: who removes the tables and begins anew may replay anew. Before
+anything is written that name is noted (`_replays/begun`), after it that it was done; neither note is ever replaced.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ def replay(
     """How many records were written. Raises InvalidRequest where this replay was done before."""
     if (request.table is None) == (request.topic is None):
         raise InvalidRequest("say what to replay: a table such as bronze/orders, or a topic")
-    marker = f"{pipeline.directory}/_replays/{path_name(request.name)}.json"
-    found = files.read(marker)
-    begun = {} if found is None else json.loads(found)
-    if begun.get("state") == "done":
-        when = datetime.fromtimestamp(begun["at_ms"] / 1000, UTC).isoformat(" ", "seconds")
+    begun = f"{pipeline.directory}/_replays/begun/{path_name(request.name)}.json"
+    done = f"{pipeline.directory}/_replays/{path_name(request.name)}.json"
+    found = files.read(done)
+    if found is not None:
+        before = json.loads(found)
+        when = datetime.fromtimestamp(before["at_ms"] / 1000, UTC).isoformat(" ", "seconds")
         raise InvalidRequest(
-            f"replay {request.name} was done at {when} with {begun['rows']} records: give it another id to do it again"
+            f"replay {request.name} was done at {when} with {before['rows']} records: give it another id to do it again"
         )
     rows = (
         _from_table(_Place(spark, pipeline, files), request)
@@ -80,16 +82,24 @@ def replay(
     rows = rows.persist()
     try:
         count = rows.count()
-        write: str = begun.get("write") or uuid.uuid4().hex
-        noted = {"rows": count, "write": write}
-        files.write(marker, json.dumps({"state": "begun", "at_ms": int(time.time() * 1000), **noted}))
+        write = _noted_write(files, begun)
         application = application_name(pipeline.name, "replay", request.name, write)
         target = {**options, "topic": request.to, "txnAppId": application, "txnVersion": "0"}
         rows.write.format(FORMAT).options(**target).mode("append").save()
     finally:
         rows.unpersist()
-    files.write(marker, json.dumps({"state": "done", "at_ms": int(time.time() * 1000), **noted}))
+    files.write(done, json.dumps({"at_ms": int(time.time() * 1000), "rows": count, "write": write}))
     return count
+
+
+def _noted_write(files: Files, begun: str) -> str:
+    """What tells this replay from one of the same id whose notes were removed."""
+    found = files.read(begun)
+    if found is not None:
+        return str(json.loads(found)["write"])
+    write = uuid.uuid4().hex
+    files.write(begun, json.dumps({"write": write}))
+    return write
 
 
 def _from_topic(spark: SparkSession, options: dict[str, str], request: ReplayRequest) -> DataFrame:

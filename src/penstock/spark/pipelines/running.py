@@ -2,7 +2,7 @@
 
 Every stage is a query with a checkpoint of its own, so a run can end anywhere and the next goes on from there. A run that is asked to stop
 (a signal, `penstock pipeline stop`) lets batches that have begun finish and begins no others. One stage that fails ends the run, after the
-others have finished theirs.
+others have finished theirs. Topics that appear under a pattern meanwhile get stages of their own.
 """
 
 from __future__ import annotations
@@ -11,28 +11,25 @@ import json
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from penstock.broker.deadletters import SUFFIX
-from penstock.errors import ConfigError, PenstockError, TopicNotFound
+from penstock.errors import PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.pipelines.failures import explain_failure
+from penstock.spark.pipelines.assembly import Assembly
+from penstock.spark.pipelines.failures import explain_failure, is_late_worker
 from penstock.spark.pipelines.files import Files, HadoopFiles, LocalFiles
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import Pipeline
-from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.progress import Progress, StageProgress
 from penstock.spark.pipelines.reporting import Reporter
-from penstock.spark.pipelines.schemas import Plans, schema_of
-from penstock.spark.pipelines.stages import BronzeStage, Gate, GoldStage, House, SilverStage, Stage
-from penstock.spark.pipelines.views import view_names
+from penstock.spark.pipelines.stages import Gate, House, Stage
 from penstock.spark.publishing import publish
 
 if TYPE_CHECKING:
@@ -45,7 +42,15 @@ BATCH_END_S_MAX: Final = 120.0
 LAST_WORDS_S_MAX: Final = 5.0
 """How long to wait for Spark to tell of the last batch."""
 
+NEW_TOPICS_EVERY_S: Final = 5.0
+"""How often to look for topics that appeared under a pattern."""
+
+LATE_STARTS_MAX: Final = 3
+"""How often a stage is started again whose Python processes did not come up within the time that Spark gives them."""
+
 OnBatch = Callable[[StageProgress], None]
+OnNote = Callable[[str], None]
+"""What people should know of a run that goes on all the same; empty when there is nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +73,26 @@ class Run:
         once: bool = False,
         kinds: Sequence[str] = (),
         on_batch: OnBatch = lambda stage: None,
+        on_note: OnNote = lambda note: None,
+        new_topics_every_s: float = NEW_TOPICS_EVERY_S,
     ) -> None:
         self.pipeline = pipeline
         self.progress = Progress([])
-        self._spark = spark
         self._client = client
         self._on_batch = on_batch
+        self._on_note = on_note
+        self._note = ""
+        self._new_topics_every_s = new_topics_every_s
         self._once = once
-        self._kinds = kinds
-        self._options = pipeline.broker_options(password)
         self._gate = Gate()
+        files: Files = HadoopFiles(spark) if pipeline.is_remote else LocalFiles()
+        house = House(spark, pipeline, client, files, pipeline.broker_options(password), self._gate, once)
+        self._assembly = Assembly(house, kinds)
         self._stop_asked = threading.Event()
         self._queries: dict[str, tuple[Stage, StreamingQuery]] = {}
         self._stages_by_run_id: dict[str, Stage] = {}
         self._terminated: set[str] = set()
+        self._late_starts: Counter[str] = Counter()
         self.reporter: Reporter | None = None
 
     def stop(self) -> None:
@@ -94,7 +105,7 @@ class Run:
         with ExitStack() as stack:
             if not self.pipeline.is_remote:
                 stack.enter_context(DirectoryLock(Path(self.pipeline.directory.removeprefix("file://"))))
-            stages = self._stages()
+            stages = self._assembly.first_stages()
             self.progress = Progress([stage.name for stage in stages])
             run, started_ms = uuid.uuid4().hex, int(time.time() * 1000)
             self.reporter = Reporter(self._client, self.pipeline.name, run, started_ms, self.progress, self.stop)
@@ -118,92 +129,21 @@ class Run:
                 self.reporter.close()
         return outcome
 
-    # -- putting together -------------------------------------------------------------------------------------------------
-
-    def _stages(self) -> list[Stage]:
-        pipeline = self.pipeline
-        files: Files = HadoopFiles(self._spark) if pipeline.is_remote else LocalFiles()
-        house = House(self._spark, pipeline, self._client, files, self._options, self._gate, self._once)
-        topics = self._topics()
-        stages: list[Stage] = []
-        if pipeline.bronze is not None and self._wanted("bronze"):
-            stages += [BronzeStage(house, topic, open_table(house, "bronze", topic)) for topic in topics]
-        plans: dict[str, Plans | None] = {}
-        if (pipeline.silver is not None and self._wanted("silver")) or (pipeline.gold and self._wanted("gold")):
-            plans = {topic: self._plans(house, topic) for topic in topics}
-        if pipeline.silver is not None and self._wanted("silver"):
-            stages += [SilverStage(house, topic, open_table(house, "silver", topic), plans[topic]) for topic in topics]
-        if self._wanted("gold"):
-            views = {
-                view: (topic, None if (found := plans.get(topic)) is None else found.newest())
-                for view, topic in zip(view_names(topics), topics, strict=True)
-            }
-            stages += [
-                GoldStage(house, gold, open_table(house, "gold", gold.name) if gold.table else None, views)
-                for gold in pipeline.gold
-            ]
-        if not stages:
-            raise ConfigError(
-                f"pipeline {pipeline.name} has no stage {' or '.join(self._kinds)}: add its section to the file"
-            )
-        return stages
-
-    def _wanted(self, kind: str) -> bool:
-        return not self._kinds or kind in self._kinds
-
-    def _topics(self) -> list[str]:
-        """The topics there are that the file names. Those that only a pattern names are no dead letters and no results of ours."""
-        existing = self._client.topics()
-        results = {gold.topic for gold in self.pipeline.gold}
-        chosen: list[str] = []
-        for name in self.pipeline.topics:
-            if name in existing:
-                found = [name]
-            else:
-                found = [
-                    each
-                    for each in existing
-                    if fnmatchcase(each, name) and not each.endswith(SUFFIX) and each not in results
-                ]
-            if not found:
-                raise TopicNotFound(f"topic not found: {name}; create it with: penstock topic create {name}")
-            chosen += [each for each in found if each not in chosen]
-        return chosen
-
-    def _plans(self, house: House, topic: str) -> Plans | None:
-        silver = self.pipeline.silver
-        reference = schema_of(self._client, topic, silver.schemas if silver is not None else {})
-        if reference is not None:
-            plans = Plans(
-                self._client, topic, reference, house.files, self.pipeline.checkpoint("silver", topic) + ".schema.json"
-            )
-            plans.newest()
-            return plans
-        if silver is not None and silver.without_schema == "error":
-            raise ConfigError(
-                f"topic {topic} has no schema: register one with penstock schema register {topic} FILE, name one under [silver] schemas, "
-                'or pass its records on undecoded with without_schema = "pass"'
-            )
-        return None
-
     # -- running ----------------------------------------------------------------------------------------------------------
 
     def _run(self, stages: Sequence[Stage]) -> Outcome:
         assert self.reporter is not None
-        for stage in stages:
-            if self._stop_asked.is_set():
-                break
-            query = stage.start()
-            self._queries[stage.name] = (stage, query)
-            self._stages_by_run_id[str(query.runId)] = stage
-            self.progress.state(stage.name, "running")
+        self._start(stages)
         self.reporter.say("running")
+        looked_s = time.monotonic()
         while not self._stop_asked.is_set():
+            self._start_again()
             active = [stage for stage, query in self._queries.values() if self._is_active(stage, query)]
-            if not active or any(stage.failure is not None for stage, _ in self._queries.values()):
+            if not active or self._failed() is not None:
                 break
-            if any(query.exception() is not None for _, query in self._queries.values()):
-                break
+            if not self._once and time.monotonic() - looked_s >= self._new_topics_every_s:
+                self._take_up_new_topics()
+                looked_s = time.monotonic()
             self._stop_asked.wait(LOOK_EVERY_S)
         failed = self._failed()
         state: Literal["finished", "stopped", "failed"] = "stopped" if self._stop_asked.is_set() else "finished"
@@ -222,8 +162,49 @@ class Run:
         self.progress.states(state)
         return Outcome(state, self.progress.stages())
 
+    def _start(self, stages: Sequence[Stage]) -> None:
+        for stage in stages:
+            if self._stop_asked.is_set():
+                return
+            query = stage.start()
+            self._queries[stage.name] = (stage, query)
+            self._stages_by_run_id[str(query.runId)] = stage
+            self.progress.state(stage.name, "running")
+
+    def _start_again(self) -> None:
+        """Queries that are to be replaced by another, and those that a busy machine kept from coming up."""
+        for stage, query in list(self._queries.values()):
+            if query.isActive or self._stop_asked.is_set():
+                continue
+            if self._is_late(stage, query):
+                self._late_starts[stage.name] += 1
+                stage.failure = None
+                self._start([stage])
+            elif stage.outdated:
+                self._start([stage])
+
+    def _is_late(self, stage: Stage, query: StreamingQuery) -> bool:
+        error = stage.failure or query.exception()
+        return error is not None and is_late_worker(error) and self._late_starts[stage.name] < LATE_STARTS_MAX
+
+    def _take_up_new_topics(self) -> None:
+        assert self.reporter is not None
+        if not self._assembly.may_grow:
+            return
+        try:
+            stages = self._assembly.stages_of_new_topics()
+        except PenstockError:
+            return  # a broker that cannot be reached is for the stages that read from it to report
+        self.progress.add([stage.name for stage in stages])
+        self._start(stages)
+        note = "; ".join(f"topic {topic} waits: {why}" for topic, why in self._assembly.waiting.items())
+        if note != self._note:
+            self._note = note
+            self.reporter.say("running", note)
+            self._on_note(note)
+
     def _is_active(self, stage: Stage, query: StreamingQuery) -> bool:
-        if query.isActive:
+        if query.isActive or stage.outdated or self._is_late(stage, query):
             return True
         if query.exception() is None:
             self.progress.state(stage.name, "finished")
@@ -232,9 +213,11 @@ class Run:
     def _failed(self) -> tuple[Stage, BaseException] | None:
         for stage, query in self._queries.values():
             error = query.exception()
+            if self._is_late(stage, query) and not self._stop_asked.is_set():
+                continue
             if stage.failure is not None:
                 return stage, stage.failure if isinstance(stage.failure, PenstockError) or error is None else error
-            if error is not None and not self._gate.ended(stage.name):
+            if error is not None and not self._gate.ended(stage.name) and not stage.outdated:
                 return stage, error
         return None
 
@@ -257,7 +240,8 @@ class Run:
     def _await_last_words(self) -> None:
         """Spark tells of batches and of the end of queries a little later, on a thread of its own."""
         give_up_s = time.monotonic() + LAST_WORDS_S_MAX
-        while len(self._terminated) < len(self._queries) and time.monotonic() < give_up_s:
+        awaited = {str(query.runId) for _, query in self._queries.values()}
+        while not awaited <= self._terminated and time.monotonic() < give_up_s:
             time.sleep(LOOK_EVERY_S / 4)
 
     def _publish(self) -> None:

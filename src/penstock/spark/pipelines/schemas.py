@@ -39,7 +39,7 @@ def schema_of(client: FlyMQClient, topic: str, given: Mapping[str, str]) -> Refe
 
 
 class Plans:
-    """The plans of one topic, from version to version."""
+    """The plans of one topic for one stage, from version to version. Only one run at a time writes them down."""
 
     def __init__(self, client: FlyMQClient, topic: str, reference: Reference, files: Files, pin: str) -> None:
         self._client = client
@@ -48,6 +48,7 @@ class Plans:
         self._files = files
         self._pin = pin
         self._current: Plan | None = None
+        self._pinned: Plan | None = None
 
     def newest(self) -> Plan:
         """The plan for a batch that was never begun."""
@@ -70,6 +71,8 @@ class Plans:
 
     def pinned(self) -> Plan | None:
         """The plan that was last written down."""
+        if self._pinned is not None:
+            return self._pinned
         text = self._files.read(self._pin)
         if text is None:
             return None
@@ -77,7 +80,8 @@ class Plans:
         current, *older = [
             Version(each["number"], each["text"], base64.b64decode(each["form"])) for each in stored["versions"]
         ]
-        return Plan(stored["name"], stored["kind"], stored["message"], current, tuple(older))
+        self._pinned = Plan(stored["name"], stored["kind"], stored["message"], current, tuple(older))
+        return self._pinned
 
     def pin(self, plan: Plan) -> None:
         """Write a plan down, unless it is there already."""
@@ -89,6 +93,7 @@ class Plans:
         ]
         stored = {"name": plan.name, "kind": plan.kind, "message": plan.message, "versions": versions}
         self._files.write(self._pin, json.dumps(stored))
+        self._pinned = plan
 
 
 def batch_to_repeat(files: Files, checkpoint: str) -> int | None:

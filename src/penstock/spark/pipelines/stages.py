@@ -1,4 +1,4 @@
-"""Bronze, silver and gold: what each does with a batch.
+"""What stages have in common, and bronze and silver: what they do with a batch. Gold is in gold.py.
 
 All of them are structured streaming queries that hand each batch to Python on the driver (`foreachBatch`), where it goes to its table and
 wherever else it belongs, each of those being done once for a batch however often the batch is tried: tables by the number of the batch,
@@ -16,35 +16,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.deadletters import dead_letter_topic
-from penstock.errors import ConfigError, PenstockError, ValidationFailed
+from penstock.broker.schemas.reference import Reference
+from penstock.errors import ValidationFailed
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.applications import application_name
 from penstock.spark.pipelines.dead_letters import letters
-from penstock.spark.pipelines.decoding import (
-    METADATA_COLUMNS,
-    RAW_COLUMNS,
-    REASON,
-    ROW,
-    Plan,
-    decoder,
-    decoding_function,
-)
+from penstock.spark.pipelines.decoded_rows import fitting_rows, undecoded, with_decoded
+from penstock.spark.pipelines.decoding import RAW_COLUMNS, REASON, Plan
 from penstock.spark.pipelines.files import Files
-from penstock.spark.pipelines.model import Gold, Pipeline
+from penstock.spark.pipelines.model import Pipeline, Starting
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
-from penstock.spark.pipelines.tables.table import Table, merged_columns
-from penstock.spark.pipelines.views import mentions
+from penstock.spark.pipelines.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.types import StructType
 
 FORMAT: Final = "penstock"
 
 
 class Stopped(Exception):
     """Ends a query whose next batch must not begin."""
+
+
+class Outdated(Stopped):
+    """Ends a query whose next batch must begin with another query, to be started in its place."""
 
 
 class Gate:
@@ -93,6 +89,10 @@ class Stage(ABC):
         self.rejects = 0
         self.failure: BaseException | None = None
         """What a batch failed of, as it was raised."""
+        self.outdated = False
+        """Whether its query ended itself because another is to be started in its place."""
+        self.starting: Starting = house.pipeline.starting
+        """Where a query without a checkpoint begins."""
         self.session = house.spark
         """The session its query belongs to, which is the one that tells of it."""
         self._claimed: set[str] = set()
@@ -113,7 +113,7 @@ class Stage(ABC):
         options = {
             **self.house.broker_options,
             "subscribe": topic,
-            "startingOffsets": pipeline.starting,
+            "startingOffsets": self.starting,
             "includeHeaders": "true",
             "maxOffsetsPerTrigger": str(pipeline.batch_records_max),
             "maxBytesPerTrigger": str(pipeline.batch_bytes_max),
@@ -126,6 +126,9 @@ class Stage(ABC):
             self.house.gate.enter(self.name)
             try:
                 each(rows, batch_id)
+            except Outdated:
+                self.outdated = True
+                raise
             except BaseException as error:
                 self.failure = error
                 raise
@@ -181,7 +184,6 @@ class SilverStage(Stage):
         super().__init__(house, "silver", topic)
         self._table = table
         self._plans = plans
-        self._columns: StructType | None = None
 
     def start(self) -> StreamingQuery:
         self._repeated = batch_to_repeat(self.house.files, self.checkpoint)
@@ -192,36 +194,44 @@ class SilverStage(Stage):
         if self._plans is None:
             table.append(undecoded(rows), batch_id)
             return
-        plan = self._plan(self._plans, batch_id)
-        decoded = with_decoded(rows, plan).persist()
+        decoded = self._decoded(self._plans, rows, batch_id).persist()
         try:
             counts = decoded.selectExpr(f"count({REASON}) AS rejects").first()
             rejects = 0 if counts is None else int(counts.rejects)
             if rejects:
                 self._reject(decoded.where(f"{REASON} IS NOT NULL"), rejects, batch_id)
-            fitting = fitting_rows(decoded)
-            self._check_columns(fitting.schema, plan)
-            table.append(fitting, batch_id)
+            table.append(fitting_rows(decoded), batch_id)
             self.rejects += rejects
         finally:
             decoded.unpersist()
 
-    def _plan(self, plans: Plans, batch_id: int) -> Plan:
-        plan = plans.pinned() if batch_id == self._repeated else None
-        if plan is None:
-            plan = plans.newest()
-            plans.pin(plan)
-        return plan
+    def _decoded(self, plans: Plans, rows: DataFrame, batch_id: int) -> DataFrame:
+        """By the version the batch was begun with, else by the newest, which is then written down."""
+        pinned = plans.pinned()
+        if pinned is not None and batch_id == self._repeated:
+            return with_decoded(rows, pinned)
+        plan = plans.newest()
+        decoded = with_decoded(rows, plan)
+        # Before it is written down, and before anything is written: a version the table cannot take must not become one that has to be
+        # repeated.
+        self._table.check_columns(
+            fitting_rows(decoded).schema,
+            f"version {plan.version.number} of schema {plan.name}",
+            self._advice(plan, pinned),
+        )
+        plans.pin(plan)
+        return decoded
 
-    def _check_columns(self, columns: StructType, plan: Plan) -> None:
-        if self._columns is None:
-            try:
-                self._columns = self._table.read().schema if self._table.exists() else columns
-            except Exception as error:  # a table of empty batches has no schema yet
-                if isinstance(error, PenstockError):
-                    raise
-                self._columns = columns
-        self._columns = merged_columns(self._columns, columns, f"schema {plan.name}-v{plan.version.number}")
+    def _advice(self, plan: Plan, pinned: Plan | None) -> str:
+        """What to do about a version that changes the type of a column."""
+        stay = ""
+        if pinned is not None and pinned.name == plan.name and pinned.version.number != plan.version.number:
+            before = str(Reference(plan.name, pinned.version.number, plan.message))
+            stay = f'stay with the version before, with schemas = {{ "{self.subject}" = "{before}" }} under [silver]; '
+        return (
+            f"{stay}register a version that keeps the type; or remove {self._table.path} and {self.checkpoint} to read the topic again "
+            "into a new table"
+        )
 
     def _reject(self, rejected: DataFrame, count: int, batch_id: int) -> None:
         silver = self.house.pipeline.silver
@@ -233,97 +243,3 @@ class SilverStage(Stage):
             )
         topic = dead_letter_topic(self.subject)
         self._write_to_topic(letters(rejected, int(time.time() * 1000)), topic, self._query_id(rejected), batch_id)
-
-
-class GoldStage(Stage):
-    """A query over decoded records, with a watermark, to a table, a topic, or both."""
-
-    def __init__(
-        self, house: House, gold: Gold, table: Table | None, views: dict[str, tuple[str, Plan | None]]
-    ) -> None:
-        super().__init__(house, "gold", gold.name)
-        self._gold = gold
-        self._table = table
-        self._views = views
-        """Topic and plan by the name of the view."""
-        # Its own: views of two queries may have one name and different watermarks.
-        self.session = house.spark.newSession()
-
-    def start(self) -> StreamingQuery:
-        for view, (topic, plan) in self._views.items():
-            rows = self._stream(topic).select(*RAW_COLUMNS)
-            rows = undecoded(rows) if plan is None else fitting_rows(with_decoded(rows, plan))
-            if self._gold.event_time in rows.columns:
-                rows = rows.withWatermark(self._gold.event_time, f"{self._gold.watermark_ms} milliseconds")
-            elif mentions(self._gold.sql, view):
-                raise ConfigError(
-                    f"gold {self._gold.name} takes its time from column {self._gold.event_time}, which {view} does not have: it has "
-                    f"{', '.join(rows.columns)}"
-                )
-            rows.createOrReplaceTempView(view)
-        return self._started(self._queried(), self._batch, self._gold.mode)
-
-    def _queried(self) -> DataFrame:
-        from pyspark.errors import AnalysisException, ParseException
-
-        try:
-            rows = self.session.sql(self._gold.sql)
-        except (AnalysisException, ParseException) as error:
-            from penstock.spark.pipelines.failures import explain_failure
-
-            raise ConfigError(
-                f"the sql of gold {self._gold.name} is refused: {explain_failure(error)}; it can use {', '.join(self._views)}"
-            ) from error
-        if not rows.isStreaming:
-            raise ConfigError(
-                f"the sql of gold {self._gold.name} reads none of the pipeline's topics: it can use {', '.join(self._views)}"
-            )
-        if self._gold.key is not None and self._gold.key not in rows.columns:
-            raise ConfigError(
-                f"the key of gold {self._gold.name} is {self._gold.key}, and its sql gives {', '.join(rows.columns)}"
-            )
-        return rows
-
-    def _batch(self, rows: DataFrame, batch_id: int) -> None:
-        # The result is used twice, and computing it again would commit its state again.
-        rows = rows.persist()
-        try:
-            if self._table is not None:
-                self._claimed_table(self._table, rows, batch_id).append(rows, batch_id)
-            if self._gold.topic is not None:
-                self._write_to_topic(self._records(rows), self._gold.topic, self._query_id(rows), batch_id)
-        finally:
-            rows.unpersist()
-
-    def _records(self, rows: DataFrame) -> DataFrame:
-        key = f"CAST(`{self._gold.key}` AS STRING)" if self._gold.key is not None else "CAST(NULL AS STRING)"
-        return rows.selectExpr(f"CAST({key} AS BINARY) AS key", "CAST(to_json(struct(*)) AS BINARY) AS value")
-
-
-# --- rows ---
-
-
-def with_decoded(rows: DataFrame, plan: Plan) -> DataFrame:
-    """The columns of the source with `row` and `reason`."""
-    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    decoded = StructType(
-        [
-            StructField(field.name, from_arrow_type(field.type, prefer_timestamp_ntz=False), True)
-            for field in decoder(plan).schema
-        ]
-    )
-    columns = StructType(
-        [*rows.schema.fields, StructField(ROW, decoded, True), StructField(REASON, StringType(), True)]
-    )
-    return rows.mapInArrow(decoding_function(plan, to_arrow_schema(columns, timezone="UTC")), columns)
-
-
-def fitting_rows(decoded: DataFrame) -> DataFrame:
-    """Decoded columns, and where each record came from."""
-    return decoded.where(f"{REASON} IS NULL").select(f"{ROW}.*", *METADATA_COLUMNS)
-
-
-def undecoded(rows: DataFrame) -> DataFrame:
-    return rows.select("value", *METADATA_COLUMNS)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from penstock.spark.pipelines.model import NAME_CHARS_MAX
 from penstock.spark.pipelines.views import view_names
 
 Columns = Mapping[str, str]
 """Arrow types by column, as `Decoder.schema` gives them."""
 
 _NUMBERS: Final = ("int64", "double", "int32", "float")
+_PER_MINUTE: Final = "_per_minute"
 _WINDOW: Final = "window({time}, '1 minute')"
+_PLAIN_NAME: Final = re.compile(r"(?!(?:true|false|null|not)$)[a-z_][a-z0-9_]*", re.ASCII | re.IGNORECASE)
+"""What SQL takes without quotes, and for a name."""
 
 
 def render(
@@ -23,7 +29,7 @@ def render(
     table_format: str,
     columns: Mapping[str, Columns | None],
 ) -> str:
-    """`columns` has those of each topic that has a schema, and None for each that has none."""
+    """`topics` are names and patterns; `columns` has those of each topic that has a schema, and None for each that has none."""
     return f"""\
 # A pipeline from topics to tables. Run it with:  penstock pipeline run FILE
 # Every setting is described in docs/pipelines.md.
@@ -39,7 +45,7 @@ def render(
 {_silver(columns)}
 # Your SQL over windows of time, in {directory}/gold. Views are named like topics, "-" and "." becoming "_".
 # A window is written when something later than its end and the watermark has been seen.
-{_gold(topics, columns)}
+{_gold(list(columns), columns)}
 # Where it runs: here, on all processors, unless a master is named.
 [spark]
 # master = "spark://host:7077"
@@ -48,13 +54,13 @@ def render(
 
 
 def _settings(name: str, bootstrap: str, topics: Sequence[str], directory: str, table_format: str) -> str:
-    listed = ", ".join(f'"{topic}"' for topic in topics)
+    listed = ", ".join(map(_text, topics))
     lines = [
-        (f'name = "{name}"', "under which it reports; see: penstock pipeline status"),
-        (f'bootstrap = "{bootstrap}"', "the broker's FlyMQ listener"),
+        (f"name = {_text(name)}", "under which it reports; see: penstock pipeline status"),
+        (f"bootstrap = {_text(bootstrap)}", "the broker's FlyMQ listener"),
         (f"topics = [{listed}]", 'names, or patterns such as "orders-*"'),
-        (f'directory = "{directory}"', "tables and checkpoints; relative to this file"),
-        (f'format = "{table_format}"', "parquet | delta | iceberg"),
+        (f"directory = {_text(directory)}", "tables and checkpoints; relative to this file"),
+        (f"format = {_text(table_format)}", "parquet | delta | iceberg"),
         ('starting = "earliest"', "earliest | latest: where a first run begins"),
         ('trigger_ms = "1s"', "how often a batch begins, where the pipeline runs on and on"),
     ]
@@ -68,7 +74,7 @@ def _silver(columns: Mapping[str, Columns | None]) -> str:
         return '# schemas = { orders = "order:2" }   # where a schema has another name than its topic\n'
     return (
         f"# No schema was found for {', '.join(missing)}. Register one (penstock schema register {missing[0]} FILE),\n"
-        '# or name one here: schemas = { orders = "order:2" }. Until then records are passed on undecoded.\n'
+        f'# or name one here: schemas = {{ {_text(missing[0])} = "order:2" }}. Until then records are passed on undecoded.\n'
         'without_schema = "pass"\n'
     )
 
@@ -81,21 +87,36 @@ def _gold(topics: Sequence[str], columns: Mapping[str, Columns | None]) -> str:
     group = next((name for name, kind in known.items() if kind == "string"), None)
     numbers = [name for name, kind in known.items() if kind in _NUMBERS]
     number = next((name for name in numbers if not name.lower().endswith("id")), None)
-    window = _WINDOW.format(time=moment)
-    picked = [f"{window}.start AS start", *([group] if group else []), "count(*) AS records"]
+    window = _WINDOW.format(time=_identifier(moment))
+    by = [_identifier(group)] if group else []
+    picked = [f"{window}.start AS start", *by, "count(*) AS records"]
     if number is not None:
-        picked.append(f"sum({number}) AS {number}")
-    grouped = ", ".join([window, *([group] if group else [])])
+        picked.append(f"sum({_identifier(number)}) AS {_identifier(number)}")
     separator = ",\n         "
-    # Names that need no quotes, put into a file that its user reads and owns.
+    # Into a file that its user reads and owns.
     return f'''[[gold]]
-name = "{view}_per_minute"
+name = "{_gold_name(view)}"
 sql = """
   SELECT {separator.join(picked)}
-  FROM {view}
-  GROUP BY {grouped}
+  FROM {_identifier(view)}
+  GROUP BY {", ".join([window, *by])}
 """
-event_time = "{moment}"
+event_time = {_text(moment)}
 watermark_ms = "1m"
-# topic = "{topic}-per-minute"     # write the results to a topic too
+# topic = {_text(f"{topic}-per-minute")}     # write the results to a topic too
 '''  # noqa: S608
+
+
+def _gold_name(view: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", view).lstrip("._-") or "records"
+    return plain[: NAME_CHARS_MAX - len(_PER_MINUTE)] + _PER_MINUTE
+
+
+def _text(value: str) -> str:
+    """As TOML has it, which for text is as JSON has it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _identifier(name: str) -> str:
+    """As SQL has it, in a text of TOML. No name of a column has a backtick, nor has that of a view."""
+    return name if _PLAIN_NAME.fullmatch(name) else f"`{_text(name)[1:-1]}`"

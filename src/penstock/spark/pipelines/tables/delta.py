@@ -63,7 +63,7 @@ class DeltaLakeTable(Table):
 
         have = from_arrow_schema(pa.schema(delta.schema().to_arrow()), prefer_timestamp_ntz=False)
         names = {field.name for field in have.fields}
-        if merged_columns(have, rows.schema, "the batch").fields != have.fields:
+        if merged_columns(have, rows.schema, "the batch", "let a new pipeline write a new table").fields != have.fields:
             delta.alter.add_columns([field for field in wanted.fields if field.name not in names])
             delta = library.DeltaTable(self.path)
         return delta

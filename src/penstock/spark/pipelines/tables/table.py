@@ -14,7 +14,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.errors import ConfigError, InvalidRequest
+from penstock.errors import ConfigError, InvalidRequest, PenstockError
 from penstock.spark.pipelines.files import Files
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Table(ABC):
         self._spark = spark
         self._files = files
         self._query = ""
+        self._columns: StructType | None = None
+        """Those that it has, once they were asked for."""
 
     def claim(self, query: str, batch_id: int, checkpoint: str) -> None:
         """Make sure that the table and the checkpoint belong together. To be called before the first append of a run."""
@@ -62,6 +64,22 @@ class Table(ABC):
             )
         self._query = query
 
+    def check_columns(self, columns: StructType, what: str, advice: str) -> None:
+        """Make sure that rows with these columns can be appended. Raises InvalidRequest where a column would change its type."""
+        if self._columns is None:
+            self._columns = self._found_columns()
+        self._columns = columns if self._columns is None else merged_columns(self._columns, columns, what, advice)
+
+    def _found_columns(self) -> StructType | None:
+        if not self.exists():
+            return None
+        try:
+            return self.read().schema
+        except Exception as error:  # a table of empty batches has no columns yet
+            if isinstance(error, PenstockError):
+                raise
+            return None
+
     @abstractmethod
     def exists(self) -> bool:
         """Whether anything was ever appended."""
@@ -79,7 +97,7 @@ class Table(ABC):
         """Rewrite small files as larger ones, while nobody writes. What is replaced is kept for readers that began before."""
 
 
-def merged_columns(table: StructType, rows: StructType, what: str) -> StructType:
+def merged_columns(table: StructType, rows: StructType, what: str, advice: str) -> StructType:
     """The columns that a table has once rows with theirs are in it. Raises where a column would change its type."""
     from pyspark.sql.types import StructType
 
@@ -92,6 +110,6 @@ def merged_columns(table: StructType, rows: StructType, what: str) -> StructType
         elif before.dataType != field.dataType:
             raise InvalidRequest(
                 f"{what} makes column {field.name} {field.dataType.simpleString()}, and the table has it as "
-                f"{before.dataType.simpleString()}: register a version that keeps the type, or let a new pipeline write a new table"
+                f"{before.dataType.simpleString()}: {advice}"
             )
     return StructType([*table.fields, *added])

@@ -1,0 +1,120 @@
+"""The stages of a run: those that it begins with, and those of topics that appear under a pattern while it goes on.
+
+A topic that appears is taken up when everything its stages need is there: one whose schema is registered a moment after it was created
+waits that moment. It is read from its beginning, whatever `starting` says: records that came before it was seen are new all the same.
+The views of gold are those of the topics a run began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.spark.pipelines.gold import GoldStage, View
+from penstock.spark.pipelines.model import TOPICS_MAX, is_pattern, path_name
+from penstock.spark.pipelines.opening import open_table
+from penstock.spark.pipelines.schemas import Plans, schema_of
+from penstock.spark.pipelines.stages import BronzeStage, House, SilverStage, Stage
+from penstock.spark.pipelines.topics import chosen_topics, new_topics
+from penstock.spark.pipelines.views import mentions, view_names
+
+
+class Assembly:
+    def __init__(self, house: House, kinds: Sequence[str] = ()) -> None:
+        self._house = house
+        self._kinds = kinds
+        self._topics: list[str] = []
+        self.waiting: dict[str, str] = {}
+        """Why topics that have appeared are not read yet."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a topic that appears can mean another stage."""
+        return any(map(is_pattern, self._house.pipeline.topics)) and any(map(self._has, ("bronze", "silver")))
+
+    def first_stages(self) -> list[Stage]:
+        """Raises ConfigError or TopicNotFound where the pipeline cannot run as it is."""
+        pipeline = self._house.pipeline
+        self._topics = chosen_topics(pipeline, self._house.client.topics())
+        by_topic = [self._stages_of(topic) for topic in self._topics]
+        stages = [stage for kind in ("bronze", "silver") for made in by_topic for stage in made if stage.kind == kind]
+        if self._has("gold"):
+            stages += self._gold_stages()
+        if not stages:
+            raise ConfigError(
+                f"pipeline {pipeline.name} has no stage {' or '.join(self._kinds)}: add its section to the file"
+            )
+        return stages
+
+    def stages_of_new_topics(self) -> list[Stage]:
+        """Of topics that appeared since; raises nothing but what the broker does."""
+        stages: list[Stage] = []
+        self.waiting.clear()
+        for topic in new_topics(self._house.pipeline, self._house.client.topics(), self._topics):
+            if len(self._topics) >= TOPICS_MAX:
+                self.waiting[topic] = f"a pipeline reads at most {TOPICS_MAX} topics: read it with another one"
+                continue
+            try:
+                made = self._stages_of(topic)
+            except PenstockError as error:
+                self.waiting[topic] = str(error)
+                continue
+            for stage in made:
+                stage.starting = "earliest"
+            stages += made
+            self._topics.append(topic)
+        return stages
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _has(self, kind: str) -> bool:
+        """Whether the file has stages of a kind, and they are wanted."""
+        pipeline = self._house.pipeline
+        there = {
+            "bronze": pipeline.bronze is not None,
+            "silver": pipeline.silver is not None,
+            "gold": bool(pipeline.gold),
+        }
+        return there[kind] and (not self._kinds or kind in self._kinds)
+
+    def _stages_of(self, topic: str) -> list[Stage]:
+        house = self._house
+        stages: list[Stage] = []
+        if self._has("bronze"):
+            stages.append(BronzeStage(house, topic, open_table(house, "bronze", topic)))
+        if self._has("silver"):
+            pin = house.pipeline.checkpoint("silver", topic) + ".schema.json"
+            plans = self._plans(topic, pin)
+            stages.append(SilverStage(house, topic, open_table(house, "silver", topic), plans))
+        return stages
+
+    def _gold_stages(self) -> list[Stage]:
+        house = self._house
+        stages: list[Stage] = []
+        names = view_names(self._topics)
+        for gold in house.pipeline.gold:
+            pins = house.pipeline.checkpoint("gold", gold.name) + ".schemas"
+            views = {
+                name: View(topic, self._plans(topic, f"{pins}/{path_name(topic)}.json"))
+                for name, topic in zip(names, self._topics, strict=True)
+                if mentions(gold.sql, name)
+            }
+            table = open_table(house, "gold", gold.name) if gold.table else None
+            stages.append(GoldStage(house, gold, table, views, names))
+        return stages
+
+    def _plans(self, topic: str, pin: str) -> Plans | None:
+        """Raises where the topic has no schema and must have one, or one that is not there."""
+        silver = self._house.pipeline.silver
+        client = self._house.client
+        reference = schema_of(client, topic, silver.schemas if silver is not None else {})
+        if reference is not None:
+            plans = Plans(client, topic, reference, self._house.files, pin)
+            plans.newest()
+            return plans
+        if silver is not None and silver.without_schema == "error":
+            raise ConfigError(
+                f"topic {topic} has no schema: register one with penstock schema register {topic} FILE, name one under [silver] schemas, "
+                'or pass its records on undecoded with without_schema = "pass"'
+            )
+        return None

@@ -1,0 +1,50 @@
+"""Small files beside tables: on this machine, and through the file systems that Spark knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.spark.pipelines.files import Files, HadoopFiles, LocalFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def check_files(files: Files, directory: str, place: Path) -> None:
+    path = f"{directory}/below/note.json"
+    assert (files.read(path), files.names(f"{directory}/below")) == (None, [])
+    for text in ("first", "sécond, longer", ""):
+        files.write(path, text)
+        assert (files.read(path), files.names(f"{directory}/below")) == (text, ["note.json"])
+    assert [each.name for each in (place / "below").iterdir()] == ["note.json"], "nothing else is left lying about"
+
+
+def test_files_of_this_machine_are_replaced_whole(tmp_path: Path) -> None:
+    check_files(LocalFiles(), str(tmp_path), tmp_path)
+
+
+def test_files_elsewhere_are_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:
+    check_files(HadoopFiles(spark), f"file://{tmp_path}", tmp_path)
+
+
+def test_a_write_that_fails_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
+    files = HadoopFiles(spark)
+    files.write(f"file://{tmp_path}/note.json", "first")
+    unwritable: Any = 7
+    with pytest.raises(AttributeError):
+        files.write(f"file://{tmp_path}/note.json", unwritable)
+    assert files.read(f"file://{tmp_path}/note.json") == "first"
+    assert [each.name for each in tmp_path.iterdir()] == ["note.json"]
+
+
+def test_a_file_system_that_does_not_replace_a_file_is_found_out(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = HadoopFiles(spark)
+    monkeypatch.setattr(files, "read", lambda path: "first")
+    with pytest.raises(ConfigError, match="was not replaced: its file system does not do what was asked"):
+        files.write(f"file://{tmp_path}/note.json", "second")

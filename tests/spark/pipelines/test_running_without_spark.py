@@ -1,0 +1,135 @@
+"""The loop of a run: what ends it, and what is started again; with stages whose queries do what the test says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from penstock.spark.pipelines.assembly import Assembly
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.running import LATE_STARTS_MAX, Outcome, Run
+
+LATE = RuntimeError("org.apache.spark.SparkException: Python worker failed to connect back.")
+_run_ids = itertools.count()
+
+
+class Query:
+    """Of Spark. It has ended by the time it is looked at, with an error or without, unless it is to go on."""
+
+    def __init__(self, error: Exception | None = None, *, goes_on: bool = False) -> None:
+        self.runId = str(next(_run_ids))
+        self.isActive = goes_on
+        self.status = {"isTriggerActive": False}
+        self._error = error
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+class Stage:
+    """Starts one query after the other."""
+
+    kind = "bronze"
+    group = "sales.bronze"
+    rejects = 0
+
+    def __init__(self, name: str, *queries: Query, on_start: Callable[[int], None] = lambda times: None) -> None:
+        self.name = name
+        self.session = MagicMock()
+        self.failure: Exception | None = None
+        self.outdated = False
+        self.queries = list(queries)
+        self.started = 0
+        self._on_start = on_start
+
+    def start(self) -> Query:
+        self.outdated = False
+        self.started += 1
+        self._on_start(self.started)
+        return self.queries[self.started - 1]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Runs the stages to their end."""
+
+    def run_to_the_end(
+        *stages: Stage, later: tuple[Stage, ...] = (), stop_when: Any = None, **settings: Any
+    ) -> Outcome:
+        values = {"name": "sales", "topics": ["orders*"], "directory": str(tmp_path), "bronze": {}}
+        client: Any = MagicMock()
+        spark: Any = MagicMock()
+        client.pipelines.report.return_value = False
+        made = Run(Pipeline.model_validate(values), spark, client, **settings)
+        waiting = list(later)
+
+        def new_stages(assembly: Assembly) -> list[Any]:
+            if stop_when is not None and stop_when():
+                made.stop()
+            return [waiting.pop(0)] if waiting else []
+
+        monkeypatch.setattr(Assembly, "first_stages", lambda assembly: list(stages))
+        monkeypatch.setattr(Assembly, "stages_of_new_topics", new_stages)
+        monkeypatch.setattr("penstock.spark.pipelines.running.LOOK_EVERY_S", 0.001)
+        monkeypatch.setattr("penstock.spark.pipelines.running.LAST_WORDS_S_MAX", 0.0)
+        return made()
+
+    return run_to_the_end
+
+
+def test_a_run_ends_when_every_query_has(run: Callable[..., Outcome]) -> None:
+    outcome = run(Stage("bronze/a", Query()), Stage("bronze/b", Query()), once=True)
+    assert (outcome.state, [stage.state for stage in outcome.stages]) == ("finished", ["finished", "finished"])
+
+
+def test_a_stage_that_fails_ends_the_others(run: Callable[..., Outcome]) -> None:
+    other = Stage("bronze/b", Query(goes_on=True))
+    outcome = run(Stage("bronze/a", Query(RuntimeError("it broke"))), other)
+    assert (outcome.state, outcome.message) == ("failed", "bronze/a: Spark: it broke")
+    assert [stage.state for stage in outcome.stages] == ["failed", "stopped"]
+    assert not other.queries[0].isActive
+
+
+def test_a_query_whose_python_comes_up_late_is_started_again(run: Callable[..., Outcome]) -> None:
+    stage = Stage("bronze/a", Query(LATE), Query(LATE), Query())
+    assert run(stage, once=True).state == "finished"
+    assert stage.started == 3
+
+
+def test_a_query_whose_python_never_comes_up_fails(run: Callable[..., Outcome]) -> None:
+    stage = Stage("bronze/a", *(Query(LATE) for _ in range(LATE_STARTS_MAX + 1)))
+    outcome = run(stage, once=True)
+    assert outcome.state == "failed"
+    assert outcome.message.startswith("bronze/a: a Python process did not come up within the ten seconds")
+    assert stage.started == LATE_STARTS_MAX + 1
+
+
+def test_a_query_that_is_outdated_is_replaced(run: Callable[..., Outcome]) -> None:
+    def on_start(times: int) -> None:
+        stage.outdated = times == 1
+
+    stage = Stage("gold/a", Query(RuntimeError("Outdated")), Query(), on_start=on_start)
+    assert run(stage, once=True).state == "finished"
+    assert stage.started == 2
+
+
+def test_stages_of_topics_that_appear_are_started(run: Callable[..., Outcome]) -> None:
+    first, second = Stage("bronze/a", Query(goes_on=True)), Stage("bronze/b", Query(goes_on=True))
+    outcome = run(first, later=(second,), stop_when=lambda: second.started == 1, new_topics_every_s=0)
+    assert outcome.state == "stopped"
+    assert [(stage.name, stage.state) for stage in outcome.stages] == [("bronze/a", "stopped"), ("bronze/b", "stopped")]
+    assert not second.queries[0].isActive
+
+
+def test_nobody_looks_for_topics_where_what_is_there_is_all_that_is_wanted(run: Callable[..., Outcome]) -> None:
+    second = Stage("bronze/b", Query())
+    assert run(Stage("bronze/a", Query()), later=(second,), once=True, new_topics_every_s=0).state == "finished"
+    assert second.started == 0
