@@ -29,6 +29,22 @@ def test_over_a_bad_network_everything_arrives_once_and_in_order(tmp_path: Path,
     assert {core: {n: bytes(data) for n, data in got.items()} for core, got in talk.received.items()} == sent
 
 
+def test_a_peer_that_has_not_shown_its_address_is_sent_three_times_what_it_sent_and_waited_for(tmp_path: Path) -> None:
+    talk = Talk(tmp_path)
+    heard_bytes = sent_bytes = 0
+    for datagram, _ in talk.client.take_datagrams(talk.now_s, 100):
+        talk.server.receive(datagram, len(datagram), CLIENT, talk.now_s)
+        heard_bytes += len(datagram)
+    while talk.now_s < 20:
+        sent_bytes += sum(len(datagram) for datagram, _ in talk.server.take_datagrams(talk.now_s, 100))
+        due_s = talk.server.get_timer()
+        assert due_s is not None
+        talk.now_s = max(talk.now_s, due_s)
+        talk.server.handle_timer(talk.now_s)
+    assert heard_bytes < sent_bytes <= 3 * heard_bytes
+    talk.shake_hands()
+
+
 def test_events_that_are_not_taken_grant_no_credit(tmp_path: Path) -> None:
     settings = QuicSettings(connection_window_bytes=1 * MIB, stream_window_bytes=256 * KIB)
     talk = Talk(tmp_path, settings).shake_hands()

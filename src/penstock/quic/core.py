@@ -80,6 +80,7 @@ ACCEPTED: Final = 2
 """Where the core's report on datagrams says how many packets it took."""
 PANIC: Final = "PanicException"
 """The name of a panic's class, which cannot be imported."""
+NO_ROOM_FOR_A_PACKET: Final = "packet builder capacity exhausted"
 PATH_DATAGRAM_BYTES: Final = 5
 """Where its description of a path says how large a datagram may be."""
 CONNECTION_REFUSED: Final = 2
@@ -265,7 +266,7 @@ class QuicCore(QuicConnection):
         if core is None:
             return []
         self.frames.before_sending(core)
-        poll = core.poll_transmit
+        poll = core.poll_transmit if self._handshake_complete else self._poll_early
         outbox = self._outbox
         taken: list[tuple[bytes, Address]] = []
         if outbox and datagrams_max:
@@ -278,6 +279,16 @@ class QuicCore(QuicConnection):
                 break
         self.frames.after_sending(core, taken, is_all=len(taken) < datagrams_max)
         return taken
+
+    def _poll_early(self, now_s: float) -> tuple[Any, ...] | None:
+        """The next datagram of a handshake. What a peer may be sent that has not shown its address can be too little for a packet,
+        which the library takes for a fault; it goes on when the peer is heard again."""
+        try:
+            return self._require_core().poll_transmit(now_s)
+        except RuntimeError as error:
+            if str(error) != NO_ROOM_FOR_A_PACKET:
+                raise
+            return None
 
     def unsent_bytes(self, stream_id: int | None = None) -> int:
         """What was given to `send` and is not on the wire yet; of all streams where none is named."""
