@@ -7,7 +7,8 @@ SHELL := /bin/bash
 # Tools find their programs (penstock, ruff, lint-imports) in the environment that `make setup` makes.
 BIN := .venv/bin
 SETUP_DONE := .venv/setup-done
-# How many tests run side by side. Those that run Spark stand alone: it takes every processor.
+# How many tests run side by side, file by file in the order of the tree: largest file first, the few long crash tests would come
+# last and alone. Those that run Spark stand alone: it takes every processor.
 JOBS := 2
 PYTHON_FILES := src tests scripts $(wildcard bench)
 
@@ -31,7 +32,7 @@ demo: $(SETUP_DONE) ## see it work: five protocols, a crash, and three tables ma
 
 .PHONY: test
 test: lint ## everything: lint, types, import rules, all tests (crash tests too)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not jvm"
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder -m "not jvm"
 	@$(BIN)/python -m pytest -m jvm tests/spark tests/crash
 
 .PHONY: lint
