@@ -6,8 +6,16 @@ import random
 from pathlib import Path
 
 import pytest
+from qh3.tls import Epoch
 
-from penstock.quic.core import STOP_SENDING, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
+from penstock.quic.core import (
+    STOP_SENDING,
+    STREAM_FINISHED,
+    STREAM_RESET,
+    UNEXPECTED_MESSAGE,
+    QuicCore,
+    StreamRefused,
+)
 from penstock.quic.settings import QuicSettings
 from tests.quic.talk import CLIENT, KIB, MIB, Talk
 
@@ -171,3 +179,22 @@ def test_what_was_lost_is_known_until_it_is_repaired(tmp_path: Path) -> None:
             break
     assert talk.client.losses > 0
     assert len(talk.received[talk.server][stream_id]) == 200_000
+
+
+def test_handshake_messages_after_the_handshake_end_the_connection(tmp_path: Path) -> None:
+    talk = Talk(tmp_path).shake_hands()
+    for _ in talk.steps(10):
+        pass
+    assert talk.client._core is not None
+    talk.client._core.send_crypto(Epoch.ONE_RTT, 0, b"\x01\0\0\x01x")
+    for _ in talk.steps(10):
+        pass
+    assert talk.server.over
+    assert talk.server.end_code == talk.client.end_code == UNEXPECTED_MESSAGE
+
+
+def test_a_server_keeps_of_the_handshake_what_was_agreed_on(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, QuicSettings(idle_s_max=7.0)).shake_hands()
+    assert talk.server.tls is None
+    assert (talk.server.alpn, talk.server.peer_certificate_der, talk.server.idle_s_max) == (None, None, 7.0)
+    assert talk.client.peer_certificate_der is not None

@@ -23,9 +23,10 @@ That it has ended says `over`; who ended it, `end_code` and `end_reason`.
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from qh3._hazmat import QuicConnectionCore
 from qh3.quic.configuration import QuicConfiguration
@@ -84,11 +85,22 @@ NO_ROOM_FOR_A_PACKET: Final = "packet builder capacity exhausted"
 PATH_DATAGRAM_BYTES: Final = 5
 """Where its description of a path says how large a datagram may be."""
 CONNECTION_REFUSED: Final = 2
+UNEXPECTED_MESSAGE: Final = 0x10A
+"""The TLS alert of that name, as QUIC says it."""
+CRYPTO_FRAME: Final = 6
 IDLE_REASON: Final = "Idle timeout"
 
 
 class StreamRefused(Exception):
     """The core would not do it: the stream has ended, or the peer allows no more of them."""
+
+
+class Agreed(NamedTuple):
+    """What is left of a handshake."""
+
+    alpn: str | None = None
+    peer_certificate_der: bytes | None = None
+    peer_idle_s_max: float = math.inf
 
 
 class LibraryPanicked(Exception):
@@ -142,6 +154,7 @@ class QuicCore(QuicConnection):
         self._settings = settings
         self._tls_settings = tls
         self._early: deque[Event] = deque()
+        self._agreed = Agreed()
         self._outbox = Outbox(settings.datagram_bytes)
         self.frames = FramesUnderWay(settings.datagram_bytes)
 
@@ -159,21 +172,18 @@ class QuicCore(QuicConnection):
 
     @property
     def alpn(self) -> str | None:
-        return None if self.tls is None else self.tls.alpn_negotiated
+        """The application protocol that was agreed on."""
+        return self._agreed.alpn
 
     @property
     def peer_certificate_der(self) -> bytes | None:
         """The peer's certificate; a server has it only where it asked for one and found it good."""
-        certificate = self.get_peercert()
-        return None if certificate is None else certificate.public_bytes()
+        return self._agreed.peer_certificate_der
 
     @property
     def idle_s_max(self) -> float:
         """After how long without a sign of life the connection is gone: the shorter time of both sides."""
-        ours_s = self._settings.idle_s_max
-        theirs = None if self._tls is None else self._tls.remote_transport_parameters
-        theirs_ms = 0 if theirs is None else theirs.max_idle_timeout or 0
-        return min(ours_s, theirs_ms / 1000) if theirs_ms else ours_s
+        return min(self._settings.idle_s_max, self._agreed.peer_idle_s_max)
 
     @property
     def believable(self) -> bool:
@@ -233,7 +243,7 @@ class QuicCore(QuicConnection):
             return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[ACCEPTED]
         self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
         if self.established:
-            self._note_datagram_size()
+            self._conclude_handshake()
         return 0
 
     def take_event(self) -> Event | None:
@@ -374,14 +384,28 @@ class QuicCore(QuicConnection):
             self._close_event = ConnectionTerminated(event[1], event[2], event[3].decode("utf8", "replace"))
         return kind in REPORTED
 
-    def _note_datagram_size(self) -> None:
-        """The peer may take smaller datagrams than we would send, and the way to it may."""
+    def _conclude_handshake(self) -> None:
+        """Note what was agreed on. A server then has no more use for the handshake, which is a fifth of what a connection costs."""
+        assert self._tls is not None
+        certificate = self.get_peercert()
+        theirs = self._tls.remote_transport_parameters
+        self._agreed = Agreed(
+            self._tls.tls.alpn_negotiated,
+            None if certificate is None else certificate.public_bytes(),
+            (theirs.max_idle_timeout / 1000) if theirs is not None and theirs.max_idle_timeout else math.inf,
+        )
+        # The peer may take smaller datagrams than we would send, and the way to it may.
         datagram_bytes = self._require_core().active_path[PATH_DATAGRAM_BYTES]
         self._outbox.datagram_bytes = self.frames.datagram_bytes = datagram_bytes
+        if not self._is_client:
+            self._tls = None
 
     def _receive_crypto(self, event: Event) -> None:
         core = self._require_core()
-        assert self._tls is not None
+        if self._tls is None:
+            core.close(UNEXPECTED_MESSAGE, CRYPTO_FRAME, b"")
+            self._close_event = ConnectionTerminated(UNEXPECTED_MESSAGE, CRYPTO_FRAME, "a message after the handshake")
+            return
         try:
             self._tls.receive_crypto(Epoch(event[1]), event[3], event[2], version=core.version)
             self._drain_tls()
