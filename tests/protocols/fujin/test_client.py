@@ -54,7 +54,7 @@ def client(broker: RunningBroker) -> Iterator[FujinClient]:
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
 
 
 def quic_stats(broker: RunningBroker) -> QuicListenerStats:
@@ -356,7 +356,7 @@ async def test_a_reader_that_was_not_let_in_in_time_is_not_left_behind(
 
     async def slow(*given: Any, **more: Any) -> Subscription:
         while not may_go_on.is_set():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         return await subscribe(*given, **more)
 
     monkeypatch.setattr(subscriptions, "subscribe", slow)
