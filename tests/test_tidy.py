@@ -38,6 +38,7 @@ UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"
 MACHINE_PATH = re.compile(r"(?<![\w.])/(" + "|".join(["ho" + "me", "ro" + "ot", "Us" + "ers", "wo" + "rk"]) + r")/\w")
 SKIPPED = re.compile(r"\b(pytest\.(skip|importorskip|mark\.skip(if)?)|unittest\.skip)\b".replace("skip", "sk" + "ip"))
 ADDRESS = re.compile(r"://|@|--hash|--index")
+NAMED_FILE = re.compile(r"`([\w.-]*/[\w./{},-]*?(?:\.py|/))`")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -167,20 +168,44 @@ def test_constraints_hold_names_and_versions_only() -> None:
     assert pins == sorted(pins, key=lambda pin: pin.lower().split("=="))
 
 
+def documents() -> list[Path]:
+    return [path for path in files() if path.suffix == ".md"]
+
+
+def headings(document: Path) -> set[str]:
+    """What a link may name behind `#`, by the rule of the sites that show such documents."""
+    prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    }
+
+
+def leads_somewhere(document: Path, target: str) -> bool:
+    if "://" in target or target.startswith("mailto:"):
+        return True
+    place, _, heading = target.partition("#")
+    found = document.parent / place if place else document
+    return found.exists() and (not heading or heading in headings(found))
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    broken = []
-    for path in files():
-        if path.suffix == ".md":
-            for target in LINK.findall(path.read_text()):
-                place = target.partition("#")[0]
-                if (
-                    place
-                    and "://" not in target
-                    and not target.startswith("mailto:")
-                    and not (path.parent / place).exists()
-                ):
-                    broken.append(f"{named(path)}: {target}")
-    assert not broken
+    targets = [(path, target) for path in documents() for target in LINK.findall(path.read_text())]
+    assert not [f"{named(path)}: {target}" for path, target in targets if not leads_somewhere(path, target)]
+
+
+def files_named_in(document: Path) -> Iterator[str]:
+    """Each path in backquotes that ends in `.py` or `/`; `a/{b,c}.py` stands for two."""
+    for name in NAMED_FILE.findall(document.read_text()):
+        head, _, rest = name.partition("{")
+        choices, _, tail = rest.partition("}")
+        yield from (head + choice + tail for choice in choices.split(","))
+
+
+def test_files_that_documents_name_are_there() -> None:
+    roots = (ROOT, ROOT / "src", SOURCE, SOURCE / "log")
+    named_files = [(path, name) for path in documents() for name in files_named_in(path)]
+    assert not [f"{named(path)}: {name}" for path, name in named_files if not any((r / name).exists() for r in roots)]
 
 
 def imported_by(paths: Iterable[Path]) -> set[str]:
