@@ -42,16 +42,16 @@ def cursor_over(partition: OnDisk, read_to: int = 0) -> Cursor:
     return Cursor(cast("Partition", partition), 0, read_to, 0)
 
 
-async def read_all(cursor: Cursor) -> list[bytes | None]:
+async def read_all(cursor: Cursor, now_ms: int = 0) -> list[bytes | None]:
     found: list[bytes | None] = []
-    while ready := cursor.advance():
-        if isinstance(ready, NotInMemory):
+    while (taken := cursor.take(now_ms)) is not None:
+        if isinstance(taken, NotInMemory):
             await cursor.load()
-            continue
-        assert cursor.block is not None
-        found.append(cursor.chunk_values[cursor.row - cursor.chunk_start])
-        cursor.read_to = cursor.block.offsets(cursor.row, cursor.row + 1)[0] + 1
-        cursor.row += 1
+        else:
+            offset, value, _ = taken
+            assert value == b"%d" % offset
+            assert cursor.read_to == offset + 1
+            found.append(value)
     return found
 
 
@@ -61,6 +61,12 @@ async def test_holes_are_passed_over() -> None:
     cursor = cursor_over(partition)
     assert await read_all(cursor) == [b"3", b"4", b"9", b"20", b"21"]
     assert (cursor.read_to, partition.reads) == (100, 3)
+
+
+async def test_records_whose_time_is_over_are_passed_over() -> None:
+    partition = OnDisk([3, 4, 9])
+    partition.blocks = [Block(encode_block(3, 0, [b"3", b"4", b"5"], expiries=[50, 0, 51]))]
+    assert await read_all(cursor_over(partition), now_ms=50) == [b"4", b"5"]
 
 
 @pytest.mark.parametrize(("offset", "value"), [(3, b"3"), (9, b"9"), (20, b"20")])

@@ -30,6 +30,10 @@ class NotInMemory(Enum):
 NOT_IN_MEMORY: Final = NotInMemory.NOT_IN_MEMORY
 
 
+Taken = tuple[int, bytes | None, bytes | None]
+"""Offset, value and headers; a plain tuple, because there is one for every record that is read."""
+
+
 class Row(NamedTuple):
     """A record where it lies."""
 
@@ -42,7 +46,9 @@ class Cursor:
 
     __slots__ = (
         "block",
+        "chunk_expiries",
         "chunk_headers",
+        "chunk_offsets",
         "chunk_start",
         "chunk_stop",
         "chunk_values",
@@ -72,6 +78,8 @@ class Cursor:
         self.row = 0
         self.next_blocks: deque[Block] = deque()
         self.chunk_start = self.chunk_stop = 0
+        self.chunk_offsets: Sequence[int] = ()
+        self.chunk_expiries: Sequence[int] | None = None
         self.chunk_values: Sequence[bytes | None] = ()
         self.chunk_headers: Sequence[bytes | None] | None = None
         self.reread = None
@@ -82,7 +90,22 @@ class Cursor:
         """Records that were not read yet; those that a rewrite has left out are counted too."""
         return max(0, self.handle.committed_end - max(self.read_to, self.handle.start_offset))
 
-    def advance(self) -> bool | NotInMemory:
+    def take(self, now_ms: int) -> Taken | NotInMemory | None:
+        """The next record that may be seen, and move past it. None at the end of the log."""
+        while True:
+            if not self.chunk_start <= self.row < self.chunk_stop:
+                ready = self._advance()
+                if ready is not True:
+                    return ready or None
+            at = self.row - self.chunk_start
+            offset = self.chunk_offsets[at]
+            self.row += 1
+            self.read_to = offset + 1
+            expiries, headers = self.chunk_expiries, self.chunk_headers
+            if expiries is None or not 0 < expiries[at] <= now_ms:
+                return offset, self.chunk_values[at], None if headers is None else headers[at]
+
+    def _advance(self) -> bool | NotInMemory:
         """Stand on the next row, cut and ready. False at the end of the log."""
         while self.block is None or self.row >= self.block.count:
             if self.next_blocks:
@@ -102,13 +125,14 @@ class Cursor:
                 return False
             self.next_blocks = deque(found)
         if not self.chunk_start <= self.row < self.chunk_stop:
-            start, stop = self.row, min(self.row + CHUNK_ROWS, self.block.count)
-            self.chunk_values, self.chunk_headers = self.block.values(start, stop), self.block.headers(start, stop)
+            block, start, stop = self.block, self.row, min(self.row + CHUNK_ROWS, self.block.count)
+            self.chunk_offsets, self.chunk_expiries = block.offsets(start, stop), block.expiries(start, stop)
+            self.chunk_values, self.chunk_headers = block.values(start, stop), block.headers(start, stop)
             self.chunk_start, self.chunk_stop = start, stop
         return True
 
     async def load(self) -> None:
-        """Read on, where `advance` found nothing in memory."""
+        """Read on, where `take` found nothing in memory."""
         if (self.block is None or self.row >= self.block.count) and not self.next_blocks:
             read_to, end = max(self.read_to, self.handle.start_offset), self.handle.committed_end
             if read_to < end:

@@ -408,21 +408,10 @@ class Subscription:
     def _take_fresh(self, index: int, now_ms: int) -> Delivery | NotInMemory | None:
         cursor = self._cursors[index]
         while True:
-            ready = cursor.advance()
-            if ready is NOT_IN_MEMORY:
-                return NOT_IN_MEMORY
-            if not ready:
-                return None
-            block, row = cursor.block, cursor.row
-            assert block is not None
-            offset = block.offsets(row, row + 1)[0]
-            at = row - cursor.chunk_start
-            headers = None if cursor.chunk_headers is None else cursor.chunk_headers[at]
-            value = cursor.chunk_values[at]
-            cursor.row = row + 1
-            cursor.read_to = offset + 1
-            if not is_visible(block, row, now_ms):
-                continue
+            taken = cursor.take(now_ms)
+            if taken is None or isinstance(taken, NotInMemory):
+                return taken
+            offset, value, headers = taken
             tag = self._tag(index, offset)
             if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and _qos_of(headers)):
                 self._deliver(tag, 1, now_ms, now_ms)
