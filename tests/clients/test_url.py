@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.clients.url import Address, client_tls, parse_url
+from penstock.clients.url import Address, client_tls, parse_url, tls_for
 from penstock.errors import InvalidRequest
 
 
@@ -46,3 +46,13 @@ def test_a_password_never_shows_in_an_error_or_in_a_repr() -> None:
 def test_missing_tls_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"cannot load the TLS files .*absent\.pem"):
         client_tls(ca=str(tmp_path / "absent.pem"))
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_tls_is_what_the_caller_says_else_what_the_address_says(given: bool | None, is_secure: bool) -> None:
+    address = parse_url("flymq://host", port=9092)
+    wanted = is_secure if given is None else given
+    assert (tls_for(address, given, is_secure=is_secure) is not None) == wanted
+    context = client_tls()
+    assert tls_for(address, context, is_secure=is_secure) is context

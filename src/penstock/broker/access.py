@@ -23,7 +23,7 @@ so no policy can open them. SYSTEM is the broker itself and is recognised by ide
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -44,6 +44,12 @@ class Principal:
     trusted: bool = False
     address: str = field(default="", compare=False)
     """Where the request comes from, for the audit trail."""
+
+    def seen_at(self, address: str, subject: str | None) -> Principal:
+        """Who is asking there, where this is the listener's principal: the subject of a certificate that TLS has verified, if any."""
+        if subject is None:
+            return replace(self, address=address)
+        return Principal(subject, trusted=self.trusted, address=address)
 
 
 ANONYMOUS: Final = Principal("anonymous", trusted=True)

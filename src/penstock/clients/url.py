@@ -83,6 +83,14 @@ def client_tls(ca: str | None = None, cert: str | None = None, key: str | None =
     return context
 
 
+def tls_for(address: Address, given: ssl.SSLContext | bool | None, *, is_secure: bool) -> ssl.SSLContext | None:
+    """What a client over TCP connects with: what it was given, else TLS where the scheme or files in the address ask for it."""
+    if isinstance(given, ssl.SSLContext):
+        return given
+    wanted = is_secure or bool(address.tls_files) if given is None else given
+    return client_tls(**address.tls_files) if wanted else None
+
+
 def _without_password(url: str) -> str:
     """A URL fit for an error message."""
     scheme, separator, rest = url.rpartition("://")

@@ -288,7 +288,7 @@ async def test_a_fault_of_ours_is_answered_counted_and_logged(
 
 
 def principals(fujin: Fujin, timers: Timers, subjects: Sequence[str | None]) -> list[Principal]:
-    return [fujin.principal_of(Client(fujin, timers, subject).connection) for subject in subjects]
+    return [fujin(Client(fujin, timers, subject).connection)._principal for subject in subjects]
 
 
 async def test_a_certificate_says_who_a_client_is(broker: Broker, timers: Timers) -> None:

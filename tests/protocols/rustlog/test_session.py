@@ -147,7 +147,7 @@ async def test_a_bug_is_logged_once_and_answered_each_time(talk: Conversation, m
 async def test_a_certificate_names_who_is_asking(broker: Broker) -> None:
     rustlog = RustLog(broker, clock=ManualClock(), principal=UNAUTHENTICATED)
     connection = MemoryConnection()
-    assert rustlog.principal_of(connection).name == ""
+    assert rustlog(connection)._principal.name == ""
     connection.principal_hint = "CN=alice"
-    principal = rustlog.principal_of(connection)
+    principal = rustlog(connection)._principal
     assert (principal.name, principal.trusted, principal.address) == ("CN=alice", False, connection.peer)

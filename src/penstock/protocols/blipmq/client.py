@@ -21,7 +21,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Pipeline
 from penstock.clients.requests import OnLost, Requests
 from penstock.clients.retry import Sleep
-from penstock.clients.url import client_tls, parse_url
+from penstock.clients.url import parse_url, tls_for
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     AuthenticationFailed,
@@ -142,8 +142,6 @@ class AsyncBlipMQClient(AsyncClient):
             raise InvalidRequest(
                 f"{address} names no API key: write blipmq://key@host:port; penstock key create makes one"
             )
-        if tls is None:
-            tls = address.scheme == "blipmqs" or bool(address.tls_files)
         self.address = address
         self._options = options or ClientOptions()
         self._sleep = sleep
@@ -151,7 +149,7 @@ class AsyncBlipMQClient(AsyncClient):
         self._ids = count(_FIRST_ID)
         self._requests: Requests[Frame] = Requests(
             address,
-            (client_tls(**address.tls_files) if tls else None) if isinstance(tls, bool) else tls,
+            tls_for(address, tls, is_secure=address.scheme == "blipmqs"),
             self._new_pipeline,
             self._log_in,
             self._options,

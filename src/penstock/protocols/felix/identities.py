@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
@@ -54,10 +53,7 @@ class Identities:
 
     def stranger(self, peer: str, certificate_subject: str | None) -> Identity:
         """Somebody who has said nothing yet."""
-        given = UNAUTHENTICATED if self.required else ANONYMOUS
-        if certificate_subject is None:
-            return Identity(replace(given, address=peer))
-        return Identity(Principal(certificate_subject, trusted=given.trusted, address=peer))
+        return Identity((UNAUTHENTICATED if self.required else ANONYMOUS).seen_at(peer, certificate_subject))
 
     def authenticate(self, tenant_id: str, token: str, stranger: Identity) -> Identity:
         """Raises AuthenticationFailed. Where nobody is asked who they are, everybody is whom they were before."""

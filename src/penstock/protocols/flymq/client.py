@@ -38,7 +38,7 @@ from penstock.clients.records import (
 )
 from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests
 from penstock.clients.retry import Sleep
-from penstock.clients.url import client_tls, parse_url
+from penstock.clients.url import parse_url, tls_for
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     AuthenticationFailed,
@@ -102,15 +102,13 @@ class AsyncFlyMQClient(AsyncClient):
         address = parse_url(url, port=PORT)
         if address.scheme not in SCHEMES:
             raise InvalidRequest(f"{address} is not a FlyMQ address: write flymq://host:port, or flymqs:// for TLS")
-        if tls is None:
-            tls = address.scheme == "flymqs" or bool(address.tls_files)
         self.address = address
         self._options = options or ClientOptions()
         self._sleep = sleep
         self._clock = clock or SystemClock()
         self._requests: Requests[Replies] = Requests(
             address,
-            (client_tls(**address.tls_files) if tls else None) if isinstance(tls, bool) else tls,
+            tls_for(address, tls, is_secure=address.scheme == "flymqs"),
             self._new_pipeline,
             self._log_in if address.user is not None else None,
             self._options,

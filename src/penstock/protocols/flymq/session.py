@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -93,13 +93,6 @@ class FlyMQ:
         self.fetcher = Fetcher(fetch_limits or FetchLimits(), clock)
         self.stats = FlyMQStats()
 
-    def principal_of(self, connection: Connection) -> Principal:
-        """Who is asking: the subject of a certificate that TLS has verified, otherwise the listener's principal."""
-        subject, given = connection.principal_hint, self.principal
-        if subject is None:
-            return replace(given, address=connection.peer)
-        return Principal(subject, trusted=given.trusted, address=connection.peer)
-
     def __call__(self, connection: Connection) -> FlyMQSession:
         return FlyMQSession(self, connection)
 
@@ -134,7 +127,7 @@ class FlyMQSession(InTurns):
             shared.clock,
             shared.node,
             shared.dialect,
-            shared.principal_of(connection),
+            shared.principal.seen_at(connection.peer, connection.principal_hint),
             self._id,
         )
         self._decoder = RequestDecoder(shared.codec_limits)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from penstock.broker.access import ANONYMOUS, Principal
@@ -55,13 +54,6 @@ class Fujin:
     def after(self) -> After:
         return self._after or asyncio.get_running_loop().call_later
 
-    def principal_of(self, connection: QuicConnection) -> Principal:
-        """Who is asking: the subject of a certificate that TLS has verified, otherwise the listener's principal."""
-        subject, given = connection.principal_hint, self.principal
-        if subject is None:
-            return replace(given, address=connection.peer)
-        return Principal(subject, trusted=given.trusted, address=connection.peer)
-
     def __call__(self, connection: QuicConnection) -> FujinConnection:
         return FujinConnection(self, connection)
 
@@ -74,7 +66,7 @@ class FujinConnection:
     def __init__(self, shared: Fujin, connection: QuicConnection) -> None:
         self._shared = shared
         self._connection = connection
-        self._principal = shared.principal_of(connection)
+        self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._form = SharedForm(shared.settings.write_form)
         self._streams: set[FujinStream] = set()
         self._stopping = False

@@ -31,7 +31,7 @@ from penstock.clients.reading import Cursor
 from penstock.clients.records import FetchResult, PartitionDescription, Record, RecordMetadata, TopicDescription
 from penstock.clients.requests import OnLost, Requests
 from penstock.clients.retry import Sleep
-from penstock.clients.url import client_tls, parse_url
+from penstock.clients.url import parse_url, tls_for
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BatchFailed, InvalidRequest, PartitionNotFound, PenstockError, TopicExists
 from penstock.protocols.rustlog import binary_client, json_client
@@ -100,8 +100,6 @@ class AsyncRustLogClient(AsyncClient):
             )
         if address.user is not None:
             raise InvalidRequest("RustLog has no login: leave user and password out of the address")
-        if tls is None:
-            tls = address.scheme.startswith("rustlogs") or bool(address.tls_files)
         self.address = address
         self.dialect = SCHEMES[address.scheme]
         self._codec: ModuleType = json_client if self.dialect is Dialect.JSON else binary_client
@@ -113,7 +111,7 @@ class AsyncRustLogClient(AsyncClient):
         self._partition_counts: dict[str, int] = {}
         self._requests: Requests[Reply] = Requests(
             address,
-            (client_tls(**address.tls_files) if tls else None) if isinstance(tls, bool) else tls,
+            tls_for(address, tls, is_secure=address.scheme.startswith("rustlogs")),
             self._new_pipeline,
             None,
             self._options,

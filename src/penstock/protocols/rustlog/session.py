@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,13 +55,6 @@ class RustLog:
         self.fetcher = Fetcher(clock)
         self.stats = RustLogStats()
 
-    def principal_of(self, connection: Connection) -> Principal:
-        """Who is asking: the subject of a certificate that TLS has verified, otherwise the listener's principal."""
-        subject, given = connection.principal_hint, self.principal
-        if subject is None:
-            return replace(given, address=connection.peer)
-        return Principal(subject, trusted=given.trusted, address=connection.peer)
-
     def __call__(self, connection: Connection) -> RustLogSession:
         return RustLogSession(self, connection)
 
@@ -90,7 +82,7 @@ class RustLogSession(InTurns):
         self._clock = shared.clock
         self._stats = shared.stats
         self._connection = connection
-        self._principal = shared.principal_of(connection)
+        self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
         self._decoder = RequestDecoder()
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
