@@ -48,6 +48,8 @@ class Reconnecting(Generic[Conversation]):
         self._sleep = sleep
         self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
         self._current: Conversation | None = None
+        self._connection: QuicConnection | None = None
+        """What the conversation goes over."""
         self._connecting = asyncio.Lock()
         self._closed = False
 
@@ -64,12 +66,20 @@ class Reconnecting(Generic[Conversation]):
             current = self._usable()
             if current is not None:
                 return current
-            self._current = current = await self.connect(self._begin, attempts_max)
+            if self._connection is not None:
+                self._connection.close()  # it may be the conversation alone that broke
+            self._current = current = await self.connect(self._begin_on, attempts_max)
             return current
+
+    async def _begin_on(self, connection: QuicConnection) -> Conversation:
+        conversation = await self._begin(connection)
+        self._connection = connection
+        return conversation
 
     def leave(self) -> Conversation | None:
         """The next caller gets another conversation; returns this one, for whoever has a last word to say in it."""
         current, self._current = self._current, None
+        self._connection = None
         return current
 
     def close(self) -> Conversation | None:
@@ -95,10 +105,6 @@ class Reconnecting(Generic[Conversation]):
             attempts_max=attempts_max,
         )
 
-    def _usable(self) -> Conversation | None:
-        current = self._current
-        return current if current is not None and self._is_usable(current) else None
-
     async def connect(self, begin: Callable[[QuicConnection], Awaitable[T]], attempts_max: int | None = None) -> T:
         """Begin something on a connection of its own, which is closed where that fails. Raises what `get` does."""
         if self._closed:
@@ -110,6 +116,10 @@ class Reconnecting(Generic[Conversation]):
             except (Unreachable, RequestTimeout, ConnectionLost):
                 if not await attempts.another():
                     raise
+
+    def _usable(self) -> Conversation | None:
+        current = self._current
+        return current if current is not None and self._is_usable(current) else None
 
     async def _connect_once(self, begin: Callable[[QuicConnection], Awaitable[T]]) -> T:
         files = self._address.tls_files
@@ -123,10 +133,13 @@ class Reconnecting(Generic[Conversation]):
             timeout_s=self._options.connect_timeout_s,
         )
         try:
-            return await self._within(self._options.connect_timeout_s, lambda: begin(connection))
+            begun = await self._within(self._options.connect_timeout_s, lambda: begin(connection))
+            if self._closed:
+                raise InvalidRequest("this client was closed while it was connecting")
         except BaseException:
             connection.close()
             raise
+        return begun
 
     async def _within(self, timeout_s: float, work: Callable[[], Awaitable[T]]) -> T:
         try:

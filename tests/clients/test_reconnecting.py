@@ -1,0 +1,174 @@
+"""A conversation over QUIC that is begun once, and again when it was lost. Connections are made of nothing here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from penstock.clients import reconnecting
+from penstock.clients.options import ClientOptions
+from penstock.clients.reconnecting import Reconnecting
+from penstock.clients.retry import RetryPolicy
+from penstock.clients.url import parse_quic_url
+from penstock.errors import AuthenticationFailed, ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
+from penstock.testing.clock import ManualClock
+
+OPTIONS = ClientOptions(retry=RetryPolicy(attempts_max=4))
+IMPATIENT = ClientOptions(connect_timeout_s=0.01, request_timeout_s=0.01)
+"""For what never comes."""
+
+
+class Connection:
+    """What is known of one here."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Talk:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.is_broken = False
+
+
+class Net:
+    """Connects, unless told to fail, and remembers every connection."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.made: list[Connection] = []
+        self.slept_s: list[float] = []
+        self.clock = ManualClock()
+
+    async def connect(self, host: str, port: int, **_: object) -> Connection:
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.made.append(Connection())
+        return self.made[-1]
+
+    async def sleep(self, delay_s: float) -> None:
+        self.slept_s.append(delay_s)
+        self.clock.advance(delay_s)
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch) -> Net:
+    net = Net()
+    monkeypatch.setattr(reconnecting, "connect_quic", net.connect)
+    return net
+
+
+async def begin(connection: Any) -> Talk:
+    await asyncio.sleep(0)
+    return Talk(connection)
+
+
+def talks_over(net: Net, begin: Callable[[Any], Any] = begin, options: ClientOptions = OPTIONS) -> Reconnecting[Talk]:
+    return Reconnecting(
+        parse_quic_url("fujin://broker", "fujin", port=1, tls=None),
+        options,
+        alpn="fujin",
+        begin=begin,
+        is_usable=lambda talk: not talk.is_broken,
+        clock=net.clock,
+        random=Random(1),
+        sleep=net.sleep,
+    )
+
+
+async def test_it_is_begun_once_however_many_need_it(net: Net) -> None:
+    talks = talks_over(net)
+    found = await asyncio.gather(*(talks.get() for _ in range(10)))
+    assert len(set(found)) == len(net.made) == 1
+    assert await talks.get() is found[0]
+
+
+async def test_it_is_begun_again_where_it_broke_and_nothing_is_left_open(net: Net) -> None:
+    talks = talks_over(net)
+    first = await talks.get()
+    first.is_broken = True
+    second = await talks.get()
+    assert second is not first
+    assert [connection.is_closed for connection in net.made] == [True, False]
+    assert talks.leave() is second
+    assert (await talks.get()).connection is net.made[2]
+    assert not second.connection.is_closed  # whoever took it over sees to it
+
+
+@pytest.mark.parametrize("error", [Unreachable("no"), RequestTimeout("late"), ConnectionLost("gone")])
+async def test_it_is_tried_again_a_few_times_unless_asked_for_at_once(net: Net, error: Exception) -> None:
+    net.failures = [error] * 3
+    assert (await talks_over(net).get()).connection is net.made[0]
+    assert len(net.slept_s) == 3
+    net.failures = [error] * 9
+    with pytest.raises(type(error)):
+        await talks_over(net).get()
+    assert len(net.failures) == 9 - 4
+    with pytest.raises(type(error)):
+        await talks_over(net).open()
+    assert len(net.failures) == 9 - 5
+
+
+async def test_what_the_beginning_refuses_is_final_and_leaves_no_connection(net: Net) -> None:
+    async def refuse(connection: Any) -> Talk:
+        raise AuthenticationFailed("auth failed")
+
+    with pytest.raises(AuthenticationFailed):
+        await talks_over(net, refuse).get()
+    assert [connection.is_closed for connection in net.made] == [True]
+
+
+async def test_a_beginning_that_takes_too_long_is_given_up(net: Net) -> None:
+    async def wait(connection: Any) -> Talk:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(RequestTimeout, match="fujin://broker:1 did not answer"):
+        await talks_over(net, wait, IMPATIENT).open()
+    assert [connection.is_closed for connection in net.made] == [True]
+
+
+async def test_who_needs_a_connection_for_itself_gets_one(net: Net) -> None:
+    talks = talks_over(net)
+    own = await talks.connect(begin)
+    shared = await talks.get()
+    assert own.connection is not shared.connection
+    assert await talks.get() is shared
+
+
+async def test_a_closed_one_is_not_begun_again_also_where_it_was_just_beginning(net: Net) -> None:
+    talks = talks_over(net)
+    asked = asyncio.ensure_future(talks.get())
+    await asyncio.sleep(0)
+    assert talks.close() is None
+    with pytest.raises(InvalidRequest, match="closed while it was connecting"):
+        await asked
+    assert [connection.is_closed for connection in net.made] == [True]
+    with pytest.raises(InvalidRequest, match="is closed"):
+        await talks.get()
+
+
+async def test_what_takes_too_long_is_told_and_what_is_too_much_waits(net: Net) -> None:
+    with pytest.raises(RequestTimeout):
+        await talks_over(net, options=IMPATIENT).in_time(asyncio.Event().wait)
+    talks = talks_over(net)
+    under_way: list[int] = []
+    most: list[int] = []
+
+    async def work() -> None:
+        under_way.append(1)
+        most.append(len(under_way))
+        await asyncio.sleep(0)
+        under_way.pop()
+
+    half = OPTIONS.in_flight_bytes_max // 2
+    await asyncio.gather(*(talks.in_time(work, size_bytes=half) for _ in range(6)))
+    assert max(most) == 2
