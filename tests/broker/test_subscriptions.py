@@ -227,13 +227,18 @@ async def test_a_qos_that_does_not_exist_is_refused(broker: Broker) -> None:
         await subscribe(broker, qos=3)
 
 
-async def test_a_watched_subscription_is_never_idle(broker: Broker, clock: ManualClock) -> None:
+async def test_a_watched_subscription_is_never_idle_and_not_at_once_when_that_ends(
+    broker: Broker, clock: ManualClock
+) -> None:
+    """A reader of a quiet topic that is away for a minute must not lose its place."""
     subscription = await subscribe(broker)
     stop = subscription.watch(lambda: None)
     clock.advance(POLICY.idle_ms_max / 1000 + 1)
     await broker.subscriptions.end_idle()
-    assert not subscription.deleted
     stop()
+    clock.advance(61)
+    await broker.subscriptions.end_idle()
+    assert not subscription.deleted
     clock.advance(POLICY.idle_ms_max / 1000 + 1)
     await broker.subscriptions.end_idle()
     assert subscription.deleted

@@ -387,7 +387,10 @@ class Subscriptions:
         if now_s - self._idle_checked_s < min(idle_s_max, 60.0):
             return
         self._idle_checked_s = now_s
-        idle = [each for each in self._by_id.values() if now_s - each.used_s >= idle_s_max and not each.watched]
+        for each in self._by_id.values():
+            if each.watched:
+                each.used_s = now_s  # however quiet its topic is
+        idle = [each for each in self._by_id.values() if now_s - each.used_s >= idle_s_max]
         if idle:
             log.info("subscriptions_ended", count=len(idle), reason="nobody used them", idle_s_max=idle_s_max)
             await self._end(idle)
