@@ -85,6 +85,39 @@ def test_what_a_fujin_reader_refuses_for_good_is_a_dead_letter_for_flymq(
         reader.ack(again)
 
 
+@pytest.mark.parametrize("pull", [True, False])
+def test_a_record_that_ends_every_fujin_reader_is_a_dead_letter_for_flymq_and_what_is_behind_it_is_not(
+    broker: RunningBroker, pull: bool
+) -> None:
+    flymq = broker.connect()
+    flymq.send_many(TOPIC, [b"fine", b"\0poison", *(b"%d" % number for number in range(20))])
+    seen: list[bytes] = []
+
+    def read(reader: Any) -> None:
+        """What a program does that dies of one record."""
+        messages = reader.fetch(100) if pull else iter(reader.next, None)
+        for message in messages:
+            if message.value == b"\0poison":
+                raise ZeroDivisionError
+            seen.append(message.value)
+            reader.ack(message)
+            if message.value == b"19":
+                return
+
+    for _ in range(3):
+        with (
+            pytest.raises(ZeroDivisionError),
+            FujinClient(broker.fujin_url) as client,
+            client.reader(TOPIC, pull=pull) as reader,
+        ):
+            read(reader)
+    with FujinClient(broker.fujin_url) as client, client.reader(TOPIC, pull=pull) as reader:
+        read(reader)
+    assert seen == [b"fine", *(b"%d" % number for number in range(20))]
+    (letter,) = flymq.dead_letters.list(TOPIC)
+    assert (letter.value, letter.attempts) == (b"\0poison", 3)
+
+
 @pytest.mark.parametrize("reads", named(SPEAKERS))
 def test_a_record_whose_time_is_over_is_read_by_nobody(broker: RunningBroker, connect: Connect, reads: Any) -> None:
     flymq = broker.connect()
