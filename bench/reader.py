@@ -6,11 +6,13 @@ offsets of every reply are the ones it expects. Through our client, it takes the
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -82,11 +84,31 @@ class RawReader:
         self._socket.sendall(encode_fetch(self._job.topic, 0, offset, FETCH_RECORDS, ""))
 
     def _receive(self, start: int, stop: int) -> None:
-        while start < stop:
-            received = self._socket.recv_into(self._view[start:stop])
-            if not received:
-                raise RecordLost("the broker closed the connection")
-            start += received
+        receive_exactly(self._socket, self._view[start:stop])
+
+
+def receive_exactly(connection: socket.socket, into: memoryview) -> None:
+    """Fill it with what comes next."""
+    filled = 0
+    while filled < len(into):
+        received = connection.recv_into(into[filled:])
+        if not received:
+            raise RecordLost("the broker closed the connection")
+        filled += received
+
+
+def measured(read: Callable[[], int], server_pid: int) -> ReadResult:
+    """What reading takes; `read` returns how many records came."""
+    gc.disable()
+    server_before, own_before, started = cpu_seconds(server_pid), time.process_time(), time.perf_counter()
+    records = read()
+    seconds = time.perf_counter() - started
+    return ReadResult(
+        records=records,
+        seconds=seconds,
+        load_cpu=(time.process_time() - own_before) / seconds,
+        server_cpu=(cpu_seconds(server_pid) - server_before) / seconds,
+    )
 
 
 def read_through_client(job: ReadJob) -> int:
@@ -100,19 +122,11 @@ def read_through_client(job: ReadJob) -> int:
 
 
 def run(job: ReadJob) -> ReadResult:
-    reader = None if job.through_client else RawReader(job)
-    gc.disable()
-    server_before, own_before, started = cpu_seconds(job.server_pid), time.process_time(), time.perf_counter()
-    records = read_through_client(job) if reader is None else reader.read_all()
-    seconds = time.perf_counter() - started
-    if records != job.records:
-        raise RecordLost(f"{job.records} records were written, {records} came back")
-    return ReadResult(
-        records=records,
-        seconds=seconds,
-        load_cpu=(time.process_time() - own_before) / seconds,
-        server_cpu=(cpu_seconds(job.server_pid) - server_before) / seconds,
-    )
+    read = functools.partial(read_through_client, job) if job.through_client else RawReader(job).read_all
+    result = measured(read, job.server_pid)
+    if result.records != job.records:
+        raise RecordLost(f"{job.records} records were written, {result.records} came back")
+    return result
 
 
 def main() -> None:

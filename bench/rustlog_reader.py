@@ -6,17 +6,14 @@ number of records and the next offset are checked.
 
 from __future__ import annotations
 
-import gc
 import json
 import socket
 import sys
-import time
 
 import msgspec
 
 from bench.dialects import RecordLost
-from bench.load import cpu_seconds
-from bench.reader import ReadResult
+from bench.reader import measured, receive_exactly
 from penstock.protocols.rustlog import binary_client, json_client
 from penstock.protocols.rustlog.messages import Fetch
 from penstock.protocols.rustlog.wire import FETCH_RECORD_COST_BYTES, PAYLOAD_BYTES_MAX
@@ -64,9 +61,9 @@ class Reader:
         self._socket.sendall(client.encode_call(Fetch(self._job.topic, 0, offset, self._max_bytes, "")))
 
     def _reply(self) -> tuple[int, int]:
-        self._receive(0, 4)
+        receive_exactly(self._socket, self._view[:4])
         length = int.from_bytes(self._view[:4])
-        self._receive(4, 4 + length)
+        receive_exactly(self._socket, self._view[4 : 4 + length])
         payload = bytes(self._view[4 : 4 + length])
         if self._json:
             return payload.count(b'{"offset":'), json_client.next_offset(payload)
@@ -74,31 +71,10 @@ class Reader:
             raise RecordLost(f"a FETCH was answered with {payload[:100]!r}")
         return int.from_bytes(payload[1:5]), binary_client.next_offset(payload)
 
-    def _receive(self, start: int, stop: int) -> None:
-        while start < stop:
-            received = self._socket.recv_into(self._view[start:stop])
-            if not received:
-                raise RecordLost("the broker closed the connection")
-            start += received
-
-
-def run(job: RustLogReadJob) -> ReadResult:
-    reader = Reader(job)
-    gc.disable()
-    server_before, own_before, started = cpu_seconds(job.server_pid), time.process_time(), time.perf_counter()
-    records = reader.read_all()
-    seconds = time.perf_counter() - started
-    return ReadResult(
-        records=records,
-        seconds=seconds,
-        load_cpu=(time.process_time() - own_before) / seconds,
-        server_cpu=(cpu_seconds(job.server_pid) - server_before) / seconds,
-    )
-
 
 def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=RustLogReadJob)
-    json.dump(msgspec.to_builtins(run(job)), sys.stdout)
+    json.dump(msgspec.to_builtins(measured(Reader(job).read_all, job.server_pid)), sys.stdout)
 
 
 if __name__ == "__main__":
