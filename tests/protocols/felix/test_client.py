@@ -18,6 +18,7 @@ from penstock.errors import (
     ConnectionLost,
     InvalidRequest,
     OffsetOutOfRange,
+    RequestTimeout,
     ServerError,
     TopicNotFound,
     Unreachable,
@@ -135,6 +136,20 @@ async def test_closing_waits_for_what_was_sent() -> None:
         with pytest.raises(InvalidRequest, match="closed"):
             await client.send("demo", b"late")
         assert len(list(own.connect().records("demo"))) == 1020
+
+
+async def test_a_broker_that_is_late_with_an_answer_is_connected_to_anew(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncFelixClient(broker.felix_url) as client:
+        lane = (await client._sessions.get()).publishing
+        monkeypatch.setattr(lane, "_settle", lambda _: None)  # the answer is lost
+        monkeypatch.setattr(client._sessions, "_options", ClientOptions(request_timeout_s=0.01))
+        with pytest.raises(RequestTimeout):
+            await client.send("demo", b"x")
+        monkeypatch.setattr(client._sessions, "_options", ClientOptions())
+        assert await client.send("demo", b"x") is not None
+        assert (await client._sessions.get()).publishing is not lane
 
 
 async def test_who_stops_waiting_for_a_subscription_has_none(client: AsyncFelixClient, broker: RunningBroker) -> None:

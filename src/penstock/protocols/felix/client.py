@@ -27,11 +27,12 @@ from penstock.clients.reconnecting import Reconnecting
 from penstock.clients.retry import Sleep
 from penstock.clients.url import parse_quic_url
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConnectionLost, InvalidRequest, ProtocolViolation
+from penstock.errors import ConnectionLost, InvalidRequest, ProtocolViolation, RequestTimeout
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
 from penstock.protocols.felix.client_session import ClientSession
 from penstock.protocols.felix.codec import Reply, encode_frame, encode_message
+from penstock.protocols.felix.lanes import Lane
 from penstock.protocols.felix.messages import (
     Auth,
     CacheGet,
@@ -151,7 +152,7 @@ class AsyncFelixClient(AsyncClient):
         if request_id is None:
             await self._sessions.in_time(partial(lane.post, frame), size_bytes=len(frame))
             return None
-        reply = await self._sessions.in_time(partial(lane.request, request_id, frame), size_bytes=len(frame))
+        reply = await self._ask(lane, request_id, frame)
         if not isinstance(reply, PublishAck | PublishOk):
             raise ProtocolViolation(f"{type(reply).__name__} is no answer to a publish")
         return reply.offset if isinstance(reply.offset, int) else None
@@ -222,4 +223,12 @@ class AsyncFelixClient(AsyncClient):
         frame = encode_message(request)
         if len(frame) > HEADER_BYTES + PAYLOAD_BYTES_MAX:
             raise InvalidRequest(f"a value of {len(frame)} bytes in a frame is too long: at most {PAYLOAD_BYTES_MAX}")
-        return await self._sessions.in_time(partial(lane.request, request_id, frame), size_bytes=len(frame))
+        return await self._ask(lane, request_id, frame)
+
+    async def _ask(self, lane: Lane, request_id: int, frame: bytes) -> Reply:
+        """Who is late with one answer is asked nothing more: the next request goes over another connection."""
+        try:
+            return await self._sessions.in_time(partial(lane.request, request_id, frame), size_bytes=len(frame))
+        except RequestTimeout as late:
+            lane.fail(ConnectionLost(f"the connection was given up: {late}"))
+            raise
