@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+import structlog.testing
 
 from penstock.errors import (
     InvalidRequest,
@@ -70,8 +71,11 @@ def test_a_batch_that_comes_again_after_its_commit_writes_nothing(query: Query, 
     left = iter([values_batch(b"again")] * 3)
     message = query.task(0, left)
     assert (message.requests, next(left, None)) == (0, None), "its rows are taken all the same"
-    query.commit(0, message)
-    query.commit(1, query.task(1, [values_batch(b"b")]))
+    with structlog.testing.capture_logs() as logged:
+        query.commit(0, message)
+        query.commit(1, query.task(1, [values_batch(b"b")]))
+    (said,) = logged
+    assert (said["event"], said["epoch"]) == ("batch left out: it was written before", 0)
     assert stored(client) == [b"a", b"b"]
 
 

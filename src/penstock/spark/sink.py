@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import structlog
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 RECONNECT_S_MAX: Final = 20.0
 RECONNECT_DELAY_S: Final = 0.5
 _ALL_RUNS: Final = (1 << 63) - 1
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -197,7 +200,10 @@ def publish(connection: ConnectionSettings, messages: Sequence[WriterCommitMessa
             "what it knew of the earlier ones (another data directory, or an old copy of it?); write the batch again"
         )
     winners = [Winner(each.attempt, each.requests) for each in staged if each.requests]
-    patient_client(connection).staging.commit(*named.pop(), winners)
+    application, run, epoch = named.pop()
+    if not patient_client(connection).staging.commit(application, run, epoch, winners):
+        # As it should be where Spark repeats itself; but whoever gave a name or a number a second time by mistake must be able to see it.
+        _log.warning("batch left out: it was written before", application=application, epoch=epoch)
 
 
 def _listed(named: Iterable[tuple[str, int, int]]) -> str:
