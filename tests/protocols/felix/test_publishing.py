@@ -26,7 +26,9 @@ from penstock.protocols.felix.messages import (
     PublishOk,
     Subscribe,
 )
+from penstock.protocols.felix.publishing import EVENT_BYTES, RUN_BYTES_MAX
 from penstock.protocols.felix.session import Felix
+from penstock.protocols.felix.stream import REQUEST_BYTES_MIN, REQUESTS_PER_TURN_MAX
 from penstock.protocols.felix.wire import CLOSE_PROTOCOL_ERROR
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
@@ -378,6 +380,29 @@ async def test_requests_wait_while_the_peer_takes_no_answers(talk: Talk, broker:
     assert await talk.reply() == PublishAck(1, None)
 
 
+async def test_what_waits_is_held_for_what_it_takes_in_memory(
+    talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk.stream.unsent_bytes = 1 << 20
+    talk.say(*([encode_frame(0, b"")] * 100))
+    assert talk.stream.held_bytes == 100 * REQUEST_BYTES_MIN
+    talk.drain()
+    assert talk.stream.held_bytes == 0
+    monkeypatch.setattr(broker, "produce_together", lambda *_, **__: None)  # on their way
+    talk.say(batch(*[b""] * 1000))
+    assert talk.stream.held_bytes > 1000 * EVENT_BYTES
+
+
+async def test_what_came_together_is_written_in_parts_where_it_is_much(
+    talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appends: list[int] = []
+    monkeypatch.setattr(broker, "produce_together", lambda _, __, values, *___, **____: appends.append(len(values)))
+    talk.say(*(batch(bytes(100_000), request_id=number) for number in range(40)))
+    assert sum(appends) == 40
+    assert max(appends) * 100_000 < RUN_BYTES_MAX + 100_000
+
+
 async def test_a_header_that_cannot_be_one_ends_the_connection(peer: Peer, talk: Talk) -> None:
     talk.say(b"GET / HTTP/1.1\r\n\r\n")
     assert peer.connection.was_closed is not None
@@ -388,8 +413,9 @@ async def test_a_header_that_cannot_be_one_ends_the_connection(peer: Peer, talk:
     assert talk.silent()
 
 
-async def test_many_requests_at_once_let_others_have_their_turn(talk: Talk) -> None:
+async def test_many_requests_at_once_let_others_have_their_turn(talk: Talk, felix: Felix) -> None:
     talk.say(*(CacheGet(key="k", request_id=number) for number in range(1000)))
+    assert felix.stats.requests["cache_get"] == REQUESTS_PER_TURN_MAX
     answers = [await talk.reply() for _ in range(1000)]
     assert [answer.request_id for answer in answers if isinstance(answer, CacheValue)] == list(range(1000))
     assert talk.stream.held_bytes == 0

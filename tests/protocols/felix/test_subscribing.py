@@ -12,6 +12,7 @@ from penstock.broker.broker import Broker
 from penstock.errors import AccessDenied, CorruptBlock
 from penstock.log.api import Batch, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
+from penstock.protocols.felix import subscribing
 from penstock.protocols.felix.binary import Events
 from penstock.protocols.felix.codec import encode_frame
 from penstock.protocols.felix.events import Chunk, Form, Kind
@@ -225,6 +226,19 @@ async def test_a_peer_that_allows_no_more_streams_hears_of_it(talk: Talk, peer: 
     assert felix.stats.subscribers == 0
 
 
+async def test_a_connection_has_a_bounded_number_of_subscriptions(
+    talk: Talk, peer: Peer, felix: Felix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribing, "SUBSCRIPTIONS_MAX", 3)
+    events = [await subscribed(talk, peer) for _ in range(3)]
+    answer = await talk.ask(Subscribe(**DEMO, request_id="r"))
+    assert isinstance(answer, Error)
+    assert (answer.request_id, felix.stats.subscribers) == ("r", 3)
+    assert "as many as it may: end one" in answer.message
+    events[0].session.aborted(0)
+    await subscribed(talk, peer)
+
+
 # --- sharing --------------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +408,16 @@ async def test_tiny_chunks_are_kept_in_bounded_memory_too() -> None:
         chunks.keep((cast(Partition, None), Form(Kind.SHARED), offset), Chunk((b"",), 0, offset + 1, 0))
     assert chunks.get((cast(Partition, None), Form(Kind.SHARED), 99_999)) is not None
     assert len(chunks._chunks) * 500 <= CHUNKS_KEPT_BYTES_MAX
+
+
+async def test_the_last_chunk_is_kept_however_large_it_is() -> None:
+    chunks = _Chunks()
+    form, partition = Form(Kind.SHARED), cast(Partition, None)
+    for offset in range(3):
+        chunks.keep((partition, form, offset), Chunk((bytes(CHUNKS_KEPT_BYTES_MAX + 1),), 1, offset + 1, 0))
+    assert [chunks.get((partition, form, offset)) is not None for offset in range(3)] == [False, False, True]
+    chunks.keep((partition, form, 3), Chunk((b"small",), 1, 4, 0))
+    assert [chunks.get((partition, form, offset)) is not None for offset in (2, 3)] == [False, True]
 
 
 async def test_a_subscription_ends_when_its_reader_may_read_no_more(

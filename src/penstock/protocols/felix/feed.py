@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 SlowPolicy = Literal["drop", "pause", "close"]
 
 CHUNKS_KEPT_BYTES_MAX: Final = 16 << 20
-"""Of all streams together: what subscribers that are not quite level read one after the other."""
+"""Of all streams together: what subscribers that are not quite level read one after the other. The last one is kept in any case, so that
+an event that is as large as all of this is laid out once, too."""
 CHUNK_BYTES: Final = 512
 """What a chunk takes in memory beside its frames, which may be a few bytes only."""
 SWEEP_S: Final = 1.0
@@ -166,7 +167,7 @@ class _Chunks:
     def keep(self, key: tuple[Partition, Form, int], chunk: Chunk) -> None:
         self._chunks[key] = chunk
         self._size_bytes += _size_bytes(chunk)
-        while self._size_bytes > CHUNKS_KEPT_BYTES_MAX:
+        while self._size_bytes > CHUNKS_KEPT_BYTES_MAX and len(self._chunks) > 1:
             _, oldest = self._chunks.popitem(last=False)
             self._size_bytes -= _size_bytes(oldest)
 
