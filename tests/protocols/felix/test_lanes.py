@@ -148,3 +148,15 @@ async def test_it_finishes_when_the_broker_has_answered_and_ended(stream: FakeSt
     stream.arrives(b"")
     await finishing
     await lane.finish()
+
+
+async def test_it_waits_for_what_is_not_answered_and_for_nothing_where_nothing_was_sent(stream: FakeStream) -> None:
+    idle = await begun(stream, Ok())
+    await idle.finish()
+    busy = await begun(stream, Ok())
+    await busy.post(b"an event")
+    finishing = asyncio.ensure_future(busy.finish())
+    await asyncio.sleep(0)
+    assert not finishing.done()
+    stream.arrives(b"")
+    await finishing

@@ -27,6 +27,8 @@ class Lane:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         """By request id; the login waits under 0."""
         self._stream: QuicStream | None = None
+        self._posted = False
+        """Whether anything was sent that is not answered."""
         self._over = asyncio.Event()
         self.failure: PenstockError | None = None
         """Why it is of no use any more."""
@@ -57,6 +59,7 @@ class Lane:
         """Send a frame that is not answered."""
         if self.failure is not None:
             raise self.failure
+        self._posted = True
         await self.stream.write(frame)
 
     async def _answer_to(self, request_id: int, frame: bytes) -> Reply:
@@ -112,7 +115,8 @@ class Lane:
             self.failure = ConnectionLost("this client is closed")
             if self.stream.can_send:
                 self.stream.end()
-            await self._over.wait()
+            if self._waiting or self._posted:
+                await self._over.wait()
 
 
 def _refusal(reply: Reply) -> PenstockError:
