@@ -8,14 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.access import ANONYMOUS, OpenAccess
-from penstock.broker.broker import Broker
-from penstock.broker.limits import BrokerLimits
-from penstock.log.embedded import EmbeddedEngine
+from penstock.broker.access import ANONYMOUS
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.codec import decode_reply, encode_frame, encode_message
 from penstock.protocols.felix.messages import (
@@ -29,7 +25,7 @@ from penstock.protocols.felix.messages import (
     Subscribe,
 )
 from penstock.protocols.felix.session import Felix
-from penstock.testing.clock import ManualClock
+from tests.fuzz.stage import Stage, a_stage
 from tests.protocols.felix.conversation import Peer
 
 NAMES = st.sampled_from(["default", "t1", "demo", "nope", "", "a/b", "__x", "ü"])
@@ -80,36 +76,11 @@ ANSWER_BYTES_MAX = 16_384
 BARRIER = CacheGet(key="k", request_id="the barrier")
 
 
-class Stage:
-    """One broker for all examples: what is true of a conversation is true whatever was said before it."""
-
-    def __init__(self, runner: asyncio.Runner, broker: Broker, clock: ManualClock) -> None:
-        self.broker = broker
-        self.clock = clock
-        self.run = runner.run
-
-
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    clock = ManualClock()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        engine = EmbeddedEngine(tmp_path_factory.mktemp("felix") / "data", clock=clock)
-        broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
-
-        async def start() -> None:
-            await engine.start()
-            await broker.start()
-            await broker.ensure_topic(ANONYMOUS, "demo")
-
-        async def stop() -> None:
-            await broker.close()
-            await engine.close()
-
-        runner.run(start())
-        try:
-            yield Stage(runner, broker, clock)
-        finally:
-            runner.run(stop())
+    with a_stage(tmp_path_factory.mktemp("felix") / "data") as stage:
+        stage.run(stage.broker.ensure_topic(ANONYMOUS, "demo"))
+        yield stage
 
 
 @given(
