@@ -261,7 +261,9 @@ async def test_streams_are_made_where_the_listener_says_so(broker: Broker, clock
         ("default", "default", "demo", "demo"),
         ("t1", "default", "demo", "t1/demo"),
         ("t1", "shop", "orders", "t1/shop/orders"),
+        ("t1", "default", "shop/orders", "t1/shop/orders"),
         ("default", "shop", "orders", "shop/orders"),
+        ("shop", "default", "orders", "shop/orders"),
         ("default", "default", "site/hall/sensor", "site/hall/sensor"),
     ],
 )
