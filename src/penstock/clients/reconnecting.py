@@ -31,7 +31,7 @@ class Reconnecting(Generic[Conversation]):
         address: Address,
         options: ClientOptions,
         *,
-        alpn: str,
+        alpn: str | None,
         begin: Callable[[QuicConnection], Awaitable[Conversation]],
         is_usable: Callable[[Conversation], bool],
         clock: Clock,

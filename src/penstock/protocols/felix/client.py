@@ -45,7 +45,7 @@ from penstock.protocols.felix.messages import (
     Subscribe,
 )
 from penstock.protocols.felix.subscription import FelixEvent, Subscription
-from penstock.protocols.felix.wire import ACKED, ALPN, HEADER_BYTES, KEYED, PAYLOAD_BYTES_MAX, PUBLISH_BATCH, SUPPORTED
+from penstock.protocols.felix.wire import ACKED, HEADER_BYTES, KEYED, PAYLOAD_BYTES_MAX, PUBLISH_BATCH, SUPPORTED
 
 __all__ = ["AsyncFelixClient", "FelixEvent", "Subscription"]
 
@@ -93,7 +93,7 @@ class AsyncFelixClient(AsyncClient):
         self._sessions: Reconnecting[ClientSession] = Reconnecting(
             self.address,
             options or ClientOptions(),
-            alpn=ALPN,
+            alpn=None,  # many deployed brokers know of none, and those that do take whoever offers none
             begin=lambda connection: ClientSession.begin(connection, self._auth),
             is_usable=lambda session: session.is_usable,
             clock=clock or SystemClock(),

@@ -58,6 +58,7 @@ ACK_TEXT_BYTES_MAX: Final = 1024
 """Error texts of ours are shorter; those that quote a name may not be."""
 
 ALPN: Final = "felix/1"
+"""Agreed on with clients that offer it. Most offer nothing."""
 CLOSE_PROTOCOL_ERROR: Final = 1
 """The code a connection is closed with when a frame header cannot be one."""
 CLOSE_SLOW: Final = 2
