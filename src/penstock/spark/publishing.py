@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
+import structlog
+
+from penstock.errors import PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.connection import ConnectionSettings, pooled_client
 from penstock.spark.offsets import Positions
+
+_log = structlog.get_logger(__name__)
 
 
 def publish(client: FlyMQClient, group: str, positions: Positions) -> None:
@@ -19,3 +27,40 @@ def publish(client: FlyMQClient, group: str, positions: Positions) -> None:
         with client.transaction() as transaction:
             for each in offsets:
                 transaction.commit_offset(*each)
+
+
+class BackgroundPublisher:
+    """Publishes in a thread of its own, so that no trigger waits until the broker has the offsets on disk.
+
+    At most one is on its way; of those that come meanwhile only the last is published after it. A broker that refuses stops nobody.
+    """
+
+    def __init__(self, settings: ConnectionSettings, group: str) -> None:
+        self._settings = settings
+        self._group = group
+        self._lock = threading.Lock()
+        self._waiting: Positions | None = None
+        self._at_work = False
+
+    def __reduce__(self) -> tuple[type[BackgroundPublisher], tuple[ConnectionSettings, str]]:
+        return BackgroundPublisher, (self._settings, self._group)  # in another process it begins anew
+
+    def publish(self, positions: Positions) -> None:
+        with self._lock:
+            self._waiting = positions
+            if self._at_work:
+                return
+            self._at_work = True
+        threading.Thread(target=self._work, name="penstock-publish", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                positions, self._waiting = self._waiting, None
+                if positions is None:
+                    self._at_work = False
+                    return
+            try:
+                publish(pooled_client(self._settings), self._group, positions)
+            except PenstockError as error:
+                _log.warning("group offsets not published", group=self._group, error=str(error))

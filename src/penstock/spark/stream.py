@@ -3,8 +3,8 @@
 Spark keeps one reader for the life of a query and asks it, over and over, how far the next batch may go. `offsets` has what it is told
 and why. An answer waits a moment for new records, so an idle query costs next to nothing and a new record is seen at once.
 
-What a batch has read is published as offsets of a group once Spark has committed the batch after it, so tools that watch groups see the
-lag of the query. It is for them only: the query goes on from its checkpoint, whatever the group says.
+What a batch has read is published as offsets of a group once Spark begins the batch after it, so tools that watch groups see the lag of
+the query. It is for them only: the query goes on from its checkpoint, whatever the group says, and does not wait for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -24,7 +23,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.errors import PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import pooled_client
 from penstock.spark.holdings import (
@@ -38,10 +36,8 @@ from penstock.spark.holdings import (
 from penstock.spark.limits import waiting_rows, within_bytes, within_rows
 from penstock.spark.offsets import START, Positions, StreamOffset, group_offsets, is_start
 from penstock.spark.options import SourceOptions
-from penstock.spark.publishing import publish
+from penstock.spark.publishing import BackgroundPublisher
 from penstock.spark.source import planned, read_task
-
-_log = structlog.get_logger(__name__)
 
 
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -58,6 +54,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the query stood when there was nothing to do for it, and the ends of the log then: only what is behind them is news."""
         self._batch_s = float("-inf")
         """When a batch was last begun."""
+        self._publisher = None if options.group is None else BackgroundPublisher(options.connection, options.group)
 
     @property
     def _client(self) -> FlyMQClient:
@@ -170,13 +167,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(self._options, partition, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self._options.group is None:
-            return
-        try:
-            publish(self._client, self._options.group, group_offsets(end))
-        except PenstockError as error:
-            # The query does not depend on it.
-            _log.warning("group offsets not published", group=self._options.group, error=str(error))
+        if self._publisher is not None:
+            self._publisher.publish(group_offsets(end))
 
     def stop(self) -> None:
         """Spark ends the process instead of calling this."""
