@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
+from tests.manual import blocks, commands_in, page
 
 
 def letter(letter_id: str, payload: str, error: str) -> bytes:
@@ -103,3 +105,10 @@ def test_options_that_say_nothing_or_too_much_are_refused(
     result = run("dlq", "replay", "orders", *args)
     assert result.code == 2
     assert error in result.err
+
+
+@pytest.mark.usefixtures("broker")
+def test_the_commands_of_the_manual_do_what_it_says(run: Run) -> None:
+    for block in blocks("console", page("docs/dead-letters.md")):
+        for command, shown in commands_in(block):
+            assert run(*shlex.split(command)[1:]).text == shown, command

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ from penstock.cli import main as cli
 from penstock.cli import terminal
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
+from tests.manual import ROOT, blocks, commands_in, page
+
+COMMAND = re.compile(r"(?:^|[|;] )(?:\.venv/bin/)?penstock (?:--json |--server \S+ )*([^|;&<>#\n]*)", re.MULTILINE)
+"""A command with its arguments, up to what is the shell's."""
 
 COMMANDS = [
     ["serve"],
@@ -107,14 +113,30 @@ def test_a_group_without_a_command_shows_its_help_and_nothing_else(run: Run, arg
     assert "Usage: penstock" in result.text
 
 
+@cache
+def root_command() -> Any:
+    return typer.main.get_command(cli.app)
+
+
 def test_help_fits_a_terminal_of_80_columns() -> None:
     seen = 0
-    for words, command in every_command(typer.main.get_command(cli.app), ()):
+    for words, command in every_command(root_command(), ()):
         paragraphs = re.sub(r"\[/?bold\]", "", command.help).split("\n\n")
         lines = [line for paragraph in paragraphs[1:] for line in paragraph.splitlines()]  # the first is filled
         assert max(map(len, lines), default=0) <= 78, words
         seen += len([line for line in lines if line.startswith("$ ")])
     assert seen > 100
+
+
+@pytest.mark.parametrize("document", [*sorted(path.name for path in (ROOT / "docs").glob("*.md")), "../README.md"])
+def test_every_command_that_a_document_shows_can_be_given(document: str) -> None:
+    shown = [command for block in blocks("console", page(f"docs/{document}")) for command, _ in commands_in(block)]
+    for words in [shlex.split(each) for command in shown for each in COMMAND.findall(command)]:
+        known = root_command()
+        while hasattr(known, "commands"):
+            name, *words = words
+            known = known.commands[name]
+        known.make_context(known.name, words)  # raises where an argument is missing, or an option is not known
 
 
 def every_command(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
+from tests.manual import page, run_shown
 
-MANUAL = Path(__file__).parent.parent.parent / "docs" / "schemas.md"
 ORDER = '{"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}'
 PROTO = 'syntax = "proto3"; package shop; message Order { int64 id = 1; } message Refund { string why = 1; }'
-TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d")
 
 
 @pytest.fixture
@@ -121,23 +116,5 @@ def test_a_definition_that_is_not_text_is_refused(run: Run) -> None:
 
 @pytest.mark.timeout(240)
 def test_the_commands_of_the_manual_do_what_it_says(penstock_broker: RunningBroker, tmp_path: Path) -> None:
-    told: list[str] = []
-    script = ["penstock() { " + f'"{sys.executable}" -m penstock "$@"; ' + "}"]
-    for block in re.findall(r"```console\n(.*?)```", MANUAL.read_text(), re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith(("$ ", "> ")):
-                script.append(line[2:])
-            else:
-                told.append(line)
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PENSTOCK_SERVER": penstock_broker.url, "COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert [TIME.sub("TIME", line) for line in done.stdout.splitlines()] == [TIME.sub("TIME", line) for line in told]
+    printed, shown = run_shown(page("docs/schemas.md"), penstock_broker.url, tmp_path)
+    assert printed == shown

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
+from tests.manual import blocks, page, run_shown
 
-MANUAL = Path(__file__).parents[2] / "docs" / "transactions.md"
+MANUAL = page("docs/transactions.md")
 ID = re.compile("txn-[0-9a-f]{32}")
 
 
@@ -23,27 +21,12 @@ def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes]
 
 
 def test_the_commands_of_the_manual_do_what_it_says(penstock_broker: RunningBroker, tmp_path: Path) -> None:
-    script = [f'penstock() {{ "{sys.executable}" -m penstock "$@"; }}']
-    told: list[str] = []
-    for block in re.findall(r"```console\n(.*?)```", MANUAL.read_text(), re.DOTALL):
-        for line in block.splitlines():
-            (script if line.startswith("$ ") else told).append(line.removeprefix("$ "))
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PENSTOCK_SERVER": penstock_broker.url, "COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert [ID.sub("ID", line) for line in done.stdout.splitlines()] == [ID.sub("ID", line) for line in told]
+    printed, shown = run_shown(MANUAL, penstock_broker.url, tmp_path)
+    assert printed == shown
 
 
 def test_the_python_of_the_manual_runs_as_written(penstock_broker: RunningBroker) -> None:
-    for code in re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL):
+    for code in blocks("python", MANUAL):
         exec(code.replace("127.0.0.1:9092", penstock_broker.address), {})
     with penstock_broker.connect() as client:
         assert [record.value for record in client.records("invoices")] == [b"invoice for three books"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.testing import BrokerProcess, RunningBroker
+from tests.manual import commands_in
 from tests.spark.jvm import FAST_SETTINGS
 
 if TYPE_CHECKING:
@@ -32,18 +33,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerProc
     monkeypatch.chdir(tmp_path)
     with BrokerProcess(tmp_path / "penstock-data", config='[listeners.felix]\nbind = "127.0.0.1:0"\n') as broker:
         yield broker
-
-
-def commands_in(block: str) -> Iterator[tuple[str, str]]:
-    """Each command, its lines of input included, and what the page says that it prints."""
-    for part in block.removeprefix("$ ").split("\n$ "):
-        lines = part.splitlines()
-        more = [number for number, line in enumerate(lines) if line.startswith("> ")]
-        end = more[-1] + 1 if more else 1
-        yield (
-            "\n".join(line.removeprefix("> ") for line in lines[:end]),
-            "".join(f"{line}\n" for line in lines[end:]),
-        )
 
 
 def run_command(command: str, broker: BrokerProcess | RunningBroker) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ import typer.main
 from penstock.cli.main import app
 from penstock.spark.pipelines.model import Bronze, Connection, Gold, Pipeline, Silver, Spark, load_pipeline
 from penstock.testing import RunningBroker
-from tests.spark.test_tutorial import commands_in, run_command
+from tests.manual import commands_in
+from tests.spark.test_tutorial import run_command
 
 PAGE = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
 FILES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -38,21 +38,6 @@ def test_every_file_is_a_pipeline(text: str) -> None:
     # What shows some settings only is put on top of the one that shows a whole.
     pipeline = Pipeline.model_validate({**tomllib.loads(FILES[0]), **tomllib.loads(text)})
     assert pipeline.name == "sales"
-
-
-def test_every_command_can_be_given() -> None:
-    root: Any = typer.main.get_command(app)
-    tried = 0
-    for command, _ in COMMANDS:
-        words = shlex.split(command.rpartition("|")[2])
-        if words[0] != "penstock":
-            continue
-        known, rest = root, words[1:]
-        while hasattr(known, "commands"):
-            known, rest = known.commands[rest[0]], rest[1:]
-        known.make_context(command, rest)  # raises where an argument is missing, or an option is not known
-        tried += 1
-    assert tried == 8
 
 
 def test_the_first_pipeline_comes_about_as_shown(broker: RunningBroker) -> None:
