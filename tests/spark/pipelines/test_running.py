@@ -148,7 +148,7 @@ def test_a_topic_that_appears_under_a_pattern_is_read_from_its_beginning_once_it
     thread.start()
     give_up_s = time.monotonic() + WAIT_S_MAX
     while [stage.state for stage in run.progress.stages()] != ["running"] and time.monotonic() < give_up_s:
-        time.sleep(0.05)
+        noted.wait(0.05)
     made.client.create_topic(second, 1)
     made.client.send_many(second, [order(n) for n in range(5)])
     try:
