@@ -43,17 +43,20 @@ from penstock.net.certificates import own_certificate
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import ListenerLimits, QuicLimits
+from penstock.net.listener import STOP_GRACE_S
 from penstock.net.quic import QuicListener
 from penstock.net.quic_session import QuicConnection, QuicSession
 from penstock.net.quic_tls import quic_server_tls
 from penstock.net.session import Connection, Session
-from penstock.net.tcp import STOP_GRACE_S, TcpListener
+from penstock.net.tcp import TcpListener
 from penstock.net.tls import server_context
 from penstock.protocols.blipmq.session import BlipMQ
+from penstock.protocols.felix import wire as felix_wire
 from penstock.protocols.felix.scopes import Scopes
 from penstock.protocols.felix.session import Felix
 from penstock.protocols.flymq.operations import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.fujin import wire as fujin_wire
 from penstock.protocols.fujin.codec import WriteForm
 from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.fujin.settings import Alias, FujinSettings
@@ -194,7 +197,7 @@ QUIC_PROTOCOLS: Mapping[str, Callable[[Surroundings], QuicSessionSource]] = {
     "felix": _felix,
 }
 # What a client offers in its handshake: Fujin's must, Felix's may.
-ALPN = {"fujin": ("fujin",), "felix": ("felix/1",)}
+ALPN = {"fujin": (fujin_wire.ALPN,), "felix": (felix_wire.ALPN,)}
 ALPN_REQUIRED = frozenset({"fujin"})
 # Their deployed clients send an answer and the next request as two small writes, and the second waits for our TCP acknowledgement.
 QUICKACK = frozenset({"blipmq"})

@@ -13,7 +13,7 @@ from penstock.errors import ConnectionLost, Unreachable
 from penstock.net.limits import QuicLimits
 from penstock.quic.settings import QuicSettings
 from tests.net.line_session import until
-from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic
+from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic, talking
 
 
 async def test_bytes_may_be_handed_over_as_they_come(tmp_path: Path) -> None:
@@ -29,9 +29,7 @@ async def test_bytes_may_be_handed_over_as_they_come(tmp_path: Path) -> None:
 
 
 async def test_what_has_come_before_is_handed_over_first(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (_, _, stream):
         await stream.write(b"echo early\n", end=True)
         await until(lambda: stream.is_over)
         told: list[bytes] = []
@@ -98,9 +96,7 @@ async def test_writing_waits_while_the_server_takes_nothing(tmp_path: Path) -> N
 
 async def test_a_writer_that_waits_hears_that_the_connection_is_gone(tmp_path: Path) -> None:
     limits = QuicLimits(in_flight_bytes_max=64 * 1024)
-    async with serving_quic(tmp_path, limits) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path, limits) as (service, _, stream):
 
         async def write() -> None:
             while True:

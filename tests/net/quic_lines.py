@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.clients.quic import QuicConnection as ClientConnection
-from penstock.clients.quic import connect_quic
+from penstock.clients.quic import QuicStream, connect_quic
 from penstock.net.certificates import own_certificate
 from penstock.net.limits import QuicLimits
 from penstock.net.quic import QuicListener
@@ -128,6 +128,16 @@ async def serving_quic(
         for connection in service.clients:
             connection.close()
         await service.listener.stop(0)
+
+
+@asynccontextmanager
+async def talking(
+    directory: Path, limits: QuicLimits | None = None
+) -> AsyncIterator[tuple[QuicService, ClientConnection, QuicStream]]:
+    """A service, a client of it, and a stream that the client has opened and said nothing on yet."""
+    async with serving_quic(directory, limits) as service:
+        client = await service.client()
+        yield service, client, client.open_stream()
 
 
 async def read_line(stream: Any) -> bytes:

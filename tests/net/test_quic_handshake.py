@@ -31,7 +31,7 @@ from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
 from penstock.testing.clock import ManualClock
 from tests.net.line_session import until
-from tests.net.quic_lines import ALPN, QuicService, read_line, serving_quic
+from tests.net.quic_lines import ALPN, QuicService, read_line, serving_quic, talking
 
 
 class Files:
@@ -371,9 +371,7 @@ async def test_an_unknown_version_is_answered_with_the_one_that_is_spoken(tmp_pa
 
 async def test_garbage_is_counted_and_dropped_while_others_go_on(tmp_path: Path) -> None:
     chance = random.Random(5)
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, _, stream):
         with socket.socket(type=socket.SOCK_DGRAM) as own:
             for round_number in range(20):
                 for _ in range(50):

@@ -18,13 +18,11 @@ from penstock.net.quic import QuicListener
 from penstock.quic.settings import QuicSettings
 from tests.descriptors import open_sockets
 from tests.net.line_session import until
-from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic
+from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic, talking
 
 
 async def test_a_client_that_vanished_is_noticed(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path, QuicLimits(idle_s_max=0.3)) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path, QuicLimits(idle_s_max=0.3)) as (service, client, stream):
         await stream.write(b"later x\n")
         await until(lambda: service.stats.streams_open == 1)
         client.endpoint.close()
@@ -57,9 +55,7 @@ async def test_a_server_that_vanished_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo one\n")
         assert await read_line(stream) == b"one\n"
         (session,) = service.sessions
@@ -78,9 +74,7 @@ async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_has_moved_is_asked_until_it_answers_there(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo one\n")
         assert await read_line(stream) == b"one\n"
         send = service.endpoint.send
@@ -146,9 +140,7 @@ async def test_a_client_that_only_listens_is_followed_too(tmp_path: Path) -> Non
 
 
 async def test_a_peer_is_not_believed_to_be_where_somebody_repeats_its_datagrams(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         (session,) = service.sessions
         for moves in (0, 4):  # what the library follows, and what it does not
             for _ in range(moves):
@@ -196,9 +188,7 @@ async def test_a_stop_waits_for_what_is_owed_and_then_closes(tmp_path: Path) -> 
 
 
 async def test_a_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"later never\n")
         await until(lambda: bool(service.sessions[0].streams) and bool(service.sessions[0].streams[0].later))
         await service.listener.stop(0.05)
@@ -229,9 +219,7 @@ async def test_a_stopped_listener_admits_nobody(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_missed_the_end_is_told_again(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo x\n")
         assert await read_line(stream) == b"x\n"
         client.endpoint.received = lambda buffer, segment_bytes, address: None
@@ -247,9 +235,7 @@ async def test_a_client_that_missed_the_end_is_told_again(tmp_path: Path) -> Non
 
 
 async def test_a_client_of_a_run_before_is_told_that_it_is_forgotten(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo x\n")
         assert await read_line(stream) == b"x\n"
         first = service.listener

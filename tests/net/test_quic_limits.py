@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from qh3.tls import Epoch
 
 from penstock.errors import ConnectionLost, Unreachable
 from penstock.net.limits import QuicLimits
-from penstock.net.quic_connection import QuicServerConnection
+from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
 from penstock.quic.core import QuicCore
+from penstock.quic.packets import long_header
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
 from tests.net.line_session import until
-from tests.net.quic_lines import ALPN, QuicService, read_all, read_line, serving_quic
+from tests.net.quic_lines import ALPN, QuicService, read_all, read_line, serving_quic, talking
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -92,9 +94,7 @@ async def test_what_a_client_refuses_unsent_does_not_count_as_arrived(tmp_path: 
 
 async def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path) -> None:
     limits = QuicLimits(send_buffer_high_bytes=256 * KIB, send_buffer_low_bytes=64 * KIB)
-    async with serving_quic(tmp_path, limits) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path, limits) as (service, client, stream):
         await stream.write(b"big 100000\n" * 200, end=True)
         received = 0
         async with asyncio.timeout(30):
@@ -159,9 +159,7 @@ async def test_a_stream_with_too_much_unanswered_is_not_read_while_others_are(tm
 
 async def test_a_connection_with_too_much_unanswered_gives_its_client_no_more_credit(tmp_path: Path) -> None:
     limits = QuicLimits(in_flight_bytes_max=256 * KIB, stream_in_flight_bytes_max=4 * MIB)
-    async with serving_quic(tmp_path, limits) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path, limits) as (service, client, stream):
         line = b"later " + b"x" * 1_000 + b"\n"
         total = 20_000
         stream.send(line * total, end=True)
@@ -285,6 +283,33 @@ async def test_a_thousand_half_open_handshakes_are_bounded_and_a_real_client_sti
         assert service.stats.handshake_failures == 50
 
 
+async def test_a_handshake_that_goes_on_and_on_is_given_up(tmp_path: Path) -> None:
+    """What comes out of order costs many times its size until what is missing comes, and here it never does."""
+    async with serving_quic(tmp_path, QuicLimits(retry_above=500)) as service:
+        with stranger() as own:
+            core, _ = first_flight(service.where)  # which is never sent
+            library = core._core
+            assert library is not None
+            sent_bytes = 0
+
+            def step() -> bool:
+                nonlocal sent_bytes
+                library.send_crypto(Epoch.INITIAL, 10_000 + sent_bytes, bytes(900))
+                for datagram, _ in core.take_datagrams(time.monotonic(), 10):
+                    own.sendto(datagram, service.where)
+                    sent_bytes += len(datagram)
+                try:
+                    while True:
+                        library.receive_datagram(own.recv(65_535), service.where, time.monotonic())
+                except BlockingIOError:
+                    return service.stats.handshake_failures > 0
+
+            await until(step)
+            assert EARLY_BYTES_MAX // 2 < sent_bytes < 2 * EARLY_BYTES_MAX
+        assert service.stats.handshakes_open <= 1  # what was still on its way begins another
+        await service.client()
+
+
 async def test_who_shows_its_address_takes_the_place_of_the_oldest_handshake_at_the_bound(tmp_path: Path) -> None:
     limits = QuicLimits(handshakes_max=20, retry_above=1)
     async with serving_quic(tmp_path, limits) as service:
@@ -296,7 +321,7 @@ async def test_who_shows_its_address_takes_the_place_of_the_oldest_handshake_at_
                 await until(
                     lambda count=count: count == 1 or service.stats.retries_sent >= count - 1  # type: ignore[misc]
                 )
-                answer = await _answer(flooder)
+                answer = await _answer_to(core, flooder)
                 core.receive(answer, len(answer), service.where, time.monotonic())
                 for datagram, _ in core.take_datagrams(time.monotonic(), 10):
                     flooder.sendto(datagram, service.where)
@@ -308,19 +333,22 @@ async def test_who_shows_its_address_takes_the_place_of_the_oldest_handshake_at_
         assert service.stats.handshakes_open == 0
 
 
-async def _answer(own: socket.socket) -> bytes:
-    """The last datagram that came."""
+async def _answer_to(core: QuicCore, own: socket.socket) -> bytes:
+    """The first datagram for this client; the server repeats itself to others that came by the same socket."""
     answer: list[bytes] = []
 
     def receive() -> bool:
         try:
-            answer.append(own.recv(65_535))
+            datagram = own.recv(65_535)
         except BlockingIOError:
-            return bool(answer)
-        return False
+            return False
+        header = long_header(datagram)
+        if header is not None and header.destination_cid == core.host_cid:
+            answer.append(datagram)
+        return bool(answer)
 
     await until(receive)
-    return answer[-1]
+    return answer[0]
 
 
 async def test_a_connection_above_the_bound_is_refused_at_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from penstock.net.limits import QuicLimits
 from penstock.net.quic_session import Stream
 from penstock.quic.settings import QuicSettings
 from tests.net.line_session import until
-from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic
+from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic, talking
 
 
 async def test_many_streams_are_many_conversations(tmp_path: Path) -> None:
@@ -40,9 +40,7 @@ async def test_many_streams_are_many_conversations(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1_000])
 async def test_any_fragmentation_is_one_conversation(tmp_path: Path, piece_bytes: int) -> None:
     said = b"".join(b"echo %s\n" % (b"x" * size) for size in range(40))
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (_, _, stream):
         answer = asyncio.ensure_future(read_all(stream))
         for start in range(0, len(said), piece_bytes):
             await stream.write(said[start : start + piece_bytes])
@@ -145,9 +143,7 @@ async def test_a_client_may_have_so_many_streams_open_and_more_once_some_end(tmp
 
 
 async def test_a_stream_that_the_client_resets_is_over_for_the_session(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo first\nlater never\n")
         assert await read_line(stream) == b"first\n"
         session = service.sessions[0].streams[0]
@@ -164,9 +160,7 @@ async def test_a_stream_that_the_client_resets_is_over_for_the_session(tmp_path:
 
 
 async def test_a_client_that_takes_no_more_is_sent_no_more(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo first\n")
         assert await read_line(stream) == b"first\n"
         session = service.sessions[0].streams[0]
@@ -180,9 +174,7 @@ async def test_a_client_that_takes_no_more_is_sent_no_more(tmp_path: Path) -> No
 
 
 async def test_a_server_may_refuse_what_comes_on_a_stream_and_still_answer(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, _, stream):
         await stream.write(b"echo first\n")
         assert await read_line(stream) == b"first\n"
         session = service.sessions[0].streams[0]
@@ -195,9 +187,7 @@ async def test_a_server_may_refuse_what_comes_on_a_stream_and_still_answer(tmp_p
 
 
 async def test_a_session_that_closes_its_stream_answers_what_it_owes_first(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, _, stream):
         await stream.write(b"later owed\nquit\n")
         assert await read_line(stream) == b"bye\n"
         session = service.sessions[0].streams[0]
@@ -236,9 +226,7 @@ async def test_a_bug_of_a_session_ends_its_stream_and_no_other(tmp_path: Path) -
 
 
 async def test_streams_and_then_the_session_hear_that_a_client_is_gone(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"later x\n")
         (session,) = service.sessions
         await until(lambda: bool(session.streams) and bool(session.streams[0].later))
@@ -251,9 +239,7 @@ async def test_streams_and_then_the_session_hear_that_a_client_is_gone(tmp_path:
 
 
 async def test_a_client_hears_why_the_server_closed_the_connection(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path) as service:
-        client = await service.client()
-        stream = client.open_stream()
+    async with talking(tmp_path) as (service, client, stream):
         waiting = asyncio.ensure_future(stream.read())
         service.sessions[0].connection.close(42, "go away")
         await asyncio.wait_for(client.wait_closed(), 20)

@@ -28,7 +28,7 @@ from penstock.broker.broker import Broker
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError
 from penstock.log.api import Engine
-from penstock.net.tcp import BIND_ADVICE
+from penstock.net.listener import BIND_ADVICE
 from penstock.units import Address, parse_address
 
 CONNECTIONS_MAX = 64

@@ -7,7 +7,6 @@ with a token that it can only have received at its address. Everything else is c
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import socket
 import time
@@ -15,16 +14,14 @@ from collections.abc import Callable
 
 import structlog
 
-from penstock.clock import Clock, SystemClock
-from penstock.errors import ConfigError
-from penstock.net.deadlines import Sweep
+from penstock.clock import Clock
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import QuicLimits
+from penstock.net.listener import STOP_GRACE_S, Listener
 from penstock.net.quic_connection import Code, QuicServerConnection
 from penstock.net.quic_session import QuicSessionFactory
 from penstock.net.retry_tokens import Admitted, RetryTokens
 from penstock.net.stats import QuicListenerStats
-from penstock.net.tcp import BIND_ADVICE, STOP_GRACE_S, within
 from penstock.quic.core import Address, QuicCore
 from penstock.quic.packets import (
     CID_BYTES,
@@ -41,7 +38,6 @@ from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings, reset_token
 from penstock.quic.udp import UdpEndpoint, open_socket
 from penstock.units import Address as HostAndPort
-from penstock.units import parse_address
 
 CONNECTION_SEND_BUFFERS = 8
 """What one connection may have waiting to be sent, in streams' worth."""
@@ -56,8 +52,11 @@ FAILURE_LINES_PER_SWEEP_MAX = 20
 log = structlog.get_logger("penstock.net")
 
 
-class QuicListener:
-    """One protocol on one address. Not reusable: once stopped, make another."""
+class QuicListener(Listener[QuicServerConnection]):
+    """See the module."""
+
+    limits: QuicLimits
+    stats: QuicListenerStats
 
     def __init__(
         self,
@@ -74,49 +73,22 @@ class QuicListener:
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """`clock` is for deadlines that we set; `now_s` for the timers of the protocol, which no test should stop."""
-        self.name = name
-        self.bind = bind
+        limits = limits or QuicLimits()
+        super().__init__(name, bind, limits, stats or QuicListenerStats(), clock, budget)
         self.factory = factory
-        self.limits = limits or QuicLimits()
-        self.stats = stats or QuicListenerStats()
-        self.clock = clock or SystemClock()
         self._tls = tls
-        self._given_budget = budget
         self._now_s = now_s
         self._random_bytes = random_bytes
         self._tokens = RetryTokens(random_bytes)
-        self._settings = _settings(self.limits)
-        self._sweep = Sweep(self._swept, self.clock, self.limits.sweep_s)
+        self._settings = _settings(limits)
         self._endpoint: UdpEndpoint | None = None
-        self._address: HostAndPort | None = None
-        self._stopping = False
-        self._full = False
         self._by_cid: dict[bytes, QuicServerConnection] = {}
-        # Keyed by themselves: ordered, unlike a set, so that what happens to all of them happens in the same order every time.
-        self._connections: dict[QuicServerConnection, None] = {}
         self._half_open: dict[QuicServerConnection, None] = {}
         """Whose handshake is not over, the oldest first."""
         self._farewells: dict[bytes, tuple[list[tuple[bytes, Address]], int]] = {}
         """What to repeat to peers that have not heard that their connection is closed, and how often still; oldest first."""
         self._resets_left = RESETS_PER_SWEEP_MAX
         self._failure_lines_left = FAILURE_LINES_PER_SWEEP_MAX
-        self._unanswered: set[QuicServerConnection] = set()
-        self._all_answered = asyncio.Event()
-
-    @property
-    def address(self) -> str:
-        """Where it listens, with the port that was picked where `bind` says 0."""
-        if self._address is None:
-            raise RuntimeError(f"listener {self.name} is not started, so it has no address yet")
-        return str(self._address)
-
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.budget = self._given_budget or InFlightBudget(self.limits.in_flight_total_bytes_max, loop.call_soon)
-        self._endpoint = UdpEndpoint(await self._bind(parse_address(self.bind)), self._now_s)
-        self._endpoint.received = self._received
-        self._address = HostAndPort(*self._endpoint.address[:2])
-        self._sweep.start()
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Admit nobody any more, let every session say goodbye and finish for at most `grace_s`, then close every connection."""
@@ -126,22 +98,13 @@ class QuicListener:
         for connection in list(self._connections):
             if not connection.is_established:
                 connection.close(Code.NO_ERROR, "the server stops")
-        self._unanswered = set(self._connections)
-        self._all_answered.clear()  # connections that ended before have set it
-        for connection in list(self._connections):
-            connection.stop()
-        if self._unanswered:
-            await within(grace_s, self._all_answered)
+        await self._let_finish(grace_s)
         self.stats.closed_unanswered += sum(connection.unanswered for connection in self._unanswered)
         for connection in list(self._connections):
             connection.close(Code.NO_ERROR, "the server stops")
         self._sweep.stop()
         if self._endpoint is not None:
             self._endpoint.close()
-
-    def sweep(self) -> None:
-        """Look at every deadline now."""
-        self._sweep.run()
 
     # What connections call.
 
@@ -164,11 +127,6 @@ class QuicListener:
         if reason and self._failure_lines_left > 0:
             self._failure_lines_left -= 1
             log.warning("quic_handshake_failed", listener=self.name, peer=connection.peer, reason=reason)
-
-    def answered(self, connection: QuicServerConnection) -> None:
-        self._unanswered.discard(connection)
-        if not self._unanswered:
-            self._all_answered.set()
 
     def lost(self, connection: QuicServerConnection) -> None:
         for cid in connection.cids:
@@ -290,14 +248,11 @@ class QuicListener:
             self._endpoint.send([(datagram, address)], self._endpoint.arrived_at)
 
     def _refuse(self, header: LongHeader, datagram: bytes, address: Address) -> None:
-        self.stats.connections_refused += 1
+        self._refused()
         core = QuicCore(self._settings, self._tls, is_client=False, original_destination_cid=header.destination_cid)
         core.refuse(datagram, header.destination_cid, address, self._now_s())
         for refusal, _ in core.take_datagrams(self._now_s(), 1):
             self._answer(refusal, address)
-        if not self._full:  # one line when the bound is reached, not one per refusal: a flood must not fill the log
-            self._full = True
-            log.warning("connections_refused", listener=self.name, connections_max=self.limits.connections_max)
 
     def _remember_farewell(self, cid: bytes, farewell: list[tuple[bytes, Address]]) -> None:
         if len(self._farewells) >= FAREWELLS_MAX:
@@ -324,23 +279,15 @@ class QuicListener:
             self._resets_left -= 1
             self._answer(reset, address)
 
-    async def _bind(self, address: HostAndPort) -> socket.socket:
-        setting = f"listeners.{self.name}.bind"
+    async def _listen(self, address: HostAndPort) -> Address:
+        family, where = await self._resolve(address, socket.SOCK_DGRAM)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                address.host, address.port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
-            )
+            own = open_socket(family, bind=where)
         except OSError as error:
-            raise ConfigError(
-                f"{setting}: {address.host!r} cannot be resolved ({error.strerror}): use an IP address"
-            ) from None
-        # A name with addresses of both kinds (localhost) is taken as the IPv4 one, which every client tries.
-        family, _, _, _, where = min(found, key=lambda info: info[0] != socket.AF_INET)
-        try:
-            return open_socket(family, bind=where)
-        except OSError as error:
-            advice = BIND_ADVICE.get(error.errno or 0, "choose another address")
-            raise ConfigError(f"{setting}: cannot listen on {address}/udp ({error.strerror}): {advice}") from None
+            raise self._cannot_listen(f"{address}/udp", error) from None
+        self._endpoint = UdpEndpoint(own, self._now_s)
+        self._endpoint.received = self._received
+        return self._endpoint.address
 
     def _swept(self) -> list[QuicServerConnection]:
         self._resets_left = RESETS_PER_SWEEP_MAX

@@ -19,6 +19,7 @@ from penstock.net.quic_tls import subject_of_der
 from penstock.net.stats import QuicListenerStats
 from penstock.quic.connection import Connection
 from penstock.quic.core import Address, QuicCore, StreamRefused
+from penstock.quic.packets import LONG_HEADER
 from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.units import Address as HostAndPort
@@ -28,6 +29,9 @@ MOVE_QUIET_S: Final = 0.2
 ahead of them look like a move as well; the core would follow, and send nothing any more until the connection is given up."""
 PROOF_AGAIN_S: Final = 0.2
 """How often a peer that has moved is asked whether it is there; the question or the answer may be lost."""
+EARLY_BYTES_MAX: Final = 64 * 1024
+"""What may come of a handshake: it takes a few KiB, large certificates and repetitions some more. The library keeps what
+comes out of order at nineteen times its size."""
 UNPROVEN_FACTOR: Final = 3
 """Of what comes from an address of which it is not known yet that the peer is there, so many times as much may be sent there."""
 
@@ -99,6 +103,7 @@ class QuicServerConnection(Connection):
         self.peer = _host_and_port(address)
         self._address = self._first_address = address
         self._heard_s = now_s()
+        self._early_bytes = 0
         self._moves = 0
         self._asked_s = 0.0
         self._unproven_bytes: int | None = None
@@ -134,6 +139,11 @@ class QuicServerConnection(Connection):
         elif not self.is_established or now_s - self._heard_s < MOVE_QUIET_S:
             self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
             return
+        if buffer[0] & LONG_HEADER and not self.core.established:
+            self._early_bytes += len(buffer)
+            if self._early_bytes > EARLY_BYTES_MAX:
+                self.close(Code.TOO_MUCH, f"a handshake of more than {EARLY_BYTES_MAX} bytes")
+                return
         accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
         if accepted and address != self._address:
             self._move_to(address, now_s)

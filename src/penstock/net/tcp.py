@@ -12,21 +12,20 @@ import errno
 import os
 import socket
 import ssl
+from typing import Any
 
 import structlog
 
-from penstock.clock import Clock, SystemClock
-from penstock.errors import ConfigError
+from penstock.clock import Clock
 from penstock.net.connection import TcpConnection
-from penstock.net.deadlines import Sweep
 from penstock.net.descriptors import descriptor_mark, next_descriptor
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import ListenerLimits
+from penstock.net.listener import STOP_GRACE_S, Listener, within
 from penstock.net.session import SessionFactory
 from penstock.net.stats import ListenerStats
-from penstock.units import Address, parse_address
+from penstock.units import Address
 
-STOP_GRACE_S = 5.0
 # A peer that vanished without a word is noticed after about two minutes, well before connections pile up.
 KEEPALIVE_IDLE_S = 60
 KEEPALIVE_INTERVAL_S = 15
@@ -39,17 +38,12 @@ SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
 )
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-BIND_ADVICE = {
-    errno.EADDRINUSE: "another process listens there; stop it or choose another port",
-    errno.EACCES: "ports below 1024 need a privilege; choose a higher port",
-    errno.EADDRNOTAVAIL: "this machine has no such address; choose one it has, or 127.0.0.1",
-}
 
 log = structlog.get_logger("penstock.net")
 
 
-class TcpListener:
-    """One protocol on one address. Not reusable: once stopped, make another."""
+class TcpListener(Listener[TcpConnection]):
+    """See the module."""
 
     def __init__(
         self,
@@ -65,45 +59,19 @@ class TcpListener:
         quickack: bool = False,
     ) -> None:
         """`budget` is what all listeners of a server share; `quickack` is for protocols whose clients split frames over writes."""
-        self.name = name
-        self.bind = bind
+        super().__init__(name, bind, limits or ListenerLimits(), stats or ListenerStats(), clock, budget)
         self.factory = factory
-        self.limits = limits or ListenerLimits()
         self.tls = tls
-        self.stats = stats or ListenerStats()
-        self.clock = clock or SystemClock()
-        self._given_budget = budget
         self._quickack = quickack
-        self._sweep = Sweep(self._swept, self.clock, self.limits.sweep_s)
         self._socket: socket.socket | None = None
-        self._address: Address | None = None
         self._accepting = False
-        self._full = False
-        self._stopping = False
         self._descriptor_mark = 0
-        # Keyed by themselves: ordered, unlike a set, so that what happens to all of them happens in the same order every time.
-        self._connections: dict[TcpConnection, None] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._unanswered: set[TcpConnection] = set()
-        self._all_answered = asyncio.Event()
         self._all_gone = asyncio.Event()
 
-    @property
-    def address(self) -> str:
-        """Where it listens, with the port that was picked where `bind` says 0."""
-        if self._address is None:
-            raise RuntimeError(f"listener {self.name} is not started, so it has no address yet")
-        return str(self._address)
-
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.budget = self._given_budget or InFlightBudget(self.limits.in_flight_total_bytes_max, loop.call_soon)
-        self._descriptor_mark = descriptor_mark(self.limits.descriptors_reserved)
-        self._socket = await self._bind(parse_address(self.bind))
-        host, port = self._socket.getsockname()[:2]
-        self._address = Address(host, port)
+        await super().start()
         self._resume_accepting()
-        self._sweep.start()
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Accept and read no more, answer what is in flight for at most `grace_s`, then close every connection."""
@@ -117,12 +85,7 @@ class TcpListener:
             for task in self._handshakes:
                 task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
-        self._unanswered = set(self._connections)
-        self._all_answered.clear()  # connections that ended before have set it
-        for connection in self._unanswered.copy():
-            connection.stop()
-        if self._unanswered:
-            await within(grace_s, self._all_answered)
+        await self._let_finish(grace_s)
         self.stats.closed_unanswered += len(self._unanswered)
         for connection in self._unanswered.copy():
             connection.abort()
@@ -134,10 +97,6 @@ class TcpListener:
             await self._all_gone.wait()
         self._sweep.stop()
 
-    def sweep(self) -> None:
-        """Look at every deadline now."""
-        self._sweep.run()
-
     # What connections call.
 
     def opened(self, connection: TcpConnection) -> None:
@@ -145,11 +104,6 @@ class TcpListener:
         self._all_gone.clear()
         if self._stopping:
             connection.abort()
-
-    def answered(self, connection: TcpConnection) -> None:
-        self._unanswered.discard(connection)
-        if not self._unanswered:
-            self._all_answered.set()
 
     def lost(self, connection: TcpConnection) -> None:
         self._connections.pop(connection, None)
@@ -160,19 +114,10 @@ class TcpListener:
 
     # Accepting.
 
-    async def _bind(self, address: Address) -> socket.socket:
-        setting = f"listeners.{self.name}.bind"
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"{setting}: {address.host!r} cannot be resolved ({error.strerror}): use an IP address"
-            ) from None
-        # A name with addresses of both kinds (localhost) is taken as the IPv4 one, which every client tries.
-        family, kind, protocol, _, where = min(found, key=lambda info: info[0] != socket.AF_INET)
-        listening = socket.socket(family, kind, protocol)
+    async def _listen(self, address: Address) -> tuple[Any, ...]:
+        self._descriptor_mark = descriptor_mark(self.limits.descriptors_reserved)
+        family, where = await self._resolve(address, socket.SOCK_STREAM)
+        listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setblocking(False)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -182,9 +127,10 @@ class TcpListener:
             listening.listen(self.limits.backlog)
         except OSError as error:
             listening.close()
-            advice = BIND_ADVICE.get(error.errno or 0, "choose another address")
-            raise ConfigError(f"{setting}: cannot listen on {address} ({error.strerror}): {advice}") from None
-        return listening
+            raise self._cannot_listen(str(address), error) from None
+        self._socket = listening
+        bound: tuple[Any, ...] = listening.getsockname()
+        return bound
 
     def _accept_some(self) -> None:
         listening = self._socket
@@ -242,10 +188,7 @@ class TcpListener:
 
     def _refuse(self, accepted: socket.socket) -> None:
         accepted.close()
-        self.stats.connections_refused += 1
-        if not self._full:  # one line when the bound is reached, not one per refusal: a flood must not fill the log
-            self._full = True
-            log.warning("connections_refused", listener=self.name, connections_max=self.limits.connections_max)
+        self._refused()
 
     def _accepting_exhausted(self, reason: str) -> None:
         """Leave new connections in the kernel's queue until one of ours ends or a sweep finds a free descriptor."""
@@ -270,11 +213,3 @@ class TcpListener:
     def _swept(self) -> list[TcpConnection]:
         self._resume_accepting()
         return list(self._connections)
-
-
-async def within(seconds: float, event: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -34,7 +34,7 @@ CertificateCheck = Callable[[bytes, list[bytes]], None]
 MESSAGE_HEADER_BYTES: Final = 4
 CERTIFICATES_MAX: Final = 10
 """A longer chain is none."""
-HANDSHAKE_BYTES_MAX: Final = 64 * 1024
+HANDSHAKE_BYTES_MAX: Final = 32 * 1024
 """What a handshake may make us keep: large chains take a few KiB."""
 TRANSPORT_PARAMETERS_BYTES_MAX: Final = 512
 KEY_SHARE_BYTES: Final = {
