@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBlock
-from penstock.log.block import Block, decode_headers, encode_block, encode_headers
+from penstock.log.block import KEYS, Block, decode_headers, encode_block, encode_headers
 from penstock.spark import arrow
 from penstock.spark.arrow import COLUMN_TYPES, BatchMaker
 from penstock.spark.reading import whole_blocks
@@ -104,6 +104,28 @@ def test_only_the_columns_that_were_asked_for_are_made() -> None:
     [batch] = batches([encode_block(0, NOW_MS, [b"x"], [b"k"])], schema=schema)
     assert batch.schema.equals(schema)
     assert batch.to_pylist() == [{"value": b"x", "offset": 0}]
+
+
+def test_columns_that_were_not_asked_for_are_not_even_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = encode_block(0, NOW_MS, [b"abc" * 100] * 50, [b"k"] * 50, compress=True)
+    monkeypatch.setattr(Block, "body", lambda _: pytest.fail("nothing in it was asked for"))
+    schema = pa.schema([(name, COLUMN_TYPES[name]) for name in ("offset", "timestamp", "topic", "partition")])
+    [batch] = batches([block], 10, 20, schema)
+    assert batch["offset"].to_pylist() == list(range(10, 20))
+
+
+def test_values_are_not_touched_where_keys_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = Block.stored_cells
+
+    def noted(block: Block, column: int) -> tuple[memoryview, memoryview] | None:
+        asked.append(column)
+        return real(block, column)
+
+    monkeypatch.setattr(Block, "stored_cells", noted)
+    [batch] = batches([encode_block(0, NOW_MS, [b"x"], [b"k"])], schema=pa.schema([("key", pa.binary())]))
+    assert batch.to_pylist() == [{"key": b"k"}]
+    assert asked == [KEYS]
 
 
 def test_a_block_is_cut_at_the_offsets_that_were_asked_for() -> None:

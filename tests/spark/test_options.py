@@ -207,6 +207,8 @@ def test_the_group_is_named_after_what_is_read_unless_told_otherwise() -> None:
         ("kafka.security.protocol", "belongs to Spark's Kafka connector and has no meaning here: remove it"),
         ("kafkaConsumer.pollTimeoutMs", "has no meaning here"),
         ("fetchOffset.numRetries", "has no meaning here"),
+        ("fetchOffset.retryIntervalMs", "has no meaning here"),
+        ("partition.metadata.cache.ttl.ms", "has no meaning here"),
     ],
 )
 def test_names_that_are_not_known_are_refused_with_a_hint(name: str, found: str) -> None:
