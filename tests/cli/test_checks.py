@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import stat
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -46,23 +47,41 @@ def java_that_says(directory: Path, text: str) -> dict[str, str]:
     [
         ('openjdk version "17.0.9" 2023-10-17', "ok", "17 at"),
         ('openjdk version "21" 2023-09-19', "ok", "21 at"),
-        ('java version "1.8.0_392"', "warn", "8 at"),
-        ("no idea", "warn", "does not tell its version"),
+        ('java version "1.8.0_392"', "warn", "Java 8, and Spark needs Java 17 or newer"),
+        ("no idea", "warn", "holds no Java"),
     ],
 )
 def test_java_counts_from_17_on(tmp_path: Path, text: str, status: str, found: str) -> None:
     finding = checks.java(java_that_says(tmp_path, text))
     assert finding.status == status
-    assert found in finding.found
+    assert found in finding.found + finding.advice
 
 
 def test_without_java_only_spark_is_missing(tmp_path: Path) -> None:
-    finding = checks.java({"PATH": str(tmp_path)})
-    assert (finding.status, finding.found) == ("warn", "not found")
+    finding = checks.java({"PATH": str(tmp_path)}, directories=())
+    assert (finding.status, finding.found) == ("warn", "none that fits")
     assert "only Spark needs it" in finding.advice
-    broken = checks.java({"JAVA_HOME": str(tmp_path / "nowhere")})
-    assert broken.status == "warn"
-    assert "does not run" in broken.found
+    assert "apt-get install" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("installed", "status", "told"),
+    [
+        ({"pyspark": "4.3.1", "pandas": "2.3", "pyarrow": "22.0"}, "ok", "4.3.1"),
+        ({"pyspark": "3.5.0", "pandas": "2.3", "pyarrow": "22.0"}, "warn", "3.5.0"),
+        ({}, "ok", "not wanted (pyspark is not installed); for tables and pipelines run: pip install"),
+        ({"pyspark": "4.3.1", "pandas": "2.3"}, "ok", "not wanted (pyarrow is not installed)"),
+    ],
+)
+def test_spark_is_an_extra(installed: dict[str, str], status: str, told: str) -> None:
+    def version_of(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    finding = checks.spark(version_of)
+    assert finding.status == status
+    assert finding.found.startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -196,5 +215,6 @@ def test_a_directory_that_is_not_writable_is_not_measured(tmp_path: Path) -> Non
         "free space",
         "file system",
         "disk flush",
+        "Spark",
         "Java",
     ]

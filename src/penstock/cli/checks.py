@@ -12,21 +12,23 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from penstock.errors import JavaMissing
+from penstock.spark.java import USUAL_DIRECTORIES, find_java, java_version
 from penstock.units import Address, parse_address, round_size
 
 UDP = "/udp"
 """Behind an address that is listened on over UDP."""
 PYTHON_MIN = (3, 11)
-JAVA_MIN = 17
+SPARK_VERSION = "4.3."
 OPEN_FILES_ADVISED = 16_384
 OPEN_FILES_MIN = 1_024
 UDP_BUFFER_BYTES_ADVISED = 4 << 20
@@ -38,7 +40,6 @@ FLUSH_BYTES = 4096
 FLUSH_P99_MS_ADVISED = 20.0
 # A flush that returns faster than any storage can is one that a cache without a battery answered.
 FLUSH_P50_MS_CREDIBLE = 0.005
-JAVA_S_MAX = 10.0
 VOLATILE_FILE_SYSTEMS = ("tmpfs", "ramfs")
 NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs")
 
@@ -61,8 +62,6 @@ def python() -> Finding:
 
 
 def uvloop() -> Finding:
-    from importlib.metadata import version
-
     try:
         importlib.import_module("uvloop")
     except ImportError as error:
@@ -72,23 +71,27 @@ def uvloop() -> Finding:
     return Finding("uvloop", "ok", version("uvloop"))
 
 
-def java(env: Mapping[str, str] = os.environ) -> Finding:
-    """Spark runs on Java; the broker does not need it."""
-    advice = f"only Spark needs it: install Java {JAVA_MIN} or later (on Debian: apt install openjdk-17-jre-headless)"
-    home = env.get("JAVA_HOME")
-    program = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH"))
-    if program is None:
-        return Finding("Java", "warn", "not found", advice)
+def spark(version_of: Callable[[str], str] = version) -> Finding:
+    """Tables and pipelines need what is installed on top; the broker does not."""
+    install = 'for tables and pipelines run: pip install "penstock[spark]"'
     try:
-        done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=JAVA_S_MAX, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("Java", "warn", f"{program} does not run: {error}", advice)
-    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
-    if version is None:
-        return Finding("Java", "warn", f"{program} does not tell its version", advice)
-    if int(version[1]) < JAVA_MIN:
-        return Finding("Java", "warn", f"{version[1]} at {program}", advice)
-    return Finding("Java", "ok", f"{version[1]} at {program}")
+        found = version_of("pyspark")
+        for name in ("pandas", "pyarrow"):
+            version_of(name)
+    except PackageNotFoundError as error:
+        return Finding("Spark", "ok", f"not wanted ({error.name} is not installed); {install}")
+    if not found.startswith(SPARK_VERSION):
+        return Finding("Spark", "warn", found, f"this version of Penstock works with {SPARK_VERSION}x: {install}")
+    return Finding("Spark", "ok", found)
+
+
+def java(env: Mapping[str, str] = os.environ, directories: Iterable[Path] = USUAL_DIRECTORIES) -> Finding:
+    """Spark runs on Java, the same that a session finds; the broker does not need it."""
+    try:
+        home = find_java(env, directories)
+    except JavaMissing as error:
+        return Finding("Java", "warn", "none that fits", f"only Spark needs it. {error}")
+    return Finding("Java", "ok", f"{java_version(home)} at {home}")
 
 
 def open_files(limits: Callable[[], tuple[int, int]] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)) -> Finding:
@@ -255,4 +258,5 @@ def all_checks(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding
     yield file_system(data_dir)
     if access.status == "ok":
         yield flush(data_dir)
+    yield spark()
     yield java()

@@ -20,7 +20,7 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on a warning too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: Python, uvloop, limits, ports, disk, Java.
+    """Check this machine: Python, limits, ports, disk, Spark and its Java.
 
     Each line says ok, warn or fail, and what to do. Ends with 1 where a check
     fails. Run it while the broker is stopped: its ports must be free.
