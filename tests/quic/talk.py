@@ -37,6 +37,7 @@ class Talk:
             is_client=False,
             original_destination_cid=self.client.original_destination_connection_id,
         )
+        self.pairs = ((self.client, self.server), (self.server, self.client))
         self.now_s = 1.0
         self.received: dict[QuicCore, dict[int, bytearray]] = {self.client: {}, self.server: {}}
         self.events: dict[QuicCore, list[tuple[object, ...]]] = {self.client: [], self.server: []}

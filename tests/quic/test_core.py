@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from qh3.tls import Epoch
 
+from penstock.quic import core as core_module
 from penstock.quic.core import (
     STOP_SENDING,
     STREAM_FINISHED,
@@ -198,3 +199,25 @@ def test_a_server_keeps_of_the_handshake_what_was_agreed_on(tmp_path: Path) -> N
     assert talk.server.tls is None
     assert (talk.server.alpn, talk.server.peer_certificate_der, talk.server.idle_s_max) == (None, None, 7.0)
     assert talk.client.peer_certificate_der is not None
+
+
+@pytest.mark.parametrize("bad", [None, random.Random(8)])
+def test_keys_are_changed_before_they_are_used_too_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: random.Random | None
+) -> None:
+    monkeypatch.setattr(core_module, "DATAGRAMS_PER_KEY_MAX", 20)
+    talk = Talk(tmp_path, bad=bad).shake_hands()
+    sent = {talk.client: bytes(300_000), talk.server: bytes(200_000)}
+    streams = {core: core.open_stream(one_way=True) for core in sent}
+    for core, data in sent.items():
+        core.send(streams[core], data, end=True)
+    phases: list[int | None] = []
+    for _ in talk.steps():
+        assert talk.client._core is not None
+        if phases[-1:] != [talk.client._core.send_key_phase]:
+            phases.append(talk.client._core.send_key_phase)
+        if [len(talk.received[peer].get(streams[core], b"")) for core, peer in talk.pairs] == [300_000, 200_000]:
+            break
+    assert bytes(talk.received[talk.server][streams[talk.client]]) == sent[talk.client]
+    assert bytes(talk.received[talk.client][streams[talk.server]]) == sent[talk.server]
+    assert len(phases) > 2

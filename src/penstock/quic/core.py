@@ -85,6 +85,8 @@ NO_ROOM_FOR_A_PACKET: Final = "packet builder capacity exhausted"
 PATH_DATAGRAM_BYTES: Final = 5
 """Where its description of a path says how large a datagram may be."""
 CONNECTION_REFUSED: Final = 2
+DATAGRAMS_PER_KEY_MAX: Final = 1 << 22
+"""Half of what may be encrypted with one AES key (RFC 9001, section 6.6); the library does not count."""
 UNEXPECTED_MESSAGE: Final = 0x10A
 """The TLS alert of that name, as QUIC says it."""
 CRYPTO_FRAME: Final = 6
@@ -155,6 +157,8 @@ class QuicCore(QuicConnection):
         self._tls_settings = tls
         self._early: deque[Event] = deque()
         self._agreed = Agreed()
+        self._under_key = 0
+        """Datagrams that were sent since we last changed the key."""
         self._outbox = Outbox(settings.datagram_bytes)
         self.frames = FramesUnderWay(settings.datagram_bytes)
 
@@ -288,7 +292,17 @@ class QuicCore(QuicConnection):
             elif not (outbox and outbox.feed(core, now_s, left, is_idle=True)):
                 break
         self.frames.after_sending(core, taken, is_all=len(taken) < datagrams_max)
+        self._under_key += len(taken)
+        if self._under_key >= DATAGRAMS_PER_KEY_MAX and self._handshake_confirmed:
+            self._change_key(core)
         return taken
+
+    def _change_key(self, core: QuicConnectionCore) -> None:
+        try:
+            core.request_key_update()
+        except (RuntimeError, ValueError):
+            return  # the one before is not acknowledged yet, or the peer is about to
+        self._under_key = 0
 
     def _poll_early(self, now_s: float) -> tuple[Any, ...] | None:
         """The next datagram of a handshake. What a peer may be sent that has not shown its address can be too little for a packet,
