@@ -17,7 +17,7 @@ help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(SETUP_DONE) ## make .venv with penstock and its tools (again when pyproject.toml or constraints.txt change)
+setup: $(SETUP_DONE) ## make .venv with penstock and its tools
 
 $(SETUP_DONE): pyproject.toml constraints.txt scripts/setup
 	@scripts/setup
@@ -27,11 +27,11 @@ run: $(SETUP_DONE) ## start a broker with the defaults, in the foreground
 	@$(BIN)/penstock serve
 
 .PHONY: demo
-demo: $(SETUP_DONE) ## see it work: five protocols, a crash, and three tables made by Spark
+demo: $(SETUP_DONE) ## see it work: five protocols, a crash, three tables by Spark
 	@$(BIN)/python -m scripts.demo
 
 .PHONY: test
-test: lint ## everything: lint, types, import rules, all tests (crash tests too)
+test: lint ## everything: style, types, import rules and all tests
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder -m "not jvm"
 	@$(BIN)/python -m pytest -m jvm tests/spark tests/crash
 
@@ -48,13 +48,13 @@ format: $(SETUP_DONE) ## put every Python file into the house format
 	@$(BIN)/ruff format $(PYTHON_FILES)
 
 .PHONY: bench
-bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka on this machine
+bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 	@scripts/install-debian-packages redis-server
 	@scripts/install-kafka
 	@$(BIN)/python -m bench
 
 .PHONY: torture-spark
-torture-spark: $(SETUP_DONE) ## 200 kills of driver, workers and broker and batches done again; every record arrives once (some 25 minutes)
+torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min)
 	@$(BIN)/python -m tests.crash.spark_torture --kills 200
 
 .PHONY: clean

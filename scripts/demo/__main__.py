@@ -38,7 +38,7 @@ def main() -> None:
         directory = Path(name)
         with BrokerProcess(directory / "data", config=configuration()) as broker:
             for protocol, address in broker.addresses.items():
-                narrator.say(f"{protocol} on {address}")
+                narrator.say(f"{protocol} on {address}{'/udp' if protocol in QUIC_PROTOCOLS else ''}")
             sent = write(narrator, broker)
             narrator.step("A crash", "An acknowledged record survives kill -9 (and a power cut).")
             intake.crash(narrator, broker, sent)
