@@ -69,6 +69,23 @@ async def test_a_request_on_its_way_when_its_ticket_is_dropped_is_refused(house:
         assert house.staging.stats.tickets == 0
 
 
+async def test_an_attempt_that_begins_again_under_its_name_while_the_first_one_is_dropped_outlives_a_restart(
+    house: StagingHouse,
+) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        first = house.start_stage("orders", [(0, [b"first"])])
+        await house.staging.abort(ALICE, "query", 1, 0)
+        second = house.start_stage("orders", [(0, [b"second"])])
+        with pytest.raises(TransactionNotActive):
+            await first
+        await second
+        await house.restart()
+        assert await house.publish(0, ("a", 1)) is Committed.NOW
+        assert await house.values("orders") == [b"second"]
+
+
 async def test_tickets_that_nobody_asks_for_expire_and_give_back_their_space(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")

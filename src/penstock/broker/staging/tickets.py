@@ -237,7 +237,8 @@ class Tickets:
             append(_dropped(ticket) if ticket.dropped else error)
         if error is not None and not ticket.dropped:
             self.drop(staged, [ticket])
-        elif ticket.dropped:
+        elif ticket.dropped and (ticket.key.epoch, ticket.key.attempt) not in staged.tickets:
+            # Where the attempt has begun again meanwhile, the entry is its own by now, or will be.
             self._delete_entries([ticket])
 
     def _check_room(self, staged: StagedApplication, ticket: Ticket | None, size_bytes: int) -> None:
