@@ -389,8 +389,8 @@ async def test_a_server_that_turns_readers_away_is_not_asked_without_a_pause(
     async with AsyncFujinClient(broker.fujin_url, sleep=sleep) as client, client.reader("orders") as reader:
         await client.send("orders", b"one")
         assert (await reader.next()).value == b"one"
-    assert len(pauses) == 4
-    assert pauses[3] > pauses[0]
+    assert len(pauses) in (3, 4), "it may be turned away before anyone asks for records"
+    assert pauses[2] > pauses[0]
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------------
@@ -427,6 +427,46 @@ async def test_a_client_connects_again_after_a_restart(broker: RunningBroker) ->
             except ConnectionLost:
                 continue
     assert stored(broker, "orders")[-1] == b"two"
+
+
+async def test_a_broker_that_stops_does_not_wait_for_programs_that_do_nothing(broker: RunningBroker) -> None:
+    """They are told, and leave by themselves: a writer, readers of both kinds, and one that was pushed what it did not take yet."""
+    async with AsyncFujinClient(broker.fujin_url, options=PATIENT) as client:
+        await client.send("orders", b"one")
+        readers = [
+            client.reader("orders"),
+            client.reader("others", pull=True),
+            client.reader("others", auto_commit=True),
+        ]
+        for reader in readers:
+            await reader.open()
+        stream: Any = readers[0]._stream
+        await until(lambda: stream.has_arrived)
+        listener = quic_stats(broker)
+        stopping = asyncio.create_task(asyncio.to_thread(broker.stop))
+        await until(lambda: listener.streams_open == 0)
+        await stopping
+        assert listener.closed_unanswered == 0
+        assert not stream.usable
+        await asyncio.to_thread(broker.start)
+        assert (await readers[0].next()).value == b"one"
+        await client.send("orders", b"two")
+
+
+async def test_a_broker_that_stops_waits_for_what_a_program_is_at_work_on(broker: RunningBroker) -> None:
+    async with AsyncFujinClient(broker.fujin_url, options=PATIENT) as client:
+        await client.send("orders", b"one")
+        async with client.reader("orders") as reader, client.transaction() as transaction:
+            message = await reader.next()
+            stream: Any = reader._stream
+            stopping = asyncio.create_task(asyncio.to_thread(broker.stop))
+            await until(lambda: stream.stop_requested)
+            assert stream.failure is None
+            await stream.settle(Request.ACK, [message.id])
+            await transaction.send("payments", b"two")
+        await stopping
+    await asyncio.to_thread(broker.start)
+    assert await asyncio.to_thread(stored, broker, "payments") == [b"two"]
 
 
 def test_nothing_listens(broker: RunningBroker) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
 from penstock.broker.broker import Broker
-from penstock.protocols.fujin.session import Fujin
+from penstock.protocols.fujin.session import Fujin, FujinConnection
 from penstock.protocols.fujin.wire import STOPPING
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
-from tests.protocols.fujin.memory import Client, Timers, settle, until
+from tests.protocols.fujin.memory import Client, MemoryConnection, MemoryStream, Timers, settle, until
 from tests.protocols.fujin.requests import (
     CONNECT_WRITER,
     DISCONNECT,
@@ -288,7 +288,12 @@ async def test_a_fault_of_ours_is_answered_counted_and_logged(
 
 
 def principals(fujin: Fujin, timers: Timers, subjects: Sequence[str | None]) -> list[Principal]:
-    return [fujin(Client(fujin, timers, subject).connection)._principal for subject in subjects]
+    connections = [Client(fujin, timers, subject).connection for subject in subjects]
+    return [principal_on_a_stream(fujin(connection), connection, 0) for connection in connections]
+
+
+def principal_on_a_stream(session: FujinConnection, connection: MemoryConnection, stream_id: int) -> Principal:
+    return session.stream_opened(MemoryStream(stream_id, connection))._talk.principal
 
 
 async def test_a_certificate_says_who_a_client_is(broker: Broker, timers: Timers) -> None:
@@ -301,3 +306,12 @@ async def test_a_certificate_says_who_a_client_is(broker: Broker, timers: Timers
     assert (nobody.name, nobody.trusted) == ("", False)
     assert (alice.name, alice.trusted) == ("CN=alice", False)
     assert alice.address == "192.0.2.1:50000"
+
+
+async def test_the_audit_sees_a_client_that_has_moved_where_it_is(broker: Broker, timers: Timers) -> None:
+    fujin = Fujin(broker, principal=ANONYMOUS, after=timers.after)
+    connection = MemoryConnection()
+    session = fujin(connection)
+    assert principal_on_a_stream(session, connection, 0).address == "192.0.2.1:50000"
+    connection.peer = "198.51.100.7:1234"
+    assert principal_on_a_stream(session, connection, 4).address == "198.51.100.7:1234"

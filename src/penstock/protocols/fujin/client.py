@@ -164,7 +164,7 @@ class Transaction:
         self._writer: WriterStream | None = None
 
     async def __aenter__(self) -> Self:
-        self._writer = await self._link.open_writer()
+        self._writer = await self._link.open_writer(in_transaction=True)
         try:
             await self._request(Request.BEGIN)
         except BaseException:

@@ -79,8 +79,8 @@ class Link:
             writer = self._writer = await self.open_writer()
         return writer
 
-    async def open_writer(self) -> WriterStream:
-        writer = WriterStream(with_headers=self._with_headers)
+    async def open_writer(self, *, in_transaction: bool = False) -> WriterStream:
+        writer = WriterStream(with_headers=self._with_headers, in_transaction=in_transaction)
         await self._attach(writer)
         return writer
 

@@ -70,6 +70,8 @@ class ClientStream(ABC):
         """Why it is of no use any more."""
         self.stop_requested = False
         """The server stops: end what is under way, and ask another, or this one later."""
+        self._leaving = False
+        """DISCONNECT was said."""
 
     def attach(self, stream: QuicStream, hello: bytes) -> None:
         self._stream = stream
@@ -79,6 +81,22 @@ class ClientStream(ABC):
     @property
     def usable(self) -> bool:
         return self.failure is None and not self.stop_requested
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """Whether nothing is under way for whose end a server that stops should be made to wait."""
+
+    def _leave_if_asked(self) -> None:
+        """A server that stops waits until everyone has left: it is not made to wait for a program that does nothing just now."""
+        stream = self._stream
+        if self.stop_requested and self.idle and self.failure is None and stream is not None and stream.can_send:
+            self._say_goodbye(stream)
+
+    def _say_goodbye(self, stream: QuicStream) -> None:
+        if not self._leaving:
+            self._leaving = True
+            stream.send(DISCONNECT)
 
     @property
     def stream(self) -> QuicStream:
@@ -97,11 +115,13 @@ class ClientStream(ABC):
             return
         if not data:
             self.fail(ConnectionLost("the broker ended the stream; what was in flight may have been carried out"))
+            self._end()
             return
         try:
             self._take(data)
         except ProtocolViolation as violation:
             self.fail(violation)
+        self._leave_if_asked()
 
     @abstractmethod
     def _take(self, data: bytes) -> None:
@@ -133,22 +153,26 @@ class ClientStream(ABC):
         stream = self._stream
         if self.failure is not None or stream is None or not stream.can_send:
             return
-        stream.send(DISCONNECT)
+        self._say_goodbye(stream)
         try:
             async with asyncio.timeout(DISCONNECT_S_MAX):
                 await asyncio.shield(self._over)
         except TimeoutError:
             self.fail(ConnectionLost("the broker did not say goodbye"))
-        if stream.can_send:
-            stream.end()
+        self._end()
+
+    def _end(self) -> None:
+        if self._stream is not None and self._stream.can_send:
+            self._stream.end()
 
 
 class WriterStream(ClientStream):
     """One writer. Replies come in the order of requests."""
 
-    def __init__(self, *, with_headers: bool) -> None:
+    def __init__(self, *, with_headers: bool, in_transaction: bool = False) -> None:
         super().__init__()
         self._with_headers = with_headers
+        self._in_transaction = in_transaction
         self._decoder = ReplyDecoder()
         self._buffer = b""
         self._exchanges: deque[_Exchange] = deque()
@@ -157,6 +181,10 @@ class WriterStream(ClientStream):
     @property
     def hello(self) -> bytes:
         return CONNECT_WRITER
+
+    @property
+    def idle(self) -> bool:
+        return not self._exchanges and not self._in_transaction
 
     async def write(
         self, topic: str, values: Sequence[bytes], headers: Mapping[str, bytes] | None = None
@@ -220,6 +248,7 @@ class WriterStream(ClientStream):
             self.stop_requested = True
         elif isinstance(answer, Goodbye):
             self.fail(ConnectionLost("the broker said goodbye"))
+            self._end()
         elif isinstance(answer, Done) and self._exchanges:
             exchange = self._exchanges[0]
             exchange.results.append(None if answer.error is None else error_of(answer.error))
@@ -251,7 +280,13 @@ class ReaderStream(ClientStream):
         self._arrived: asyncio.Future[None] | None = None
         self._late: deque[Delivered] = deque()
         """What came for a fetch that nobody waited for any more: it is for the next."""
+        self._unsettled: set[bytes] = set()
+        """Ids that were handed out and not settled."""
         self._waiting: dict[int, asyncio.Future[Batch | Settled]] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._unsettled
 
     @property
     def has_arrived(self) -> bool:
@@ -272,19 +307,24 @@ class ReaderStream(ClientStream):
             if self._arrived is None:
                 self._arrived = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._arrived)
-        taken = [self._messages.popleft() for _ in range(min(records_max, len(self._messages)))]
+        taken = self._hand_out(self._messages, records_max)
         if len(self._messages) <= WAITING_LOW and self._stream is not None and self._stream.is_paused:
             self._stream.resume_receiving()
         return taken
 
     async def fetch(self, records_max: int) -> list[Delivered]:
         if self._late:
-            return [self._late.popleft() for _ in range(min(records_max, len(self._late)))]
+            return self._hand_out(self._late, records_max)
         number = self._next_ids(1)
         answer = await self._ask(number, encode_fetch(number, records_max))
         if not isinstance(answer, Batch):
             raise ProtocolViolation(f"{type(answer).__name__} is no answer to a FETCH")
-        return answer.messages
+        return self._hand_out(deque(answer.messages), len(answer.messages))
+
+    def _hand_out(self, messages: deque[Delivered], records_max: int) -> list[Delivered]:
+        taken = [messages.popleft() for _ in range(min(records_max, len(messages)))]
+        self._unsettled.update(each.id for each in taken if each.id is not None)
+        return taken
 
     async def settle(self, request: Request, ids: Sequence[bytes]) -> Settled:
         number = self._next_ids(1)
@@ -334,7 +374,10 @@ class ReaderStream(ClientStream):
             self._wake()
         elif isinstance(answer, Goodbye):
             self.fail(ConnectionLost("the broker said goodbye"))
+            self._end()
         elif isinstance(answer, Batch | Settled):
+            if isinstance(answer, Settled):
+                self._unsettled.difference_update(each for each, _ in answer.results)
             waiting = self._waiting.pop(answer.correlation_id, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)

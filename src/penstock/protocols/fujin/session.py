@@ -61,12 +61,11 @@ class Fujin:
 class FujinConnection:
     """Implements `penstock.net.quic_session.QuicSession`."""
 
-    __slots__ = ("_connection", "_form", "_ping_timer", "_pings_open", "_principal", "_shared", "_stopping", "_streams")
+    __slots__ = ("_connection", "_form", "_ping_timer", "_pings_open", "_shared", "_stopping", "_streams")
 
     def __init__(self, shared: Fujin, connection: QuicConnection) -> None:
         self._shared = shared
         self._connection = connection
-        self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._form = SharedForm(shared.settings.write_form)
         self._streams: set[FujinStream] = set()
         self._stopping = False
@@ -75,7 +74,8 @@ class FujinConnection:
 
     def stream_opened(self, stream: Stream) -> FujinStream:
         shared = self._shared
-        talk = Talk(stream, shared.broker, self._principal, shared.settings, shared.stats, shared.after)
+        principal = shared.principal.seen_at(stream.peer, stream.principal_hint)  # where a client that moves is by now
+        talk = Talk(stream, shared.broker, principal, shared.settings, shared.stats, shared.after)
         decoder = Decoder(body_bytes_max=shared.settings.body_bytes_max, shared=self._form)
         opened = FujinStream(talk, decoder, self._streams.discard)
         self._streams.add(opened)
