@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.errors import DataLoss
+from penstock.errors import DataLoss, InvalidRequest
 from penstock.spark.offsets import EARLIEST
 from penstock.spark.planner import TASK_BYTES_MAX, TASK_BYTES_MIN, Bounds, Range, Slice, Tasks, deal, plan_tasks
 from penstock.testing import RunningBroker
@@ -111,6 +111,20 @@ def test_no_task_has_more_bytes_than_allowed() -> None:
     assert max(sizes(tasks)) <= 3000
     assert_covers(tasks, whole)
     assert len(deal(pieces(3, 1000), Bounds(task_bytes_max=400), CORES)) == 9
+
+
+@pytest.mark.parametrize(
+    ("bounds", "option"),
+    [
+        (Bounds(task_records_max=1), "maxRecordsPerPartition"),
+        (Bounds(task_bytes_max=1), "maxBytesPerPartition"),
+        (Bounds(tasks_min=1 << 60), "minPartitions"),
+    ],
+)
+def test_more_tasks_than_a_driver_can_hold_are_refused_before_they_are_made(bounds: Bounds, option: str) -> None:
+    whole = pieces(3, 1 << 40, rows=1 << 40)
+    with pytest.raises(InvalidRequest, match=f"option {option} makes 3298534883328 tasks of this query"):
+        deal(whole, bounds, CORES)
 
 
 def test_nothing_to_read_is_no_task() -> None:

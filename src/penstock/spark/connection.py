@@ -128,6 +128,7 @@ def open_client(settings: ConnectionSettings) -> FlyMQClient:
     try:
         return FlyMQClient(settings.url, options=options)
     except Unreachable as error:
+        stop = "" if str(error).endswith("?") else "."
         raise Unreachable(
-            f"{error}. Start the broker (`penstock serve`), or set the option {BOOTSTRAP} to the host:port of its FlyMQ listener"
+            f"{error}{stop} Start the broker (`penstock serve`), or set the option {BOOTSTRAP} to the host:port of its FlyMQ listener"
         ) from error

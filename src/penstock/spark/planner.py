@@ -11,10 +11,11 @@ later is for the task that reads it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from penstock.errors import InvalidRequest
 from penstock.protocols.flymq.blocks.messages import PartitionSpan, Plan, PlannedExtent, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.holdings import TopicHoldings, holdings_in, lost, reachable
@@ -23,6 +24,8 @@ from penstock.spark.offsets import EARLIEST
 TASK_BYTES_MIN: Final = 8 << 20
 TASK_BYTES_MAX: Final = 256 << 20
 TASKS_PER_CORE: Final = 2
+TASKS_MAX: Final = 100_000
+"""More would fill the driver's memory long before they are done."""
 STEP_BYTES: Final = 1 << 20
 """How far apart the broker's marks are: pieces are about as large."""
 PLANS_MAX: Final = 1000
@@ -190,12 +193,14 @@ def _cut(each: Range, extent: PlannedExtent, offset: int) -> Iterator[Slice]:
 def deal(pieces: Sequence[Slice], bounds: Bounds, core_count: int) -> Tasks:
     """Consecutive pieces to tasks, so that each has about the same number of bytes."""
     if bounds.task_records_max is not None:
-        pieces = [part for piece in pieces for part in _split(piece, -(-piece.rows // bounds.task_records_max))]
+        rows_max = bounds.task_records_max
+        pieces = _split_all(pieces, lambda piece: -(-piece.rows // rows_max), "maxRecordsPerPartition")
     if bounds.task_bytes_max is not None:
-        pieces = [part for piece in pieces for part in _split(piece, -(-piece.size_bytes // bounds.task_bytes_max))]
+        bytes_max = bounds.task_bytes_max
+        pieces = _split_all(pieces, lambda piece: -(-piece.size_bytes // bytes_max), "maxBytesPerPartition")
     if bounds.tasks_min is not None and len(pieces) < bounds.tasks_min:
         parts = -(-bounds.tasks_min // max(len(pieces), 1))
-        pieces = [part for piece in pieces for part in _split(piece, parts)]
+        pieces = _split_all(pieces, lambda _: parts, "minPartitions")
     total_bytes = sum(piece.size_bytes for piece in pieces)
     task_bytes = min(max(total_bytes // (core_count * TASKS_PER_CORE), TASK_BYTES_MIN), TASK_BYTES_MAX)
     if bounds.task_bytes_max is not None:
@@ -223,9 +228,18 @@ def deal(pieces: Sequence[Slice], bounds: Bounds, core_count: int) -> Tasks:
     return tasks
 
 
+def _split_all(pieces: Sequence[Slice], parts: Callable[[Slice], int], option: str) -> list[Slice]:
+    """Each piece in so many parts, if it has as many records."""
+    counts = [min(parts(piece), piece.rows) for piece in pieces]
+    if sum(counts) > TASKS_MAX:
+        raise InvalidRequest(
+            f"option {option} makes {sum(counts)} tasks of this query, more than {TASKS_MAX}: choose it for fewer, larger ones"
+        )
+    return [part for piece, count in zip(pieces, counts, strict=True) for part in _split(piece, count)]
+
+
 def _split(piece: Slice, parts: int) -> list[Slice]:
     """A piece by offsets; each part begins reading at the same block."""
-    parts = min(parts, piece.rows)
     cuts = [piece.offset + piece.rows * part // parts for part in range(parts + 1)]
     return [
         replace(piece, offset=cuts[part], end_offset=cuts[part + 1], size_bytes=max(piece.size_bytes // parts, 1))
