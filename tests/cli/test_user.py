@@ -142,6 +142,12 @@ def test_the_first_administrator_is_made_with_what_is_in_the_data_directory(run:
         assert run("-s", f"flymq://root:secret@{broker.address}", "topic", "list").code == 0
 
 
+@pytest.mark.usefixtures("guarded")
+def test_a_login_without_a_password_says_where_one_comes_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_PASSWORD")
+    assert run("topic", "list").err.endswith("; no password was given: set PENSTOCK_PASSWORD\n")
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 ADDRESS = "127.0.0.1:9092"
 

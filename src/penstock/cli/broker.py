@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.options import flymq_url
-from penstock.cli.passwords import with_password
+from penstock.cli.passwords import PASSWORD_VARIABLE, with_password
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.sync import FlyMQClient
@@ -21,10 +21,16 @@ COMPLETION_S_MAX = 0.5
 def connected(context: typer.Context, server: str | None) -> Iterator[FlyMQClient]:
     """A client that has connected; where it cannot, the error says so at once."""
     import penstock
-    from penstock.errors import Unreachable
+    from penstock.clients.url import parse_url
+    from penstock.errors import AuthenticationFailed, Unreachable
 
+    url = with_password(flymq_url(context, server))
     try:
-        client = penstock.connect(with_password(flymq_url(context, server)))
+        client = penstock.connect(url)
+    except AuthenticationFailed as error:
+        if parse_url(url, port=0).password is None:
+            raise AuthenticationFailed(f"{error}; no password was given: set {PASSWORD_VARIABLE}") from error
+        raise
     except Unreachable as error:
         ending = "" if str(error).endswith("?") else "."
         raise Unreachable(f"{error}{ending} Start one with: penstock serve, or name another with --server") from error

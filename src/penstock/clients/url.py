@@ -41,7 +41,7 @@ def parse_url(url: str, *, port: int) -> Address:
         raise InvalidRequest(f"{_without_password(url)!r} is not a broker address: {error}") from None
     if not parts.scheme or not host:
         raise InvalidRequest(
-            f"{_without_password(url)!r} is not a broker address: write it as scheme://host:port, for example flymq://127.0.0.1:{port}"
+            f"{_without_password(url)!r} is not a broker address: write it as scheme://host:port, for example {parts.scheme or 'flymq'}://127.0.0.1:{port}"
         )
     if parts.path not in ("", "/") or parts.fragment:
         raise InvalidRequest(f"a broker address ends after the port; remove {parts.path or '#' + parts.fragment!r}")
