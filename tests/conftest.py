@@ -1,14 +1,19 @@
 """What every test shares: the event loop it runs on, that it can be interrupted, and that Hypothesis finds the same each time.
 
 `async def` tests and fixtures run through anyio's pytest plugin (`anyio_mode = "auto"` in pyproject.toml), on uvloop
-because that is the loop of `penstock serve`.
+because that is the loop of `penstock serve`. A test that waits for what never comes is cancelled and fails where it waits: pytest-timeout's
+signal does not get through to a loop that has nothing to do.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import signal
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,3 +34,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
+
+
+AFTERWARDS: Final = 1.5
+"""So many times its timeout, a test that was cancelled may take to the end of its fixtures."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            marker = item.get_closest_marker("timeout")
+            limit_s = float(marker.args[0] if marker is not None else config.getini("timeout"))
+            item.obj = _in_time(item.obj, limit_s)
+            item.add_marker(pytest.mark.timeout(AFTERWARDS * limit_s), append=False)
+
+
+def _in_time(
+    test: Callable[..., Coroutine[Any, Any, None]], limit_s: float
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    @functools.wraps(test)
+    async def run(**given: Any) -> None:
+        async with asyncio.timeout(limit_s):
+            await test(**given)
+
+    return run
