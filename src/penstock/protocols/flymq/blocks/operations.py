@@ -82,6 +82,7 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
                 step_bytes = max(body.step_bytes, partition.size_bytes // marks_max)
                 extents = await _extents(partition, wanted[partition.index], step_bytes, extents_left)
                 extents_left -= len(extents)
+            # The start as it is behind the look for extents: who finds it above what it asked for knows that they may be short.
             partitions.append(
                 PlannedPartition(partition.index, partition.start_offset, partition.committed_end, extents)
             )
