@@ -252,6 +252,26 @@ def test_a_slow_program_is_pushed_no_more_than_it_can_hold(client: FujinClient) 
         assert [message.value for _, message in zip(range(20_000), reader, strict=False)] == values
 
 
+def test_messages_are_waited_for_as_long_as_one_likes_one_by_one_or_many_at_a_time(client: FujinClient) -> None:
+    with client.reader("orders") as reader:
+        assert reader.next(0.01) is None
+        assert reader.next_batch(timeout_s=0.01) == []
+        client.send_many("orders", [b"%d" % number for number in range(10)])
+        seen = [reader.next(20)]
+        while len(seen) < 10:
+            batch = reader.next_batch(3, 20)
+            assert 1 <= len(batch) <= 3
+            seen += batch
+        assert [message and message.value for message in seen] == [b"%d" % number for number in range(10)]
+
+
+async def test_an_async_program_may_wait_as_long_as_it_likes_too(broker: RunningBroker) -> None:
+    async with AsyncFujinClient(broker.fujin_url) as client, client.reader("orders") as reader:
+        assert await reader.next(0.01) is None
+        await client.send("orders", b"one")
+        assert (await reader.next()).value == b"one"
+
+
 def test_records_can_be_iterated_over(client: FujinClient) -> None:
     values = [b"%d" % number for number in range(1000)]
     client.send_many("orders", values)

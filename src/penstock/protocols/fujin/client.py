@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, overload
 
 import msgspec
 
@@ -257,13 +257,24 @@ class Reader(AsyncOpened):
             raise StopAsyncIteration
         return await self.next()
 
-    async def next(self) -> Message:
-        """The next message that is pushed; waits until there is one."""
-        (message,) = await self.next_batch(1)
-        return message
+    @overload
+    async def next(self) -> Message: ...
+    @overload
+    async def next(self, timeout_s: float | None) -> Message | None: ...
+    async def next(self, timeout_s: float | None = None) -> Message | None:
+        """The next message that is pushed; None where none comes in time."""
+        messages = await self.next_batch(1, timeout_s)
+        return messages[0] if messages else None
 
-    async def next_batch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
-        """The next messages that are pushed, as many as have come up to a bound; waits until there is one."""
+    async def next_batch(self, max_records: int = FETCH_RECORDS, timeout_s: float | None = None) -> list[Message]:
+        """The next messages that are pushed, as many as have come up to a bound, once there is one; none where none comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._next_batch(max_records)
+        except TimeoutError:
+            return []
+
+    async def _next_batch(self, max_records: int) -> list[Message]:
         if self._pull:
             raise InvalidRequest("this reader is not pushed to: ask it for records with fetch, or make it without pull")
         attempts = None

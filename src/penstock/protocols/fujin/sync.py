@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -102,8 +101,14 @@ class Reader:
     def next(self, timeout_s: float | None = None) -> Message | None:
         """The next message that is pushed; None where none comes in time."""
         if not self._ahead:
-            self._ahead.extend(self._thread.run(_within(self._reader, timeout_s)))
+            self._ahead.extend(self._thread.run(self._reader.next_batch(timeout_s=timeout_s)))
         return self._ahead.popleft() if self._ahead else None
+
+    def next_batch(self, max_records: int = FETCH_RECORDS, timeout_s: float | None = None) -> list[Message]:
+        """The next messages that are pushed, as many as have come up to a bound, once there is one; none where none comes in time."""
+        if self._ahead:
+            return [self._ahead.popleft() for _ in range(min(max_records, len(self._ahead)))]
+        return self._thread.run(self._reader.next_batch(max_records, timeout_s))
 
     def fetch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
         """Up to so many records, as soon as there is one; none where none came for as long as the server waits."""
@@ -121,11 +126,3 @@ class Reader:
         """Leave; what was not settled goes to other readers of the group."""
         if not self._thread.closed:
             self._thread.run(self._reader.close())
-
-
-async def _within(reader: AsyncReader, timeout_s: float | None) -> list[Message]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await reader.next_batch()
-    except TimeoutError:
-        return []
