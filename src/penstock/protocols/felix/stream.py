@@ -2,8 +2,7 @@
 
 Publishes are started without waiting for one another's commit (`publishing`). A subscription waits until what its stream published is
 committed, so that nobody subscribes to their own past; it then lives on a stream that we open, and this one may end before it.
-Everything else is answered at once, though an answer leaves only after those in front of it; how much of what was cached may wait so is
-bounded.
+Everything else is answered at once, though an answer leaves only after those in front of it; how much may wait so is bounded.
 
 There are two dialects, the contract's (spec) and that of deployed clients (native). Unless the listener says which, a request is native
 if `auth` was said on its stream, of which the contract knows nothing, or if it carries an integer id and the whole scope, as no request of
@@ -57,7 +56,9 @@ REQUEST_BYTES_MIN: Final = 256
 REQUESTS_PER_TURN_MAX: Final = 256
 """Requests that one stream has answered before it lets others have their turn of the loop."""
 KEPT_BACK_BYTES_MAX: Final = 1 << 20
-"""Cached values that wait behind the answers of publishes; whoever asks for more waits for the commits first."""
+"""Answers that wait behind those of publishes; whoever asks for more waits for the commits first."""
+ANSWER_BYTES: Final = 150
+"""What an answer that waits takes in memory beside its bytes."""
 
 _NAMES: Final[dict[type, str]] = {
     **{kind: str(kind.__struct_config__.tag) for kind in (Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet)},
@@ -120,7 +121,7 @@ class FelixStream(InTurns):
         self._next: Request | None = None
         """What the first waiting frame says, where it was looked into and had to wait."""
         self._kept_back_bytes = 0
-        """Cached values among the answers, since publishes were last all committed."""
+        """Answers to other requests than publishes, since those were last all committed."""
         self._identity = shared.identities.stranger(stream.peer, stream.principal_hint)
         self._said_auth = False
         """Whether somebody logs in here, with or without success: a client that does is a deployed one."""
@@ -242,6 +243,7 @@ class FelixStream(InTurns):
             reply = self._failed(request, error)
         if reply is None:
             return 0
+        self._kept_back_bytes += len(reply) + ANSWER_BYTES
         self._replies.fill(slot, reply)
         return held_bytes
 
@@ -251,9 +253,7 @@ class FelixStream(InTurns):
         """The answer; None where it comes later."""
         if isinstance(request, CacheGet):
             native = self._is_native(request.request_id, caching.names_whole_scope(request))
-            reply = caching.get(self._shared, self._identity, request, native=native)
-            self._kept_back_bytes += len(reply)
-            return reply
+            return caching.get(self._shared, self._identity, request, native=native)
         if isinstance(request, CachePut):
             native = self._is_native(request.request_id, caching.names_whole_scope(request))
             return caching.put(self._shared, self._identity, request, native=native)

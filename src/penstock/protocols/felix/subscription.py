@@ -49,7 +49,7 @@ class Subscription:
     def __init__(
         self, stream_name: str, connection: QuicConnection, on_closed: Callable[[Subscription], object]
     ) -> None:
-        """Made by `begin`."""
+        """Of use once it has begun. `on_closed` is called when it is over."""
         self.stream = stream_name
         self._connection = connection
         self._on_closed = on_closed
