@@ -65,8 +65,9 @@ def connect(
     `flymq://user:password@host:9092` gives a `penstock.protocols.flymq.sync.FlyMQClient`, `blipmq://key@host:5555` a
     `penstock.protocols.blipmq.sync.BlipMQClient`, `rustlog://host:9292` (`rustlog+json://` for the other dialect) a
     `penstock.protocols.rustlog.sync.RustLogClient`. `flymqs://`, `blipmqs://` and `rustlogs://` mean TLS, with `?ca=FILE` for an
-    authority of your own. `felix://host:5000?ca=FILE` gives a `penstock.protocols.felix.sync.FelixClient`. What a client takes besides is
-    given by its name, as in `connect("felix://...", tenant="t1", token="secret")`. Raises `penstock.errors.Unreachable` where nothing
+    authority of your own. `fujin://host:4848?ca=FILE` gives a `penstock.protocols.fujin.sync.FujinClient`, `felix://host:5000?ca=FILE` a
+    `penstock.protocols.felix.sync.FelixClient`. What a client takes besides is given by its name, as in
+    `connect("felix://...", tenant="t1", token="secret")`. Raises `penstock.errors.Unreachable` where nothing
     answers. Use the client in a `with` block, or close it.
     """
     protocol = _protocol_of(url)
