@@ -124,13 +124,14 @@ class Outbox:
 
         `is_idle`: it has just said that it has nothing to send.
         """
-        room = self._room(core, now_s, datagrams_max, is_idle=is_idle)
+        inside_bytes = core.get_send_buffer_size(None)
+        room = self._room(core, inside_bytes, now_s, datagrams_max, is_idle=is_idle)
         if room <= 0:
             return False
         share = max(self._frame_bytes, room // len(self._waiting))
         fed = False
         for stream_id in list(self._waiting):
-            if core.get_send_buffer_size(stream_id):
+            if inside_bytes and core.get_send_buffer_size(stream_id):
                 continue
             waiting = self._waiting.pop(stream_id)
             data = waiting.take(min(share, room))
@@ -152,10 +153,11 @@ class Outbox:
     def _frame_bytes(self) -> int:
         return self.datagram_bytes - FRAME_OVERHEAD_BYTES
 
-    def _room(self, core: QuicConnectionCore, now_s: float, datagrams_max: int, *, is_idle: bool) -> int:
+    def _room(
+        self, core: QuicConnectionCore, inside_bytes: int, now_s: float, datagrams_max: int, *, is_idle: bool
+    ) -> int:
         """Stream data that can be sent at once, besides what the core has."""
         self.look_again_s = None
-        inside_bytes = core.get_send_buffer_size(None)
         window_bytes = core.congestion_window - core.bytes_in_flight
         if is_idle:
             self._look_for_stuck(core, inside_bytes, now_s)
