@@ -20,6 +20,7 @@ def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes]
     return [(record.key, record.value) for record in broker.connect().records(topic)]
 
 
+@pytest.mark.timeout(240)
 def test_the_commands_of_the_manual_do_what_it_says(penstock_broker: RunningBroker, tmp_path: Path) -> None:
     printed, shown = run_shown(MANUAL, penstock_broker.url, tmp_path)
     assert printed == shown
