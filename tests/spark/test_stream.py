@@ -132,6 +132,35 @@ def test_a_stream_waits_for_a_record_instead_of_being_asked_over_and_over(
     assert stream.values() is None
 
 
+def noted_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long each request was ready to wait for records; none does."""
+    waits: list[int] = []
+    plan = Blocks.plan
+
+    def noted(blocks: Blocks, *spans: Any, wait_ms: int = 0, **more: Any) -> Any:
+        waits.append(wait_ms)
+        return plan(blocks, *spans, wait_ms=0, **more)
+
+    monkeypatch.setattr(Blocks, "plan", noted)
+    return waits
+
+
+def test_a_query_with_another_source_that_has_records_does_not_wait_for_this_one(
+    client: FlyMQClient, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic("orders")
+    stream = source.stream(pollWaitMs="500")
+    stream.batch()
+    waits = noted_waits(monkeypatch)
+    for _ in range(3):
+        assert stream.batch() is None
+        stream.reader.commit(stream.start)  # Spark does so for each source with every batch, whichever has records
+    assert waits == [0, 0, 0]
+    assert stream.batch() is None
+    assert stream.batch() is None
+    assert waits[3:] == [0, 500], "once there are no batches it waits"
+
+
 @pytest.mark.parametrize("what", ["too few records", "a topic that is gone"])
 def test_an_idle_stream_waits_at_the_broker_whatever_there_is_that_makes_no_batch(
     client: FlyMQClient, running: RunningBroker, monkeypatch: pytest.MonkeyPatch, what: str
@@ -146,14 +175,7 @@ def test_an_idle_stream_waits_at_the_broker_whatever_there_is_that_makes_no_batc
     else:
         client.delete_topic("b")
         assert stream.values() == []
-    waits: list[int] = []
-    plan = Blocks.plan
-
-    def noted(blocks: Blocks, *spans: Any, wait_ms: int = 0, **more: Any) -> Any:
-        waits.append(wait_ms)
-        return plan(blocks, *spans, wait_ms=min(wait_ms, 1), **more)
-
-    monkeypatch.setattr(Blocks, "plan", noted)
+    waits = noted_waits(monkeypatch)
     for _ in range(3):
         assert stream.batch() is None
     assert waits[1:] == [500, 500], "asking over and over would keep a processor busy"
@@ -581,6 +603,10 @@ def test_only_the_latest_of_what_waits_to_be_published_is(
     go_on.set()
     until_published(client, "billing", {0: 4})
     assert sent == [1, 4]
+    stream.reader.commit({**stream.offsets[0], "orders": {"0": 4}})
+    stream.reader.commit({**stream.offsets[0], "orders": {"0": 5}})
+    until_published(client, "billing", {0: 5})
+    assert sent == [1, 4, 5], "what is published already is not again"
 
 
 def test_a_query_goes_on_where_offsets_cannot_be_published(

@@ -32,7 +32,8 @@ def publish(client: FlyMQClient, group: str, positions: Positions) -> None:
 class BackgroundPublisher:
     """Publishes in a thread of its own, so that no trigger waits until the broker has the offsets on disk.
 
-    At most one is on its way; of those that come meanwhile only the last is published after it. A broker that refuses stops nobody.
+    At most one is on its way; of those that come meanwhile only the last is published after it, and what is published already is not again:
+    Spark tells each source of every batch, also of those it has given nothing to. A broker that refuses stops nobody.
     """
 
     def __init__(self, settings: ConnectionSettings, group: str) -> None:
@@ -40,6 +41,7 @@ class BackgroundPublisher:
         self._group = group
         self._lock = threading.Lock()
         self._waiting: Positions | None = None
+        self._published: Positions | None = None
         self._at_work = False
 
     def __reduce__(self) -> tuple[type[BackgroundPublisher], tuple[ConnectionSettings, str]]:
@@ -48,7 +50,7 @@ class BackgroundPublisher:
     def publish(self, positions: Positions) -> None:
         with self._lock:
             self._waiting = positions
-            if self._at_work:
+            if self._at_work or positions == self._published:
                 return
             self._at_work = True
         threading.Thread(target=self._work, name="penstock-publish", daemon=True).start()
@@ -57,10 +59,11 @@ class BackgroundPublisher:
         while True:
             with self._lock:
                 positions, self._waiting = self._waiting, None
-                if positions is None:
+                if positions is None or positions == self._published:
                     self._at_work = False
                     return
             try:
                 publish(pooled_client(self._settings), self._group, positions)
+                self._published = positions
             except PenstockError as error:
                 _log.warning("group offsets not published", group=self._group, error=str(error))

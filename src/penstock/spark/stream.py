@@ -1,7 +1,8 @@
 """`spark.readStream.format("penstock")`: the stream reader.
 
 Spark keeps one reader for the life of a query and asks it, over and over, how far the next batch may go. `offsets` has what it is told
-and why. An answer waits a moment for new records, so an idle query costs next to nothing and a new record is seen at once.
+and why. An answer waits a moment for new records, so an idle query costs next to nothing and a new record is seen at once. While batches
+are done it does not wait: the query may have another source, which has records.
 
 What a batch has read is published as offsets of a group once Spark begins the batch after it, so tools that watch groups see the lag of
 the query. It is for them only: the query goes on from its checkpoint, whatever the group says, and does not wait for it.
@@ -54,6 +55,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the query stood when there was nothing to do for it, and the ends of the log then: only what is behind them is news."""
         self._batch_s = float("-inf")
         """When a batch was last begun."""
+        self._at_work = False
+        """Whether Spark has done a batch since it last asked how far to go, maybe for the sake of another source of the query."""
         self._publisher = None if options.group is None else BackgroundPublisher(options.connection, options.group)
 
     @property
@@ -85,7 +88,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._first_batch(limit)
         before = StreamOffset.decode(start)
         known = self._idle[1] if self._idle is not None and self._idle[0] == start else before.positions
-        holdings = self._look(known, options.poll_wait_ms if self._target is None else 0)
+        holdings = self._look(known, 0 if self._at_work or self._target is not None else options.poll_wait_ms)
+        self._at_work = False
         if self._target is not None:
             holdings = {topic: held for topic, held in holdings.items() if topic in self._target}
         read = {topic: numbers for topic, numbers in before.positions.items() if options.subscription.covers(topic)}
@@ -160,6 +164,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- a batch ---------------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._at_work = True
         until = StreamOffset.decode(end)
         return planned(self._options, until.ids, until.begin(start), until.positions)
 
@@ -167,6 +172,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(self._options, partition, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
+        self._at_work = True
         if self._publisher is not None:
             self._publisher.publish(group_offsets(end))
 
