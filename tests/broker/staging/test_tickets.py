@@ -86,6 +86,25 @@ async def test_an_attempt_that_begins_again_under_its_name_while_the_first_one_i
         assert await house.values("orders") == [b"second"]
 
 
+async def test_what_an_attempt_sent_before_it_was_dropped_is_not_taken_for_what_it_sends_when_it_begins_again(
+    house: StagingHouse,
+) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        await house.stage("orders", [(0, [b"first"])])
+        on_its_way = [house.start_stage("orders", [(0, [bytes(100_000)])], sequence=number) for number in (1, 2)]
+        await house.staging.abort(ALICE, "query", 1, 0)
+        await house.stage("orders", [(0, [b"second"])])
+        await house.stage("orders", [(0, [b"third"])], sequence=1)
+        for each in on_its_way:
+            with pytest.raises(TransactionNotActive):
+                await each
+        await house.restart()
+        assert await house.publish(0, ("a", 2)) is Committed.NOW
+        assert await house.values("orders") == [b"second", b"third"]
+
+
 async def test_tickets_that_nobody_asks_for_expire_and_give_back_their_space(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")

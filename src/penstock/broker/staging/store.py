@@ -45,7 +45,19 @@ class Staged(NamedTuple):
 class Ticket:
     """What one attempt of one task staged."""
 
-    __slots__ = ("arriving", "dropped", "entry", "key", "opening", "requests", "size_bytes", "topics", "touched_s")
+    __slots__ = (
+        "arriving",
+        "before",
+        "dropped",
+        "entry",
+        "gone",
+        "key",
+        "opening",
+        "requests",
+        "size_bytes",
+        "topics",
+        "touched_s",
+    )
 
     def __init__(self, key: TicketKey, entry: TicketEntry, touched_s: float) -> None:
         self.key = key
@@ -61,6 +73,10 @@ class Ticket:
         self.opening: list[Callable[[PenstockError | None], None]] | None = None
         """While the ticket is being entered in the table: what waits for that."""
         self.dropped = False
+        self.gone: asyncio.Event | None = None
+        """Of one that was dropped with requests on their way to the log: set when they have come back."""
+        self.before: asyncio.Event | None = None
+        """`gone` of the ticket that had this name before, where its requests may still reach the log."""
 
     def has_first(self, requests: int) -> bool:
         return all(sequence in self.requests for sequence in range(requests))
@@ -72,12 +88,14 @@ class Ticket:
 class StagedApplication:
     """The tickets of one application."""
 
-    __slots__ = ("changing", "name", "publication", "single", "size_bytes", "tickets", "topic", "touched_s")
+    __slots__ = ("changing", "leaving", "name", "publication", "single", "size_bytes", "tickets", "topic", "touched_s")
 
     def __init__(self, name: str, touched_s: float) -> None:
         self.name = name
         self.topic = staging_topic(name)
         self.tickets: dict[tuple[int, str], Ticket] = {}
+        self.leaving: dict[tuple[int, str], asyncio.Event] = {}
+        """`gone` of the last ticket of this name that was dropped, until it is."""
         self.size_bytes = 0
         self.touched_s = touched_s
         self.changing = asyncio.Lock()

@@ -211,6 +211,11 @@ class Tickets:
         else:
             ticket.requests[sequence] = Staged(result.base_offset, size_bytes)
             ticket.touched_s = staged.touched_s = self._clock.monotonic()
+        if ticket.gone is not None and not ticket.arriving:
+            ticket.gone.set()
+            name = (ticket.key.epoch, ticket.key.attempt)
+            if staged.leaving.get(name) is ticket.gone:
+                del staged.leaving[name]
         for done in waiting:
             done(error)
 
@@ -219,6 +224,7 @@ class Tickets:
         key = TicketKey(place.application, place.epoch, place.attempt)
         ticket = Ticket(key, TicketEntry(principal.name, place.run, 0), self._clock.monotonic())
         ticket.opening = []
+        ticket.before = staged.leaving.get((place.epoch, place.attempt))
         staged.tickets[place.epoch, place.attempt] = ticket
         self._stats.tickets += 1
         _ = self._run(self._enter(staged, ticket))
@@ -226,6 +232,9 @@ class Tickets:
 
     async def _enter(self, staged: StagedApplication, ticket: Ticket) -> None:
         error: PenstockError | None = None
+        if ticket.before is not None:
+            # What an attempt of this name sent before it was dropped must not be found behind the place where this one begins.
+            await ticket.before.wait()
         try:
             partition = await self._store.partition(staged)
             ticket.entry = TicketEntry(ticket.entry.owner, ticket.entry.run, partition.committed_end)
@@ -284,6 +293,8 @@ class Tickets:
             return
         del staged.tickets[ticket.key.epoch, ticket.key.attempt]
         ticket.dropped = True
+        if ticket.arriving:
+            ticket.gone = staged.leaving[ticket.key.epoch, ticket.key.attempt] = asyncio.Event()
         self._stats.tickets -= 1
         self._count(staged, ticket, -ticket.size_bytes)
 
