@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.cache import ENTRY_BYTES, KEY_BYTES_MAX, PART_BYTES, TTL_MS_MAX, Cache
@@ -188,6 +191,26 @@ def test_a_part_counts_by_bytes_or_by_entries_whichever_is_more(clock: ManualClo
     assert len(kept(cache, "many/c", map(str, range(200)))) > 33
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcde"), st.integers(0, 9), st.sampled_from([0, 10, 300, 1500, 6000])), max_size=80
+    )
+)
+def test_nobody_who_has_less_than_an_equal_part_loses_anything(puts: list[tuple[str, int, int]]) -> None:
+    cache = cache_of(ManualClock(), cache_bytes_max=12_000, cache_entries_max=10)
+    for tenant, key, size_bytes in puts:
+        before = {name: (len(part.entries), cache._weight_of(name)) for name, part in cache._parts.items()}
+        with contextlib.suppress(LimitExceeded):
+            cache.put(ANONYMOUS, f"{tenant}/c", str(key), bytes(size_bytes))
+        for other in before.keys() - {tenant}:
+            entries, weight = before[other]
+            if other not in cache._parts or len(cache._parts[other].entries) < entries:
+                assert weight * len(before.keys() | {tenant}) >= 12_000 * 10
+        assert cache.size_bytes <= 12_000
+        assert len(cache) == sum(len(part.entries) for part in cache._parts.values()) <= 10
+        assert cache.size_bytes == sum(part.size_bytes for part in cache._parts.values())
+
+
 def test_a_value_that_would_take_from_smaller_tenants_is_refused(clock: ManualClock) -> None:
     cache = cache_of(clock, cache_bytes_max=100_000)
     for tenant in ("t1", "t2"):
@@ -197,6 +220,15 @@ def test_a_value_that_would_take_from_smaller_tenants_is_refused(clock: ManualCl
     assert kept(cache, "t1/c", "k") == kept(cache, "t2/c", "k") == ["k"]
     cache.put(ANONYMOUS, "t3/c", "k", bytes(30_000))
     assert len(cache) == 3
+
+
+def test_newcomers_find_a_place_even_where_they_are_a_little_larger(clock: ManualClock) -> None:
+    cache = cache_of(clock, cache_bytes_max=100_000)
+    for number in range(2000):
+        name = f"t{number}/c"
+        cache.put(ANONYMOUS, name, "k", bytes(number % 7))
+        assert kept(cache, name, "k") == ["k"]
+    assert cache.size_bytes <= 100_000
 
 
 def test_newcomers_find_a_place_among_any_number_of_equals(clock: ManualClock) -> None:

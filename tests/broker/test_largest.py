@@ -15,14 +15,20 @@ def test_it_is_always_one_that_has_most(changes: list[tuple[str, int]]) -> None:
     weights: dict[str, int] = {}
     largest = Largest(lambda holder: weights[holder])
     for holder, weight in changes:
-        if weight == 0 and len(weights) > 1:
+        if weight == 0 and weights.keys() - {holder}:
             weights.pop(holder, None)
             largest.forget(holder)
         else:
             weights[holder] = weight
             largest.note(holder)
-        if weights:
-            assert weights[largest.find()] == max(weights.values())
+        found = largest.find()
+        assert found is not None
+        assert weights[found] == max(weights.values())
+        others = {name: weight for name, weight in weights.items() if name != found}
+        second = largest.find(besides=found)
+        assert (second is None) == (not others)
+        assert second is None or weights[second] == max(others.values())
+        assert largest.find() == found
 
 
 def test_of_equals_it_is_the_one_that_was_noted_first() -> None:

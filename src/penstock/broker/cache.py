@@ -4,9 +4,9 @@ It is no log: nothing of it is on disk, and a restart begins with an empty one. 
 be (READ to get, WRITE to put), and comes into being with its first value. All caches share one room, bounded in bytes and in entries.
 
 The room is shared fairly between tenants, which are the first levels of names: when it is full, the tenant that has the largest part of
-it makes way, with what it neither read nor wrote for longest. So of n tenants, one that has no more than the n-th part of the bytes and
+it makes way, with what it neither read nor wrote for longest. So of n tenants, one that has less than the n-th part of the bytes and
 of the entries loses nothing, whatever the others put. A value is refused that would not fit into the empty room, or not beside what
-smaller tenants have.
+such tenants have.
 
 A time to live is looked at when its value is asked for, on a clock that never goes back: nothing runs in the background.
 """
@@ -110,14 +110,25 @@ class Cache:
         self._add(tenant, place, _Entry(value, expires_s, size_bytes))
         self.stats.puts += 1
         while self._size_bytes > self._limits.cache_bytes_max or self._count > self._limits.cache_entries_max:
-            largest = self._largest.find()
-            oldest, entry = next(iter(self._parts[largest].entries.items()))
-            self._remove(largest, oldest, entry)
-            self.stats.evicted += 1
-            if oldest == place:
+            if not self._make_way(place):
+                self._remove(tenant, place, self._parts[tenant].entries[place])
                 raise LimitExceeded(
                     f"a value of {len(value)} bytes does not fit into the cache beside what other tenants keep: put a smaller one"
                 )
+
+    def _make_way(self, kept: tuple[str, str]) -> bool:
+        """Evict one value, but not the one that was put just now; False where all others are of tenants that keep to their part."""
+        largest = self._largest.find()
+        assert largest is not None
+        place, entry = next(iter(self._parts[largest].entries.items()))
+        if place == kept:
+            largest = self._largest.find(besides=largest)
+            if largest is None or not self._has_its_part(largest):
+                return False
+            place, entry = next(iter(self._parts[largest].entries.items()))
+        self._remove(largest, place, entry)
+        self.stats.evicted += 1
+        return True
 
     @on_topic(Operation.READ)
     def get(self, principal: Principal, cache: str, key: str) -> bytes | None:
@@ -163,6 +174,11 @@ class Cache:
         """What part of the room a tenant has, of the bytes or of the entries, whichever is more; to be compared only."""
         part, limits = self._parts[tenant], self._limits
         return max(part.size_bytes * limits.cache_entries_max, len(part.entries) * limits.cache_bytes_max)
+
+    def _has_its_part(self, tenant: str) -> bool:
+        """Whether it has what it would have if all had the same, or more."""
+        limits = self._limits
+        return self._weight_of(tenant) * len(self._parts) >= limits.cache_bytes_max * limits.cache_entries_max
 
 
 def _tenant_of(cache: str) -> str:

@@ -36,18 +36,27 @@ class Largest:
         """To be called when a holder is gone."""
         self._noted.pop(holder, None)
 
-    def find(self) -> str:
-        """There must be one."""
-        while True:
-            negated, _, holder = self._heap[0]
-            if self._noted.get(holder) == -negated:
-                weight = self._weight_of(holder)
-                if weight == -negated:
-                    return holder
+    def find(self, besides: str | None = None) -> str | None:
+        """Who it is; None where there is nobody, or nobody but the one that is left out."""
+        left_out: list[tuple[int, int, str]] = []
+        found = None
+        while self._heap:
+            negated, _, holder = note = self._heap[0]
+            if self._noted.get(holder) != -negated:
+                heappop(self._heap)  # outdated
+                continue
+            weight = self._weight_of(holder)
+            if weight != -negated:
                 heappop(self._heap)
                 self._push(holder, weight)
+            elif holder == besides:
+                left_out.append(heappop(self._heap))
             else:
-                heappop(self._heap)
+                found = holder
+                break
+        for note in left_out:
+            heappush(self._heap, note)
+        return found
 
     def _push(self, holder: str, weight: int) -> None:
         self._noted[holder] = weight
