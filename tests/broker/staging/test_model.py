@@ -60,7 +60,7 @@ class Walk:
         assert await self._house.run("run-1") == 1
 
     async def step(self) -> None:
-        await self._chance.choices(self._actions(), (40, 4, 4, 10, 6, 12, 3, 4, 4, 4))[0]()
+        await self._chance.choices(self._actions(), (40, 4, 4, 10, 6, 12, 3, 4, 4, 3, 4))[0]()
 
     def _actions(self) -> list[Callable[[], Awaitable[None]]]:
         return [
@@ -73,6 +73,7 @@ class Walk:
             self.begin_run,
             self.act_in_an_older_run,
             self.restart,
+            self.restart_during_a_commit,
             self.let_time_pass,
         ]
 
@@ -94,16 +95,19 @@ class Walk:
         if self._model.epoch >= 0:
             await self._send(b"late", "a", 0, epoch=self._chance.randrange(self._model.epoch + 1))
 
-    async def commit(self) -> None:
+    def _winners(self) -> list[tuple[str, int]]:
         attempts = [attempt for attempt in sorted(self._model.staged) if self._chance.random() < 0.7]
         self._chance.shuffle(attempts)
-        winners = [(attempt, len(self._model.staged[attempt])) for attempt in attempts]
+        return [(attempt, len(self._model.staged[attempt])) for attempt in attempts]
+
+    async def commit(self) -> None:
+        winners = self._winners()
         asking = [self._house.publish(self._model.epoch + 1, *winners, run=self._model.run) for _ in range(2)]
         outcomes = await asyncio.gather(*asking[: self._chance.randrange(1, 3)])
         for unasked in asking[len(outcomes) :]:
             unasked.close()
         assert sorted(outcome.value for outcome in outcomes) in ([1], [0, 1])
-        self._model.commit(attempts)
+        self._model.commit([attempt for attempt, _ in winners])
         assert await self._house.publish(self._model.epoch, *winners, run=self._model.run) is Committed.BEFORE
         await self.check()
 
@@ -146,6 +150,18 @@ class Walk:
         await self._house.restart()
         now_s = self._house.clock.monotonic()
         self._model.touched_s = dict.fromkeys(self._model.staged, now_s)
+        await self.check()
+
+    async def restart_during_a_commit(self) -> None:
+        """It was decided or it was not; whoever asks again finds it done."""
+        winners = self._winners()
+        committing = asyncio.create_task(self._house.publish(self._model.epoch + 1, *winners, run=self._model.run))
+        for _ in range(self._chance.randrange(40)):
+            await asyncio.sleep(0)
+        await self._house.restart()
+        await asyncio.gather(committing, return_exceptions=True)
+        await self._house.publish(self._model.epoch + 1, *winners, run=self._model.run)
+        self._model.commit([attempt for attempt, _ in winners])
         await self.check()
 
     async def let_time_pass(self) -> None:
