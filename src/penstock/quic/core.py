@@ -22,11 +22,9 @@ That it has ended says `over`; who ended it, `end_code` and `end_reason`.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple
 
 from qh3._hazmat import QuicConnectionCore
 from qh3.quic.configuration import QuicConfiguration
@@ -51,8 +49,6 @@ from penstock.quic.tls import (
 Address = tuple[Any, ...]
 """What a socket gives and takes: (host, port), or with flow information and scope for IPv6."""
 Event = tuple[Any, ...]
-Given = ParamSpec("Given")
-Returned = TypeVar("Returned")
 
 STREAM_DATA: Final = "stream_data"
 STREAM_RESET: Final = "stream_reset"
@@ -109,19 +105,10 @@ class LibraryPanicked(Exception):
     """The library found itself in a state that it thinks impossible."""
 
 
-def _panics_are_errors(step: Callable[Given, Returned]) -> Callable[Given, Returned]:
+def _tell_panic(error: BaseException) -> None:
     """A panic of the library's is no Exception, and would get past everybody who is there to end one connection and no other."""
-
-    @functools.wraps(step)
-    def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
-        try:
-            return step(*args, **kwargs)
-        except BaseException as error:
-            if type(error).__name__ != PANIC:
-                raise
-            raise LibraryPanicked(str(error)) from None
-
-    return guarded
+    if type(error).__name__ == PANIC:
+        raise LibraryPanicked(str(error)) from None
 
 
 class QuicCore(QuicConnection):
@@ -160,6 +147,10 @@ class QuicCore(QuicConnection):
         self._under_key = 0
         """Datagrams that were sent since we last changed the key."""
         self._outbox = Outbox(settings.datagram_bytes)
+        self._room_bytes = -1
+        """What may be given to the core before datagrams are next made; -1 where that is not known."""
+        self._datagrams_max = 1
+        """How many could be made the last time."""
         self.frames = FramesUnderWay(settings.datagram_bytes)
 
     # -- what a connection is ---------------------------------------------------------------------------------------------
@@ -236,16 +227,19 @@ class QuicCore(QuicConnection):
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    @_panics_are_errors
     def receive(self, buffer: bytes, segment_bytes: int, address: Address, now_s: float) -> int:
         """Take datagrams that came in one go: all of `segment_bytes`, the last one maybe shorter.
 
         Returns how many packets in them were the peer's and new, once the handshake is complete.
         """
-        if self._handshake_complete:
-            assert self._core is not None
-            return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[ACCEPTED]
-        self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+        try:
+            if self._handshake_complete:
+                assert self._core is not None
+                return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[ACCEPTED]
+            self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+        except BaseException as error:
+            _tell_panic(error)
+            raise
         if self.established:
             self._conclude_handshake()
         return 0
@@ -273,7 +267,6 @@ class QuicCore(QuicConnection):
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
-    @_panics_are_errors
     def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
         """What to send now, `datagrams_max` at most."""
         core = self._core
@@ -283,15 +276,20 @@ class QuicCore(QuicConnection):
         poll = core.poll_transmit if self._handshake_complete else self._poll_early
         outbox = self._outbox
         taken: list[tuple[bytes, Address]] = []
-        if outbox and datagrams_max:
+        if outbox.waiting and datagrams_max:
             outbox.feed(core, now_s, datagrams_max, is_idle=False)
-        while (left := datagrams_max - len(taken)) > 0:
-            transmit = poll(now_s)
-            if transmit is not None:
-                taken.append(transmit[:2])
-            elif not (outbox and outbox.feed(core, now_s, left, is_idle=True)):
-                break
+        try:
+            while (left := datagrams_max - len(taken)) > 0:
+                transmit = poll(now_s)
+                if transmit is not None:
+                    taken.append(transmit[:2])
+                elif not (outbox.waiting and outbox.feed(core, now_s, left, is_idle=True)):
+                    break
+        except BaseException as error:
+            _tell_panic(error)
+            raise
         self.frames.after_sending(core, taken, is_all=len(taken) < datagrams_max)
+        self._room_bytes, self._datagrams_max = -1, datagrams_max
         self._under_key += len(taken)
         if self._under_key >= DATAGRAMS_PER_KEY_MAX and self._handshake_confirmed:
             self._change_key(core)
@@ -323,14 +321,18 @@ class QuicCore(QuicConnection):
 
     def get_timer(self) -> float | None:
         """When to call `handle_timer`."""
-        at_s = super().get_timer()
+        timer = None if self._core is None else self._core.get_timer()
+        at_s = None if timer is None else timer[1]
         again_s = self._outbox.look_again_s
         return again_s if again_s is not None and (at_s is None or again_s < at_s) else at_s
 
-    @_panics_are_errors
     def handle_timer(self, now: float) -> None:
         self._outbox.look_again_s = None
-        super().handle_timer(now)
+        try:
+            super().handle_timer(now)
+        except BaseException as error:
+            _tell_panic(error)
+            raise
 
     def open_stream(self, *, one_way: bool) -> int:
         """Raises StreamRefused where the peer allows no more streams now."""
@@ -341,9 +343,21 @@ class QuicCore(QuicConnection):
 
     def send(self, stream_id: int, data: Data, end: bool) -> None:
         """Queue data, which must not be changed any more. Raises StreamRefused where our side of the stream has ended."""
-        if self._outbox.ends(stream_id) or not self._require_core().can_send_stream(stream_id):
+        core, outbox = self._core, self._outbox
+        assert core is not None
+        if not outbox.waiting:
+            if self._room_bytes < 0:
+                self._room_bytes = max(outbox.room(core, core.get_send_buffer_size(None), self._datagrams_max), 0)
+            if len(data) <= self._room_bytes:
+                self._room_bytes -= len(data)
+                try:
+                    core.send_stream(stream_id, data, end)
+                except (RuntimeError, ValueError) as error:
+                    raise StreamRefused(str(error)) from None
+                return
+        if outbox.ends(stream_id) or not core.can_send_stream(stream_id):
             raise StreamRefused("our side of the stream has ended")
-        self._outbox.add(stream_id, data, end)
+        outbox.add(stream_id, data, end)
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our side of a stream at once. One that has ended is left as it is."""

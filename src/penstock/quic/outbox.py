@@ -5,8 +5,8 @@ and whatever is to be sent later stands behind them: acknowledgements too, altho
 to send on many streams would wait for each other's acknowledgements until a timeout lets two frames pass, then until one of twice the
 length, and so on: with sixteen streams and some loss, or with sixty and none, hardly anything moves.
 
-So the library is given no more than it can send at once. The streams have turns; each gives an equal share of the room, but a whole frame
-at least. One whose share stays inside waits for credit of the peer's, and is passed over.
+So the library is given no more than it can send at once. What there is room for goes straight to it; else the streams have turns, and each
+gives an equal share of the room, but a whole frame at least. One whose share stays inside waits for credit, and is passed over.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class Outbox:
         "_inside_bytes",
         "_inside_since_s",
         "_stuck_bytes",
-        "_waiting",
         "datagram_bytes",
         "look_again_s",
         "size_bytes",
+        "waiting",
     )
 
     def __init__(self, datagram_bytes: int) -> None:
         self.datagram_bytes = datagram_bytes
-        self._waiting: dict[int, Waiting] = {}
+        self.waiting: dict[int, Waiting] = {}
         """By stream; whose turn is next comes first."""
         self.size_bytes = 0
         """Of all streams together."""
@@ -94,28 +94,25 @@ class Outbox:
         self._stuck_bytes = 0
         """How much of it waits for credit of the peer's."""
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
     def size_of(self, stream_id: int) -> int:
-        waiting = self._waiting.get(stream_id)
+        waiting = self.waiting.get(stream_id)
         return 0 if waiting is None else waiting.size_bytes
 
     def ends(self, stream_id: int) -> bool:
         """Whether the last bytes of a stream are among what waits."""
-        waiting = self._waiting.get(stream_id)
+        waiting = self.waiting.get(stream_id)
         return waiting is not None and waiting.end
 
     def add(self, stream_id: int, data: Data, end: bool) -> None:
-        waiting = self._waiting.get(stream_id)
+        waiting = self.waiting.get(stream_id)
         if waiting is None:
-            waiting = self._waiting[stream_id] = Waiting()
+            waiting = self.waiting[stream_id] = Waiting()
         waiting.add(data, end)
         self.size_bytes += len(data)
 
     def drop(self, stream_id: int) -> None:
         """The stream was cut off."""
-        waiting = self._waiting.pop(stream_id, None)
+        waiting = self.waiting.pop(stream_id, None)
         if waiting is not None:
             self.size_bytes -= waiting.size_bytes
 
@@ -125,19 +122,22 @@ class Outbox:
         `is_idle`: it has just said that it has nothing to send.
         """
         inside_bytes = core.get_send_buffer_size(None)
-        room = self._room(core, inside_bytes, now_s, datagrams_max, is_idle=is_idle)
+        self.look_again_s = None
+        if is_idle:
+            self._look_for_stuck(core, inside_bytes, now_s)
+        room = self.room(core, inside_bytes, datagrams_max)
         if room <= 0:
             return False
-        share = max(self._frame_bytes, room // len(self._waiting))
+        share = max(self._frame_bytes, room // len(self.waiting))
         fed = False
-        for stream_id in list(self._waiting):
+        for stream_id in list(self.waiting):
             if inside_bytes and core.get_send_buffer_size(stream_id):
                 continue
-            waiting = self._waiting.pop(stream_id)
+            waiting = self.waiting.pop(stream_id)
             data = waiting.take(min(share, room))
             self.size_bytes -= len(data)
             if waiting.size_bytes:
-                self._waiting[stream_id] = waiting
+                self.waiting[stream_id] = waiting
             try:
                 core.send_stream(stream_id, data, waiting.end and not waiting.size_bytes)
             except (RuntimeError, ValueError):  # the peer takes no more of it, of which an event will tell
@@ -153,14 +153,9 @@ class Outbox:
     def _frame_bytes(self) -> int:
         return self.datagram_bytes - FRAME_OVERHEAD_BYTES
 
-    def _room(
-        self, core: QuicConnectionCore, inside_bytes: int, now_s: float, datagrams_max: int, *, is_idle: bool
-    ) -> int:
-        """Stream data that can be sent at once, besides what the core has."""
-        self.look_again_s = None
+    def room(self, core: QuicConnectionCore, inside_bytes: int, datagrams_max: int) -> int:
+        """Stream data that the core can send at once, in `datagrams_max` datagrams, besides the `inside_bytes` that it has."""
         window_bytes = core.congestion_window - core.bytes_in_flight
-        if is_idle:
-            self._look_for_stuck(core, inside_bytes, now_s)
         self._stuck_bytes = min(self._stuck_bytes, inside_bytes)
         if window_bytes < self.datagram_bytes:
             return 0
