@@ -197,6 +197,9 @@ def test_a_block_with_very_many_or_very_large_rows_is_cut(monkeypatch: pytest.Mo
     blocks = [encode_block(0, NOW_MS, [b"x%d" % at for at in range(100_000)], [b"k"] * 100_000)]
     made = batches(blocks)
     assert [batch.num_rows for batch in made] == [arrow.ROWS_MAX, arrow.ROWS_MAX, 20_000]
+    maker = BatchMaker(ALL, "orders", 0, NOW_MS)
+    assert next(iter(maker.add(Block(blocks[0]), 0, FAR))).num_rows == arrow.ROWS_MAX, "one after the other"
+    assert sum(batch.num_rows for batch in maker.finish()) == 0, "the next are not made before they are asked for"
     assert made[1]["value"][0].as_py() == b"x40000"
     monkeypatch.setattr(arrow, "BYTES_MAX", 1000)
     values = [b"a" * 900, b"b" * 300, b"c" * 5000, b"d", b"e"]

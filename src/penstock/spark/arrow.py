@@ -9,7 +9,7 @@ column can address. Expired records are left out when a batch is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -82,14 +82,16 @@ class BatchMaker:
         self._flags = 0
         self._constants: dict[str, pa.Array] = {}
 
-    def add(self, block: Block, offset: int, end_offset: int) -> Sequence[pa.RecordBatch]:
-        """Take the rows of a block from one offset up to another; returns the batches that are full."""
+    def add(self, block: Block, offset: int, end_offset: int) -> Iterable[pa.RecordBatch]:
+        """Take the rows of a block from one offset up to another, and give the batches that are full; all of them must be taken."""
         if offset <= block.base_offset and block.next_offset <= end_offset and _fits(block):
             return self._take(block, 0, block.count, block.raw_bytes)
-        full: list[pa.RecordBatch] = []
-        for first, last in _cuts(block, block.index_of(offset), block.index_of(end_offset)):
-            full += self._take(block, first, last, block.raw_bytes * (last - first) // block.count)
-        return full
+        return self._add_cut(block, block.index_of(offset), block.index_of(end_offset))
+
+    def _add_cut(self, block: Block, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """One batch after the other: those of a large block together may be many times its size."""
+        for begin, end in _cuts(block, first, last):
+            yield from self._take(block, begin, end, block.raw_bytes * (end - begin) // block.count)
 
     def _take(self, block: Block, first: int, last: int, size: int) -> Sequence[pa.RecordBatch]:
         rows = last - first
