@@ -1,7 +1,7 @@
 """One Spark session and one broker for the whole suite: a second of either would cost more than all the tests.
 
-`spark` is the session, `broker` a broker process, `client` a client of it, `fresh_topic` makes names that no other test has. A test
-that ends processes, or that stops the session, starts its own.
+`spark` is the session, `broker` a broker process, `client` a client of it, `fresh_topic` makes names that no other test has;
+`running` is a broker inside the test. A test that ends processes, or that stops the session, starts its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 
 import penstock.spark
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.testing import BrokerProcess
+from penstock.spark.connection import close_pooled_clients
+from penstock.testing import BrokerProcess, RunningBroker
 from tests.spark.jvm import FAST_MASTER, FAST_SETTINGS
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
         yield process
+
+
+@pytest.fixture
+def running() -> Iterator[RunningBroker]:
+    """A broker of one test's own, for what can be asked without Spark."""
+    with RunningBroker() as broker:
+        yield broker
+        close_pooled_clients()
 
 
 @pytest.fixture(scope="session")

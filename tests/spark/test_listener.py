@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
-from penstock.spark.connection import close_pooled_clients
 from penstock.spark.listener import OffsetPublisher
 from penstock.testing import RunningBroker
 
 END = '{"__ids__": {"a": "1", "b": "2"}, "a": {"0": 7}, "b": {"0": 1, "1": 2}}'
-
-
-@pytest.fixture
-def running() -> Iterator[RunningBroker]:
-    with RunningBroker() as broker:
-        yield broker
-        close_pooled_clients()
 
 
 def progress(name: str, *ends: str | None) -> Any:

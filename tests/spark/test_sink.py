@@ -19,17 +19,9 @@ from penstock.errors import (
 )
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark import sink
-from penstock.spark.connection import close_pooled_clients
 from penstock.spark.source import PenstockDataSource
 from penstock.testing import RunningBroker
 from tests.spark.sink_by_hand import Query, schema_of, values_batch
-
-
-@pytest.fixture
-def running() -> Iterator[RunningBroker]:
-    with RunningBroker() as broker:
-        yield broker
-        close_pooled_clients()
 
 
 @pytest.fixture

@@ -36,13 +36,6 @@ BOTH = pytest.mark.parametrize("wire", [False, True], ids=["files", "wire"])
 
 
 @pytest.fixture
-def running() -> Iterator[RunningBroker]:
-    with RunningBroker() as broker:
-        yield broker
-        close_pooled_clients()
-
-
-@pytest.fixture
 def client(running: RunningBroker) -> FlyMQClient:
     return running.connect()
 
