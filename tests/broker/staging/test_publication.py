@@ -27,6 +27,14 @@ async def long_commit(house: StagingHouse, requests: int = 12) -> list[bytes]:
     return values
 
 
+async def begun(house: StagingHouse, winner: tuple[str, int], partition: int = 0) -> asyncio.Task[Committed]:
+    """A commit that is decided and not yet over."""
+    committing = asyncio.create_task(house.publish(0, winner))
+    while not house.engine.partition("orders", partition).committed_end:
+        await asyncio.sleep(0)
+    return committing
+
+
 async def published(house: StagingHouse) -> list[bytes | None]:
     zero, one = await house.values("orders", 0), await house.values("orders", 1)
     return [value for pair in zip(zero, one, strict=False) for value in pair] + zero[len(one) :]
@@ -47,9 +55,7 @@ async def test_a_commit_that_was_stopped_goes_on_at_the_next_start(house: Stagin
     house.chunk_bytes = 1500
     async with house:
         values = await long_commit(house)
-        committing = asyncio.create_task(house.publish(0, ("a", 12)))
-        while not house.engine.partition("orders", 1).committed_end:
-            await asyncio.sleep(0)
+        committing = await begun(house, ("a", 12), partition=1)
         await house.restart()
         await asyncio.gather(committing, return_exceptions=True)
         assert await house.publish(0, ("a", 12)) is Committed.BEFORE
@@ -88,9 +94,7 @@ async def test_a_long_commit_that_finds_the_disk_full_goes_on_when_there_is_spac
     house.chunk_bytes = 1500
     async with house:
         values = await long_commit(house)
-        committing = asyncio.create_task(house.publish(0, ("a", 12)))
-        while not house.engine.partition("orders", 0).committed_end:
-            await asyncio.sleep(0)
+        committing = await begun(house, ("a", 12))
         house.disk.disk_full()
         with pytest.raises(NoSpace):
             await committing
@@ -121,9 +125,7 @@ async def test_a_newer_run_may_begin_while_a_long_commit_goes_on(house: StagingH
     house.chunk_bytes = 1500
     async with house:
         values = await long_commit(house)
-        committing = asyncio.create_task(house.publish(0, ("a", 12)))
-        while not house.engine.partition("orders", 0).committed_end:
-            await asyncio.sleep(0)
+        committing = await begun(house, ("a", 12))
         assert await house.run("run-2") == 2
         assert await house.publish(1, run=2) is Committed.NOW
         assert await committing is Committed.NOW
@@ -149,9 +151,7 @@ async def test_a_topic_deleted_before_the_commit_refuses_it_and_during_it_is_lef
         for number in range(8):
             await house.stage("orders", [(0, [bytes(1000)])], attempt="b", sequence=number)
         await house.stage("other", [(0, [b"y"])], attempt="b", sequence=8)
-        committing = asyncio.create_task(house.publish(0, ("b", 9)))
-        while not house.engine.partition("orders", 0).committed_end:
-            await asyncio.sleep(0)
+        committing = await begun(house, ("b", 9))
         await house.broker.delete_topic(ANONYMOUS, "other")
         assert await committing is Committed.NOW
         assert len(await house.values("orders")) == 8
