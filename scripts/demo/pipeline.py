@@ -14,6 +14,7 @@ from scripts.demo.narration import DemoFailed, Narrator
 from scripts.demo.orders import SCHEMA
 
 FILE: Final = Path(__file__).with_name("orders.toml")
+ROOT: Final = FILE.parents[2]
 NAME: Final = "orders"
 SCHEMA_NAME: Final = "order"
 GOLD: Final = "turnover"
@@ -32,7 +33,9 @@ def describe(broker: BrokerProcess, directory: Path) -> Path:
 
 
 def run(narrator: Narrator, file: Path) -> None:
-    narrator.say(f"penstock pipeline run {file.name} --once")
+    narrator.say(
+        f"penstock pipeline run {file.name} --once    (the file: {FILE.relative_to(ROOT)}; Spark takes a while to start)"
+    )
     command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--once"]
     at = time.monotonic()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False, timeout=RUN_S_MAX)

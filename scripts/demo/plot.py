@@ -16,12 +16,16 @@ Turnover = Mapping[datetime, Mapping[str, float]]
 BAR_CHARACTERS: Final = 60
 COLOURS: Final = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677")
 """Told apart by people who do not tell red from green."""
+SHADES: Final = ("█", "▒", "▓", "░", "▚")
+"""Instead of colours, where there are none."""
 
 
 def in_terminal(console: Console, turnover: Turnover, channels: Sequence[str]) -> None:
-    """One bar a window, its parts coloured by channel."""
+    """One bar a window, its parts told apart by channel."""
     largest = max(sum(parts.values()) for parts in turnover.values())
     colours = dict(zip(channels, COLOURS, strict=False))
+    plain = console.color_system is None
+    blocks = dict(zip(channels, SHADES if plain else SHADES[:1] * len(SHADES), strict=False))
     for window, parts in sorted(turnover.items()):
         line = Text(f"  {window:%H:%M} ")
         drawn = total = 0.0
@@ -29,13 +33,13 @@ def in_terminal(console: Console, turnover: Turnover, channels: Sequence[str]) -
             total += parts.get(channel, 0.0)
             # What is drawn so far is rounded, not each part by itself: the bar's length is that of the whole.
             until = round(total / largest * BAR_CHARACTERS)
-            line.append("█" * int(until - drawn), style=colours[channel])
+            line.append(blocks[channel] * int(until - drawn), style=colours[channel])
             drawn = until
         line.append(f" {total:,.0f}")
         console.print(line)
     legend = Text("        ")
     for channel in channels:
-        legend.append("█ ", style=colours[channel]).append(f"{channel}   ")
+        legend.append(f"{blocks[channel]} ", style=colours[channel]).append(f"{channel}   ")
     console.print(legend)
 
 

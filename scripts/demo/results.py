@@ -54,7 +54,7 @@ def show_tables(narrator: Narrator, directory: Path, everything: Mapping[str, Se
     _show(narrator, f"silver: typed columns, what fits the schema ({silver.num_rows:,} rows)", silver, columns)
     _show(
         narrator,
-        f"gold: windows that are done ({gold.num_rows:,} rows)",
+        f"gold: windows that are done ({gold.num_rows:,} rows); that of the last orders, {EVENING:%H:%M}, waits for later ones",
         gold.sort_by("window_start"),
         gold.column_names,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jsonschema_rs
 from rich.console import Console
+from rich.text import Text
 
 from scripts.demo import plot
 from scripts.demo.narration import Narrator
@@ -59,12 +60,16 @@ def test_the_plot_has_a_bar_for_each_window_and_a_colour_for_each_channel(tmp_pa
     plot.in_terminal(console, turnover, ["web", "till"])
     assert isinstance(console.file, io.StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    assert lines[0] == "  08:00 " + "█" * 60 + " 200"
+    assert lines[0] == "  08:00 " + "█" * 30 + "▒" * 30 + " 200", "without colours, shades"
     assert lines[1] == "  09:00 " + "█" * 15 + " 50"
-    assert lines[2].split() == ["█", "web", "█", "till"]
+    assert lines[2].split() == ["█", "web", "▒", "till"]
+    coloured = Console(width=100, color_system="truecolor", force_terminal=True)
+    with coloured.capture() as captured:
+        plot.in_terminal(coloured, turnover, ["web", "till"])
+    assert Text.from_ansi(captured.get()).plain.startswith("  08:00 " + "█" * 60 + " 200")
     plot.as_png(tmp_path / "plot.png", turnover, ["web", "till"], "title")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert len(plot.COLOURS) >= len(CHANNELS)
+    assert len(plot.COLOURS) == len(plot.SHADES) >= len(CHANNELS)
 
 
 def test_tables_set_numbers_to_the_right() -> None:
