@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.protocols.flymq.pipelines.messages import PipelineReport, StageReport
+from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -111,6 +112,54 @@ def test_run_without_a_broker_says_so_before_spark_starts(run: Run, tmp_path: Pa
     assert f"cannot connect to flymq://{address}" in result.err
     assert "penstock serve" in result.err
     assert "--server" in result.err
+
+
+def write_pipeline(broker: RunningBroker, tmp_path: Path, stages: str = "[bronze]", topic: str = "orders") -> None:
+    text = f'name = "p"\nbootstrap = "{broker.address}"\ntopics = ["{topic}"]\ndirectory = "d"\n{stages}\n'
+    (tmp_path / "p.toml").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("stages", "topic", "message"),
+    [
+        ("[bronze]", "gone", "topic not found: gone; create it with"),
+        ("[bronze]", "gone-*", "no topic fits gone-*"),
+        ("[silver]", "orders", "topic orders has no schema: register one"),
+        (
+            '[silver]\nschemas = { orders = "gone" }',
+            "orders",
+            "topic orders follows schema gone, which is not there: register it",
+        ),
+    ],
+)
+def test_what_the_broker_can_tell_is_said_before_spark_starts(
+    run: Run,
+    broker: RunningBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: str,
+    topic: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with broker.connect() as client:
+        client.create_topic("orders", 1)
+    write_pipeline(broker, tmp_path, stages, topic)
+    result = run("pipeline", "run", "p.toml", "--once")
+    assert result.code == 1
+    assert message in result.err
+    write_pipeline(broker, tmp_path)
+    assert "JAVA_HOME is /nowhere, which holds no Java" in run("pipeline", "run", "p.toml", "--once").err
+    with DirectoryLock(tmp_path / "d"):
+        assert "is in use by process" in run("pipeline", "run", "p.toml", "--once").err
+
+
+def test_a_replay_of_a_topic_that_is_not_there_is_refused_before_spark_starts(
+    run: Run, broker: RunningBroker, tmp_path: Path
+) -> None:
+    write_pipeline(broker, tmp_path)
+    result = run("pipeline", "replay", "p.toml", "--topic", "gone", "--to", "again")
+    assert (result.code, "topic not found: gone" in result.err) == (1, True)
 
 
 def test_stages_that_do_not_exist_are_refused(run: Run) -> None:

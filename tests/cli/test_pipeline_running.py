@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from penstock.cli.pipeline import batch_time
 from penstock.cli.pipeline_running import JsonDisplay, LineDisplay, print_outcome, progress_table
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.progress import StageProgress
@@ -81,6 +82,16 @@ def test_a_program_gets_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> 
     assert (end["event"], end["message"]) == ("failed", "silver/orders: it broke")
     assert end["stages"] == [
         {"stage": "silver/orders", "state": "running", "rows": 1_234_567, "rejects": 3, "batches": 7}
+    ]
+
+
+def test_times_are_as_exact_as_people_need_them() -> None:
+    assert [batch_time(each) for each in (0, 250, 9999, 10_000, 73_803)] == [
+        "0 ms",
+        "250 ms",
+        "9999 ms",
+        "10.0 s",
+        "73.8 s",
     ]
 
 

@@ -311,8 +311,10 @@ def compact(
 
 
 def _check_stages(stages: list[str] | None) -> None:
+    from penstock.spark.pipelines.model import STAGES
+
     for stage in stages or ():
-        if stage not in ("bronze", "silver", "gold"):
+        if stage not in STAGES:
             raise typer.BadParameter(f"--stage {stage} is not known: use bronze, silver or gold")
 
 
@@ -372,6 +374,11 @@ def _time_ms(text: str | None, flag: str) -> int | None:
     return int(position.timestamp() * 1000)
 
 
+def batch_time(batch_ms: int) -> str:
+    """How long a batch took, for people."""
+    return f"{batch_ms} ms" if batch_ms < 10_000 else f"{batch_ms / 1000:,.1f} s"
+
+
 def _never_reported(name: str) -> str:
     return f"no pipeline {name} has reported; see those that have with: penstock pipeline status"
 
@@ -406,7 +413,15 @@ def _print_all(pipelines: list[PipelineDescription]) -> None:
         for each in pipelines
     ]
     columns = ["pipeline", "state", "stages", "rows", "rejects", "lag", "reported", "message"]
-    terminal.print_table(columns, rows, right=["stages", "rows", "rejects", "lag"])
+    right = ["stages", "rows", "rejects", "lag"]
+    if not terminal.on_terminal():
+        terminal.print_table(columns, rows, right=right)
+        return
+    # A message is a sentence; a column of it would leave no room for the others.
+    terminal.print_table(columns[:-1], [row[:-1] for row in rows], right=right)
+    for each in pipelines:
+        if each.message:
+            print(f"\n{terminal.visible(each.name)}: {terminal.visible(each.message)}")
 
 
 def _print_one(pipeline: PipelineDescription) -> None:
@@ -430,7 +445,7 @@ def _print_one(pipeline: PipelineDescription) -> None:
                 stage.rejects,
                 "" if stage.lag < 0 else stage.lag,
                 stage.batches,
-                f"{stage.batch_ms} ms",
+                batch_time(stage.batch_ms) if stage.batches else "",
             )
             for stage in pipeline.stages
         ],

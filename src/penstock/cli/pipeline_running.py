@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from penstock.cli import terminal
-from penstock.errors import ConfigError, InvalidRequest, PenstockError, Unreachable
+from penstock.cli.pipeline import batch_time
+from penstock.errors import ConfigError, InvalidRequest, PenstockError, TopicNotFound, Unreachable
 from penstock.spark.pipelines.failures import explain_failure
 from penstock.spark.pipelines.model import Pipeline
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+    from penstock.protocols.flymq.sync import FlyMQClient
     from penstock.spark.pipelines.progress import StageProgress
     from penstock.spark.pipelines.replay import ReplayRequest
     from penstock.spark.pipelines.running import Outcome, Run
@@ -33,36 +35,30 @@ def run_pipeline(
     pipeline: Pipeline, password: str | None, *, once: bool, kinds: Sequence[str], as_json: bool, verbose: bool
 ) -> bool:
     """Returns whether it failed."""
-    from penstock.spark.connection import open_client
+    from penstock.spark.pipelines.assembly import check_before_spark
 
-    settings = pipeline.connection_settings(password)
-    try:
-        client = open_client(settings)
-    except Unreachable as error:
-        reason = error.__cause__ or error
-        raise Unreachable(
-            f"{reason} Start one with: penstock serve, or name another in the file (bootstrap) or with --server"
-        ) from error
     display: Display = JsonDisplay() if as_json else (LiveDisplay() if sys.stderr.isatty() else LineDisplay())
     stopper = Stopper()
-    with client, stopper, spark_session(pipeline, verbose=verbose) as spark:
-        # Spark handles an interrupt itself from the moment there is a session; this run does it better.
-        stopper.install()
-        from penstock.spark.pipelines.running import Run
+    with _connected(pipeline, password) as client:
+        check_before_spark(pipeline, client, kinds)
+        with stopper, spark_session(pipeline, verbose=verbose) as spark:
+            # Spark handles an interrupt itself from the moment there is a session; this run does it better.
+            stopper.install()
+            from penstock.spark.pipelines.running import Run
 
-        run = Run(
-            pipeline,
-            spark,
-            client,
-            password=password,
-            once=once,
-            kinds=kinds,
-            on_batch=display.batch,
-            on_note=display.note,
-        )
-        stopper.stops(run)
-        with display.showing(run):
-            outcome = run()
+            run = Run(
+                pipeline,
+                spark,
+                client,
+                password=password,
+                once=once,
+                kinds=kinds,
+                on_batch=display.batch,
+                on_note=display.note,
+            )
+            stopper.stops(run)
+            with display.showing(run):
+                outcome = run()
     display.ended(pipeline, outcome)
     if outcome.state == "failed" and verbose and outcome.error is not None:
         print(outcome.error, file=sys.stderr)
@@ -72,7 +68,10 @@ def run_pipeline(
 def replay_records(pipeline: Pipeline, password: str | None, request: ReplayRequest, *, verbose: bool) -> int:
     """How many records were written."""
     options = pipeline.broker_options(password)
-    pipeline.connection_settings(password)
+    with _connected(pipeline, password) as client:
+        # Here and not by Spark, which takes its time to start.
+        if request.topic is not None and request.topic not in client.topics():
+            raise TopicNotFound(f"topic not found: {request.topic}")
     with spark_session(pipeline, verbose=verbose) as spark:
         from penstock.spark.pipelines.files import Files, HadoopFiles, LocalFiles
         from penstock.spark.pipelines.replay import replay
@@ -86,6 +85,18 @@ def replay_records(pipeline: Pipeline, password: str | None, request: ReplayRequ
             if verbose:
                 raise
             raise InvalidRequest(explain_failure(error)) from error
+
+
+def _connected(pipeline: Pipeline, password: str | None) -> FlyMQClient:
+    from penstock.spark.connection import open_client
+
+    try:
+        return open_client(pipeline.connection_settings(password))
+    except Unreachable as error:
+        reason = error.__cause__ or error
+        raise Unreachable(
+            f"{reason} Start one with: penstock serve, or name another in the file (bootstrap) or with --server"
+        ) from error
 
 
 @contextmanager
@@ -227,7 +238,7 @@ class LineDisplay:
             lag = "" if stage.lag < 0 else f", lag {stage.lag}"
             rejects = f", {stage.rejects} rejects so far" if stage.rejects else ""
             terminal.print_note(
-                f"{stage.name}: batch {stage.batch_id}, {stage.batch_rows} rows in {stage.batch_ms} ms{lag}{rejects}"
+                f"{stage.name}: batch {stage.batch_id}, {stage.batch_rows} rows in {batch_time(stage.batch_ms)}{lag}{rejects}"
             )
 
     def note(self, text: str) -> None:
@@ -290,7 +301,7 @@ def progress_table(stages: Sequence[StageProgress], note: str) -> Table:
             f"{each.rows:,}",
             f"{each.rows_per_s:,.0f}",
             "" if each.lag < 0 else f"{each.lag:,}",
-            f"{each.batch_ms} ms" if each.batches else "",
+            batch_time(each.batch_ms) if each.batches else "",
             Text(f"{each.rejects:,}", style="red" if each.rejects else ""),
         )
     if note:
@@ -311,4 +322,5 @@ def print_outcome(pipeline: Pipeline, outcome: Outcome) -> None:
     rejects = sum(stage.rejects for stage in outcome.stages)
     if rejects:
         topics = [stage.name.partition("/")[2] for stage in outcome.stages if stage.rejects]
-        terminal.hint(f"{rejects} records did not fit; see them with: penstock dlq list {topics[0]}")
+        records = "1 record" if rejects == 1 else f"{rejects} records"
+        terminal.hint(f"{records} did not fit; see what and why with: penstock dlq list {topics[0]}")

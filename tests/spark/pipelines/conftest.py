@@ -63,13 +63,7 @@ class Bench:
         return outcome
 
     def table(self, stage: str, name: str | None = None) -> Table:
-        @dataclass
-        class Place:
-            spark: SparkSession
-            pipeline: Pipeline
-            files: LocalFiles
-
-        return open_table(Place(self.spark, self.pipeline, LocalFiles()), stage, name or self.topic)
+        return open_table(self.pipeline, stage, name or self.topic, LocalFiles(), self.spark)
 
     def rows(self, stage: str, name: str | None = None) -> DataFrame:
         return self.table(stage, name).read()

@@ -25,8 +25,7 @@ MiB = 1 << 20
 
 
 def iceberg_table(directory: Path, name: str = "orders-eu", **settings: Any) -> IcebergTable:
-    spark: Any = None
-    return IcebergTable(spark, f"{directory}/bronze/{name}", LocalFiles(), str(directory), IDENTIFIER, **settings)
+    return IcebergTable(None, f"{directory}/bronze/{name}", LocalFiles(), str(directory), IDENTIFIER, **settings)
 
 
 def with_files(table: IcebergTable, count: int) -> Any:

@@ -39,6 +39,18 @@ def test_a_look_without_a_batch_changes_the_lag_and_nothing_else() -> None:
     assert (stage.rows, stage.batches, stage.lag) == (0, 0, 5)
 
 
+def test_without_a_look_at_the_log_the_lag_is_what_it_was() -> None:
+    progress = Progress(["s"])
+    again = said(sources=[{"endOffset": json.dumps({"orders": {"0": 10}}), "latestOffset": None}])
+    stage = progress.batch("s", again, 0)
+    assert stage is not None
+    assert stage.lag == -1
+    progress.batch("s", said(), 0)
+    stage = progress.batch("s", again, 0)
+    assert stage is not None
+    assert stage.lag == 5
+
+
 def test_offsets_that_are_none_of_ours_are_passed_over() -> None:
     progress = Progress(["s"])
     sources = [
@@ -57,3 +69,17 @@ def test_stages_that_have_ended_keep_their_state() -> None:
     progress.state("a", "failed")
     progress.states("stopped")
     assert [stage.state for stage in progress.stages()] == ["failed", "stopped"]
+
+
+def test_a_stage_that_has_nothing_to_read_is_behind_by_nothing() -> None:
+    progress = Progress(["a", "b", "c"])
+    progress.batch("a", said(), 0)
+    progress.idle("a")
+    progress.finished("b")
+    assert [(stage.lag, stage.rows_per_s, stage.state) for stage in progress.stages()] == [
+        (0, 0.0, "starting"),
+        (0, 0.0, "finished"),
+        (-1, 0.0, "starting"),
+    ]
+    progress.batch("b", said(), 0)
+    assert progress.stages()[1].lag == 5, "what Spark tells late counts"

@@ -8,13 +8,18 @@ The views of gold are those of the topics a run began with.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from penstock.broker.schemas.reference import Reference
 from penstock.errors import ConfigError, PenstockError
+from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.gold import GoldStage, View
-from penstock.spark.pipelines.model import TOPICS_MAX, is_pattern, path_name
+from penstock.spark.pipelines.lock import DirectoryLock
+from penstock.spark.pipelines.model import TOPICS_MAX, Pipeline, is_pattern, path_name
 from penstock.spark.pipelines.opening import open_table
-from penstock.spark.pipelines.schemas import Plans, schema_of
+from penstock.spark.pipelines.schemas import Plans, described, schema_of
 from penstock.spark.pipelines.stages import BronzeStage, House, SilverStage, Stage
+from penstock.spark.pipelines.tables.table import Table
 from penstock.spark.pipelines.topics import chosen_topics, new_topics
 from penstock.spark.pipelines.views import mentions, view_names
 
@@ -68,24 +73,17 @@ class Assembly:
     # -- inside -----------------------------------------------------------------------------------------------------------
 
     def _has(self, kind: str) -> bool:
-        """Whether the file has stages of a kind, and they are wanted."""
-        pipeline = self._house.pipeline
-        there = {
-            "bronze": pipeline.bronze is not None,
-            "silver": pipeline.silver is not None,
-            "gold": bool(pipeline.gold),
-        }
-        return there[kind] and (not self._kinds or kind in self._kinds)
+        return has_stage(self._house.pipeline, kind, self._kinds)
 
     def _stages_of(self, topic: str) -> list[Stage]:
         house = self._house
         stages: list[Stage] = []
         if self._has("bronze"):
-            stages.append(BronzeStage(house, topic, open_table(house, "bronze", topic)))
+            stages.append(BronzeStage(house, topic, self._table("bronze", topic)))
         if self._has("silver"):
             pin = house.pipeline.checkpoint("silver", topic) + ".schema.json"
             plans = self._plans(topic, pin)
-            stages.append(SilverStage(house, topic, open_table(house, "silver", topic), plans))
+            stages.append(SilverStage(house, topic, self._table("silver", topic), plans))
         return stages
 
     def _gold_stages(self) -> list[Stage]:
@@ -99,22 +97,50 @@ class Assembly:
                 for name, topic in zip(names, self._topics, strict=True)
                 if mentions(gold.sql, name)
             }
-            table = open_table(house, "gold", gold.name) if gold.table else None
+            table = self._table("gold", gold.name) if gold.table else None
             stages.append(GoldStage(house, gold, table, views, names))
         return stages
 
+    def _table(self, stage: str, name: str) -> Table:
+        return open_table(self._house.pipeline, stage, name, self._house.files, self._house.spark)
+
     def _plans(self, topic: str, pin: str) -> Plans | None:
         """Raises where the topic has no schema and must have one, or one that is not there."""
-        silver = self._house.pipeline.silver
         client = self._house.client
-        reference = schema_of(client, topic, silver.schemas if silver is not None else {})
-        if reference is not None:
-            plans = Plans(client, topic, reference, self._house.files, pin)
-            plans.newest()
-            return plans
-        if silver is not None and silver.without_schema == "error":
-            raise ConfigError(
-                f"topic {topic} has no schema: register one with penstock schema register {topic} FILE, name one under [silver] schemas, "
-                'or pass its records on undecoded with without_schema = "pass"'
-            )
-        return None
+        reference = _reference(self._house.pipeline, client, topic)
+        if reference is None:
+            return None
+        plans = Plans(client, topic, reference, self._house.files, pin)
+        plans.newest()
+        return plans
+
+
+def check_before_spark(pipeline: Pipeline, client: FlyMQClient, kinds: Sequence[str] = ()) -> None:
+    """Raises what of a run's errors can be known before Spark, which takes its time, has started."""
+    if not pipeline.is_remote:
+        with DirectoryLock(Path(pipeline.directory)):
+            pass
+    topics = chosen_topics(pipeline, client.topics())
+    if has_stage(pipeline, "silver", kinds):
+        for topic in topics:
+            reference = _reference(pipeline, client, topic)
+            if reference is not None:
+                described(client, topic, reference)
+
+
+def has_stage(pipeline: Pipeline, kind: str, kinds: Sequence[str] = ()) -> bool:
+    """Whether the file has stages of a kind, and they are wanted: those of `kinds` are, or all."""
+    there = {"bronze": pipeline.bronze is not None, "silver": pipeline.silver is not None, "gold": bool(pipeline.gold)}
+    return there[kind] and (not kinds or kind in kinds)
+
+
+def _reference(pipeline: Pipeline, client: FlyMQClient, topic: str) -> Reference | None:
+    """The schema of a topic, None where its records are passed on undecoded."""
+    silver = pipeline.silver
+    reference = schema_of(client, topic, silver.schemas if silver is not None else {})
+    if reference is None and silver is not None and silver.without_schema == "error":
+        raise ConfigError(
+            f"topic {topic} has no schema: register one with penstock schema register {topic} FILE, name one under [silver] schemas, "
+            'or pass its records on undecoded with without_schema = "pass"'
+        )
+    return reference

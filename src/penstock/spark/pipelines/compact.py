@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError
-from penstock.spark.pipelines.files import Files, LocalFiles
+from penstock.spark.pipelines.files import LocalFiles
 from penstock.spark.pipelines.lock import DirectoryLock
-from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.model import STAGES, Pipeline
 from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.tables.table import Compacted
-
-STAGES = ("bronze", "silver", "gold")
-
-
-@dataclass(frozen=True)
-class _Place:
-    pipeline: Pipeline
-    files: Files
-    spark: Any = None
-    """No format needs Spark to compact."""
 
 
 def compact_tables(
@@ -36,12 +24,11 @@ def compact_tables(
     directory = Path(pipeline.directory.removeprefix("file://"))
     with ExitStack() as stack:
         stack.enter_context(DirectoryLock(directory))
-        place = _Place(pipeline, LocalFiles())
         for kind in STAGES:
             if (kinds and kind not in kinds) or not (directory / kind).is_dir():
                 continue
             for path in sorted((directory / kind).iterdir()):
                 name = unquote(path.name)
-                table = open_table(place, kind, name)
+                table = open_table(pipeline, kind, name, LocalFiles(), None)
                 if table.exists():
                     yield f"{kind}/{name}", table.compact(file_bytes, keep_s)

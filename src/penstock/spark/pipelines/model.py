@@ -32,6 +32,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WILDCARDS: Final = re.compile(r"[*?\[]")
 _REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
 
+STAGES: Final = ("bronze", "silver", "gold")
 Format = Literal["parquet", "delta", "iceberg"]
 Starting = Literal["earliest", "latest"]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline
@@ -14,29 +12,20 @@ from penstock.spark.pipelines.tables.iceberg import IcebergTable
 from penstock.spark.pipelines.tables.parquet import ParquetTable
 from penstock.spark.pipelines.tables.table import Table
 
-
-class Place(Protocol):
-    """What of a run is needed to open its tables."""
-
-    @property
-    def spark(self) -> SparkSession: ...
-    @property
-    def pipeline(self) -> Pipeline: ...
-    @property
-    def files(self) -> Files: ...
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
-def open_table(place: Place, stage: str, name: str) -> Table:
-    """Raises ConfigError where the format's library is missing."""
-    pipeline = place.pipeline
+def open_table(pipeline: Pipeline, stage: str, name: str, files: Files, spark: SparkSession | None) -> Table:
+    """Without Spark it can be compacted, and nothing else. Raises ConfigError where the format's library is missing."""
     path = pipeline.table(stage, name)
     if pipeline.format == "parquet":
-        return ParquetTable(place.spark, path, place.files)
+        return ParquetTable(spark, path, files)
     table: Table
     if pipeline.format == "delta":
-        table = DeltaLakeTable(place.spark, path, place.files)
+        table = DeltaLakeTable(spark, path, files)
     else:
         identifier = (stage, re.sub(r"\W", "_", name))
-        table = IcebergTable(place.spark, path, place.files, pipeline.directory, identifier)
+        table = IcebergTable(spark, path, files, pipeline.directory, identifier)
     table.exists()  # says which library is missing before anything has started
     return table

@@ -53,6 +53,17 @@ class Progress:
         with self._lock:
             self._stages[name] = replace(self._stages[name], state=state)
 
+    def finished(self, name: str) -> None:
+        """It has read all there was to read; where it has told of no batch, that was nothing."""
+        with self._lock:
+            before = self._stages[name]
+            self._stages[name] = replace(before, state="finished", lag=max(before.lag, 0))
+
+    def idle(self, name: str) -> None:
+        """There is nothing that the stage has not read."""
+        with self._lock:
+            self._stages[name] = replace(self._stages[name], lag=0, rows_per_s=0.0)
+
     def states(self, state: str) -> None:
         """Of all stages that have not ended."""
         with self._lock:
@@ -66,7 +77,8 @@ class Progress:
         with self._lock:
             before = self._stages[name]
             ends, latest = _positions(said, "endOffset"), _positions(said, "latestOffset")
-            lag = _lag(ends, latest) if ends else before.lag
+            # A batch that is done again tells where it ends, and nobody has looked yet where the log does.
+            lag = _lag(ends, latest) if ends and latest else before.lag
             if "addBatch" not in durations:
                 self._stages[name] = replace(before, lag=lag, rows_per_s=0.0)
                 return None

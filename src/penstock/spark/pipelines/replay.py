@@ -14,20 +14,19 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.applications import application_name
 from penstock.spark.pipelines.decoding import METADATA_COLUMNS
 from penstock.spark.pipelines.files import Files
-from penstock.spark.pipelines.model import Pipeline, path_name
+from penstock.spark.pipelines.model import STAGES, Pipeline, path_name
 from penstock.spark.pipelines.opening import open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT: Final = "penstock"
-STAGES: Final = ("bronze", "silver", "gold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +49,6 @@ class ReplayRequest:
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Place:
-    spark: SparkSession
-    pipeline: Pipeline
-    files: Files
-
-
 def replay(
     spark: SparkSession, pipeline: Pipeline, files: Files, options: dict[str, str], request: ReplayRequest
 ) -> int:
@@ -72,8 +64,9 @@ def replay(
         raise InvalidRequest(
             f"replay {request.name} was done at {when} with {before['rows']} records: give it another id to do it again"
         )
+    _make_active(spark)
     rows = (
-        _from_table(_Place(spark, pipeline, files), request)
+        _from_table(spark, pipeline, files, request)
         if request.table is not None
         else _from_topic(spark, options, request)
     )
@@ -90,6 +83,13 @@ def replay(
         rows.unpersist()
     files.write(done, json.dumps({"at_ms": int(time.time() * 1000), "rows": count, "write": write}))
     return count
+
+
+def _make_active(spark: SparkSession) -> None:
+    """Spark looks a source up in the session that is active in the thread that asks, and a thread need not have one."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  Python has no name for it
+    session: Any = spark
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)  # noqa: SLF001
 
 
 def _noted_write(files: Files, begun: str) -> str:
@@ -112,11 +112,11 @@ def _from_topic(spark: SparkSession, options: dict[str, str], request: ReplayReq
     return spark.read.format(FORMAT).options(**given).load().select("key", "value", "headers", "partition")
 
 
-def _from_table(place: _Place, request: ReplayRequest) -> DataFrame:
+def _from_table(spark: SparkSession, pipeline: Pipeline, files: Files, request: ReplayRequest) -> DataFrame:
     stage, _, name = (request.table or "").partition("/")
     if stage not in STAGES or not name:
         raise InvalidRequest(f"{request.table} is not a table: name one as in bronze/orders or gold/revenue")
-    table = open_table(place, stage, name)
+    table = open_table(pipeline, stage, name, files, spark)
     if not table.exists():
         raise ConfigError(f"there is no table {table.path}: run the pipeline first")
     rows = table.read()

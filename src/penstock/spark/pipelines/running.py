@@ -207,7 +207,7 @@ class Run:
         if query.isActive or stage.outdated or self._is_late(stage, query):
             return True
         if query.exception() is None:
-            self.progress.state(stage.name, "finished")
+            self.progress.finished(stage.name)
         return False
 
     def _failed(self) -> tuple[Stage, BaseException] | None:
@@ -262,6 +262,11 @@ class Run:
             if progress is not None:
                 self._on_batch(progress)
 
+    def told_idle(self, run_id: str) -> None:
+        stage = self._stages_by_run_id.get(run_id)
+        if stage is not None:
+            self.progress.idle(stage.name)
+
     def told_end(self, run_id: str) -> None:
         self._terminated.add(run_id)
 
@@ -277,7 +282,7 @@ class _Listener(StreamingQueryListener):
         self._run.told_progress(str(event.progress.runId), json.loads(event.progress.json))
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        pass
+        self._run.told_idle(str(event.runId))
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         self._run.told_end(str(event.runId))

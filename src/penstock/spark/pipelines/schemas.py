@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock.broker.schemas.reference import LATEST, Reference, parse_reference
 from penstock.errors import ConfigError, SchemaNotFound
+from penstock.protocols.flymq.schemas.messages import SchemaInfo
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.decoding import Plan, Version, version
 from penstock.spark.pipelines.files import Files
@@ -38,6 +39,17 @@ def schema_of(client: FlyMQClient, topic: str, given: Mapping[str, str]) -> Refe
     return Reference(topic, LATEST, "")
 
 
+def described(client: FlyMQClient, topic: str, reference: Reference) -> SchemaInfo:
+    """The version that a topic's schema stands for now. Raises SchemaNotFound, which says what to do."""
+    try:
+        return client.schemas.get(reference.name, reference.version or None)
+    except SchemaNotFound:
+        raise SchemaNotFound(
+            f"topic {topic} follows schema {reference}, which is not there: register it with penstock schema register {reference.name} "
+            "FILE, or name another under [silver] schemas"
+        ) from None
+
+
 class Plans:
     """The plans of one topic for one stage, from version to version. Only one run at a time writes them down."""
 
@@ -52,8 +64,8 @@ class Plans:
 
     def newest(self) -> Plan:
         """The plan for a batch that was never begun."""
-        name, number, message = self._reference
-        info = self._client.schemas.get(name, number or None)
+        name, _, message = self._reference
+        info = described(self._client, self._topic, self._reference)
         if self._current is not None and self._current.version.number == info.version:
             return self._current
         if info.definition is None:

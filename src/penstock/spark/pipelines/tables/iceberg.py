@@ -32,7 +32,7 @@ CATALOG_WAIT_S_MAX: Final = 60.0
 class IcebergTable(Table):
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | None,
         path: str,
         files: Files,
         directory: str,

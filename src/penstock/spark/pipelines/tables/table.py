@@ -34,13 +34,18 @@ class Compacted(NamedTuple):
 
 
 class Table(ABC):
-    def __init__(self, spark: SparkSession, path: str, files: Files) -> None:
+    def __init__(self, spark: SparkSession | None, path: str, files: Files) -> None:
         self.path = path
-        self._spark = spark
+        self._session = spark
         self._files = files
         self._query = ""
         self._columns: StructType | None = None
         """Those that it has, once they were asked for."""
+
+    @property
+    def _spark(self) -> SparkSession:
+        assert self._session is not None, "compacting alone needs no Spark"
+        return self._session
 
     def claim(self, query: str, batch_id: int, checkpoint: str) -> None:
         """Make sure that the table and the checkpoint belong together. To be called before the first append of a run."""
