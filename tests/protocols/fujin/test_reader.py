@@ -176,6 +176,24 @@ async def test_what_was_asked_for_behind_the_connect_waits_for_that_moment_too(
     await until(lambda: all(each in side.stream.sent for each in expected))
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_that_moment_is_longer_where_the_answer_may_not_have_arrived(
+    client: Client, broker: Broker, timers: Timers, arrives: bool
+) -> None:
+    await make(broker, "orders", [b"one"])
+    side = client.open()
+    side.stream.unacknowledged_bytes = 2
+    side.say(connect_reader(b"orders"))
+    assert await side.hear(2) == b"\1\0"
+    timers.advance(0.05)
+    await side.silence()
+    assert side.stream.sends == [(b"\1\0", False)]
+    if arrives:
+        side.stream.unacknowledged_bytes = 0
+    timers.advance(0.01 if arrives else 0.2)  # however long that takes, it is not for ever
+    assert await side.hear(20) == message(b"one", 1)
+
+
 async def test_a_goodbye_waits_for_that_moment_too(client: Client, timers: Timers) -> None:
     side = client.open()
     side.say(connect_reader(b"orders"), DISCONNECT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -25,6 +26,8 @@ from penstock.protocols.fujin.wire import INTERNAL_ERROR
 
 ALONE_S: Final = 0.01
 """Back to back, a third of first messages were lost on deployed clients; from a millisecond on, none."""
+ALONE_LOOKS_MAX: Final = 20
+"""A client that is busy takes longer: it is given the moment again so often while the reply may not have arrived."""
 COMMAND_BYTES_MIN: Final = 256
 """What a waiting command counts for at least: a FETCH takes 9 bytes on the wire, its message some 200 in memory."""
 COMMANDS_PER_TURN_MAX: Final = 256
@@ -220,8 +223,17 @@ class Talk:
     def send_alone(self, data: bytes) -> None:
         """Send a reply behind which nothing may arrive in the same read."""
         self.send(data)
+        self._stay_alone(ALONE_LOOKS_MAX)
+
+    def _stay_alone(self, looks: int) -> None:
         if not self._over:
-            self._alone = self._after(ALONE_S, self._not_alone)
+            self._alone = self._after(ALONE_S, partial(self._look_alone, looks))
+
+    def _look_alone(self, looks: int) -> None:
+        if looks and self.stream.unacknowledged_bytes:
+            self._stay_alone(looks - 1)
+        else:
+            self._not_alone()
 
     def _not_alone(self) -> None:
         self._alone = None
