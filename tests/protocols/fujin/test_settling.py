@@ -8,6 +8,7 @@ import pytest
 
 from penstock.broker.broker import Broker
 from penstock.broker.subscription import DeliveryPolicy, Unsettled
+from penstock.protocols.fujin.talk import ALONE_LOOKS_MAX, ALONE_S
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import ENDINGS, Client, Timers, leave, settle, until
@@ -213,7 +214,7 @@ async def test_with_auto_commit_no_more_is_under_way_than_may_be_and_what_arrive
     reader.stream.unacknowledged_bytes = 1 << 30
     reader.say(connect_reader(b"orders", kind=2 if pull else 1, auto_commit=1))
     await reader.hear(2)
-    timers.advance(0.01)
+    timers.advance(ALONE_S * (ALONE_LOOKS_MAX + 1))  # the answer to the connect has not arrived either
     if pull:
         reader.say(fetch(1, 5000), fetch(2, 5000))
     heads_bytes = 10 if pull else 0
