@@ -99,3 +99,25 @@ def test_a_query_goes_on_where_offsets_cannot_be_published(
     until_published(client, "last", {0: 1})
     assert [each.group for each in client.groups()] == ["last"]
     stream.reader.stop()
+
+
+def test_a_publication_that_fails_for_whatever_reason_does_not_end_those_after_it(
+    client: FlyMQClient, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.send("orders", b"a")
+    stream = source.stream(startingOffsets="earliest", group="billing")
+    stream.batch()
+    failed = threading.Event()
+
+    def failing(client: FlyMQClient, group: str, positions: Positions) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("a fault of the program")
+        publishing(client, group, positions)
+
+    publishing = penstock.spark.publishing.publish
+    monkeypatch.setattr("penstock.spark.publishing.publish", failing)
+    stream.reader.commit({**stream.offsets[0], "orders": {"0": 1}})
+    assert failed.wait(30)
+    stream.reader.commit({**stream.offsets[0], "orders": {"0": 2}})
+    until_published(client, "billing", {0: 2})

@@ -6,7 +6,6 @@ import threading
 
 import structlog
 
-from penstock.errors import PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import ConnectionSettings, pooled_client
 from penstock.spark.offsets import Positions
@@ -65,5 +64,5 @@ class BackgroundPublisher:
             try:
                 publish(pooled_client(self._settings), self._group, positions)
                 self._published = positions
-            except PenstockError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next offsets are published by this thread
                 _log.warning("group offsets not published", group=self._group, error=str(error))
