@@ -220,6 +220,10 @@ def test_a_value_that_would_take_from_smaller_tenants_is_refused(clock: ManualCl
     assert kept(cache, "t1/c", "k") == kept(cache, "t2/c", "k") == ["k"]
     cache.put(ANONYMOUS, "t3/c", "k", bytes(30_000))
     assert len(cache) == 3
+    with pytest.raises(LimitExceeded, match="beside what other tenants keep"):
+        cache.put(ANONYMOUS, "t3/c", "k", bytes(60_000))
+    assert cache.get(ANONYMOUS, "t3/c", "k") == bytes(30_000), "what was there stays"
+    assert cache.stats.puts == 3, "what is refused is none"
 
 
 def test_newcomers_find_a_place_even_where_they_are_a_little_larger(clock: ManualClock) -> None:

@@ -88,7 +88,8 @@ class Cache:
 
     @on_topic(Operation.WRITE)
     def put(self, principal: Principal, cache: str, key: str, value: bytes, ttl_ms: int | None = None) -> None:
-        """Keep a value under a key, in place of what was there; without `ttl_ms` it does not expire.
+        """Keep a value under a key, in place of what was there; without `ttl_ms` it does not expire. Where it is refused, what was there
+        stays.
 
         Raises InvalidTopicName, InvalidRequest, or LimitExceeded where the value is larger than the room, or than what others leave of it.
         """
@@ -108,13 +109,15 @@ class Cache:
             self._remove(tenant, place, before)
         expires_s = None if ttl_ms is None else self._clock.monotonic() + ttl_ms / 1000
         self._add(tenant, place, _Entry(value, expires_s, size_bytes))
-        self.stats.puts += 1
         while self._size_bytes > self._limits.cache_bytes_max or self._count > self._limits.cache_entries_max:
             if not self._make_way(place):
                 self._remove(tenant, place, self._parts[tenant].entries[place])
+                if before is not None:
+                    self._add(tenant, place, before)
                 raise LimitExceeded(
                     f"a value of {len(value)} bytes does not fit into the cache beside what other tenants keep: put a smaller one"
                 )
+        self.stats.puts += 1
 
     def _make_way(self, kept: tuple[str, str]) -> bool:
         """Evict one value, but not the one that was put just now; False where all others are of tenants that keep to their part."""
