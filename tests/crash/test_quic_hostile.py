@@ -77,8 +77,7 @@ def shove(own: socket.socket, datagram: bytes) -> None:
 
 def first_flight(listener: str, peer: tuple[str, int]) -> tuple[QuicCore, bytes]:
     settings = TlsSettings(alpn=(ALPN[listener],), verify=False, server_name="localhost")
-    core = QuicCore(QuicSettings(), settings, is_client=True)
-    core.connect(peer, time.monotonic())
+    core = QuicCore.connect(QuicSettings(), settings, peer, time.monotonic())
     return core, core.take_datagrams(time.monotonic(), 1)[0][0]
 
 
@@ -113,7 +112,7 @@ async def flood(own: socket.socket, listener: str, peer: tuple[str, int]) -> Non
     waiting: dict[bytes, QuicCore] = {}
     for _ in range(HANDSHAKES):
         core, datagram = first_flight(listener, peer)
-        waiting[core.host_cid] = core
+        waiting[core.ids.local] = core
         shove(own, datagram)
         await asyncio.sleep(0)
         try:

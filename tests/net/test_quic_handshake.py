@@ -8,6 +8,7 @@ import ipaddress
 import random
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,29 @@ from penstock.net.limits import QuicLimits
 from penstock.net.quic import FAILURE_LINES_PER_SWEEP_MAX
 from penstock.net.quic_tls import client_check, quic_server_tls, subject_of_der
 from penstock.quic.core import QuicCore
+from penstock.quic.handshake import Handshake, make_packet_core
 from penstock.quic.packets import VERSION, long_header
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
 from penstock.testing.clock import ManualClock
 from tests.net.line_session import until
 from tests.net.quic_lines import ALPN, QuicService, read_line, serving_quic, talking
+
+
+def connecting(
+    service: QuicService, tls: TlsSettings | None = None, *, say: Callable[[bytes], bytes] | None = None
+) -> QuicCore:
+    """A client's connection that is about to send its first flight, in which what `say` makes of its ClientHello takes its place."""
+    settings, tls, now_s = QuicSettings(), tls or TlsSettings(verify=False, server_name="localhost"), time.monotonic()
+    core = QuicCore.connect(settings, tls, service.where, now_s)
+    if say is not None:
+        core._core = make_packet_core(settings, core.ids, is_client=True, address=service.where, now_s=now_s)
+        bridge = Handshake(core._core, settings, tls, core.ids, is_client=True)._bridge
+        bridge.start()
+        hello = bridge.next_crypto_data()
+        assert hello is not None
+        core._core.send_crypto(0, 0, say(hello.data))
+    return core
 
 
 class Files:
@@ -115,8 +133,7 @@ async def test_a_flood_of_handshakes_that_fail_does_not_fill_the_log(tmp_path: P
         with capture_logs() as logs, socket.socket(type=socket.SOCK_DGRAM) as flooder:
             flooder.connect(service.where)
             for count in range(1, 101):
-                core = QuicCore(QuicSettings(), TlsSettings(alpn=("h3",), verify=False), is_client=True)
-                core.connect(service.where, time.monotonic())
+                core = connecting(service, TlsSettings(alpn=("h3",), verify=False))
                 for datagram, _ in core.take_datagrams(time.monotonic(), 100):
                     flooder.send(datagram)
                 await until(lambda count=count: service.stats.handshake_failures == count)  # type: ignore[misc]
@@ -138,11 +155,7 @@ async def test_a_protocol_that_is_not_required_is_agreed_on_where_it_is_offered(
 
 async def test_a_client_that_offers_several_is_given_the_one_that_is_spoken(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
-        core = QuicCore(
-            QuicSettings(),
-            TlsSettings(alpn=("x", ALPN), ca_file=service.trusted, server_name="localhost"),
-            is_client=True,
-        )
+        core = connecting(service, TlsSettings(alpn=("x", ALPN), ca_file=service.trusted, server_name="localhost"))
         await _shake_hands(core, service)
         assert core.alpn == ALPN
 
@@ -151,7 +164,6 @@ async def _shake_hands(core: QuicCore, service: QuicService) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as own:
         own.setblocking(False)
         own.connect(service.where)
-        core.connect(service.where, time.monotonic())
 
         def step() -> bool:
             for datagram, _ in core.take_datagrams(time.monotonic(), 10):
@@ -162,7 +174,7 @@ async def _shake_hands(core: QuicCore, service: QuicService) -> None:
                     core.receive(datagram, len(datagram), service.where, time.monotonic())
             except BlockingIOError:
                 pass
-            return core.established or core.over
+            return core.is_established or core.is_closed
 
         await until(step)
 
@@ -387,8 +399,7 @@ async def test_garbage_is_counted_and_dropped_while_others_go_on(tmp_path: Path)
 
 async def test_a_first_datagram_that_nobody_encrypted_costs_nothing_for_long(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
-        core = QuicCore(QuicSettings(), TlsSettings(verify=False, server_name="localhost"), is_client=True)
-        core.connect(service.where, time.monotonic())
+        core = connecting(service)
         (datagram, _), *_ = core.take_datagrams(time.monotonic(), 10)
         header = long_header(datagram)
         assert header is not None
@@ -404,12 +415,7 @@ async def test_handshake_messages_that_make_no_sense_end_the_handshake(tmp_path:
     async with serving_quic(tmp_path) as service:
         for nonsense in (b"\x01\x00\x00\x02\xff\xff", b"\x02" + bytes(40), b"\x01\x00\x00\x10" + bytes(16)):
             before = service.stats.handshake_failures
-            core = QuicCore(QuicSettings(), TlsSettings(verify=False, server_name="localhost"), is_client=True)
-            core.connect(service.where, time.monotonic())
-            # A second core of the same ids, whose handshake says what we want.
-            core._create_core(service.where, core.original_destination_connection_id, time.monotonic())
-            assert core._core is not None
-            core._core.send_crypto(0, 0, nonsense)
+            core = connecting(service, say=lambda _, nonsense=nonsense: nonsense)  # type: ignore[misc]
             with socket.socket(type=socket.SOCK_DGRAM) as own:
                 for datagram, _ in core.take_datagrams(time.monotonic(), 10):
                     own.sendto(datagram, service.where)
@@ -421,27 +427,27 @@ async def test_handshake_messages_that_make_no_sense_end_the_handshake(tmp_path:
 @pytest.mark.parametrize("seed", range(3))
 async def test_client_hellos_that_were_changed_harm_nobody(tmp_path: Path, files: Files, seed: int) -> None:
     chance = random.Random(seed)
+
+    def changed(message: bytes) -> bytes:
+        hello = bytearray(message)
+        for _ in range(chance.randrange(1, 6)):
+            place = chance.randrange(len(hello))
+            match chance.randrange(4):
+                case 0:
+                    hello[place] = chance.randrange(256)
+                case 1:
+                    del hello[place : place + chance.randrange(20)]
+                case 2:
+                    hello[place:place] = chance.randbytes(chance.randrange(20))
+                case _:
+                    hello[place] ^= 1 << chance.randrange(8)
+        return b"\x01" + (len(hello) - 4).to_bytes(3, "big") + hello[4:]
+
     tls = quic_server_tls(files.cert, files.key, files.ca if seed == 1 else None, alpn=(ALPN,))
     async with serving_quic(tmp_path, QuicLimits(retry_above=1_000), tls=tls, trusted=files.ca) as service:
         with socket.socket(type=socket.SOCK_DGRAM) as own:
             for _ in range(100):
-                core = QuicCore(QuicSettings(), TlsSettings(alpn=(ALPN,), verify=False), is_client=True)
-                hello = bytearray(_client_hello(core))
-                for _ in range(chance.randrange(1, 6)):
-                    place = chance.randrange(len(hello))
-                    match chance.randrange(4):
-                        case 0:
-                            hello[place] = chance.randrange(256)
-                        case 1:
-                            del hello[place : place + chance.randrange(20)]
-                        case 2:
-                            hello[place:place] = chance.randbytes(chance.randrange(20))
-                        case _:
-                            hello[place] ^= 1 << chance.randrange(8)
-                hello[:4] = b"\x01" + (len(hello) - 4).to_bytes(3, "big")
-                core._create_core(service.where, core.original_destination_connection_id, time.monotonic())
-                assert core._core is not None
-                core._core.send_crypto(0, 0, bytes(hello))
+                core = connecting(service, TlsSettings(alpn=(ALPN,), verify=False), say=changed)
                 for datagram, _ in core.take_datagrams(time.monotonic(), 10):
                     own.sendto(datagram, service.where)
                 await asyncio.sleep(0)
@@ -456,24 +462,9 @@ async def test_client_hellos_that_were_changed_harm_nobody(tmp_path: Path, files
         assert service.stats.handshakes_open == 0
 
 
-def _client_hello(core: QuicCore) -> bytes:
-    """What a client would say first."""
-    core._version = VERSION
-    core._create_core(("127.0.0.1", 1), core.original_destination_connection_id, time.monotonic())
-    bridge = core._create_tls(remote_source_cid=None)
-    bridge.start()
-    message = bridge.next_crypto_data()
-    assert message is not None
-    return message.data
-
-
 async def test_a_handshake_message_without_end_is_given_up(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
-        core = QuicCore(QuicSettings(), TlsSettings(verify=False, server_name="localhost"), is_client=True)
-        core.connect(service.where, time.monotonic())
-        core._create_core(service.where, core.original_destination_connection_id, time.monotonic())
-        assert core._core is not None
-        core._core.send_crypto(0, 0, b"\x01\xff\xff\xff" + bytes(200_000))
+        core = connecting(service, say=lambda _: b"\x01\xff\xff\xff" + bytes(200_000))
         with socket.socket(type=socket.SOCK_DGRAM) as own:
             own.setblocking(False)
             own.connect(service.where)
@@ -484,7 +475,6 @@ async def test_a_handshake_message_without_end_is_given_up(tmp_path: Path) -> No
                 try:
                     while True:
                         datagram = own.recv(65_535)
-                        assert core._core is not None
                         core._core.receive_datagram(datagram, service.where, time.monotonic())
                 except BlockingIOError:
                     pass

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.net.certificates import own_certificate
 from penstock.quic.core import STREAM_DATA, QuicCore
+from penstock.quic.packets import VERSION, LongHeader
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings, load_identity
 from penstock.testing.clock import ManualClock
@@ -30,21 +31,22 @@ class Talk:
         """`bad` makes the network lose that share of the datagrams, deliver some twice, and let some be overtaken."""
         files = own_certificate(directory, ManualClock())
         settings = settings or QuicSettings()
-        self.client = QuicCore(settings, TlsSettings(verify=False, server_name="localhost"), is_client=True)
-        self.server = QuicCore(
+        self.now_s = 1.0
+        self.client = QuicCore.connect(settings, TlsSettings(verify=False, server_name="localhost"), SERVER, self.now_s)
+        self.server = QuicCore.accept(
             settings,
             TlsSettings(identity=load_identity(files.cert, files.key)),
-            is_client=False,
-            original_destination_cid=self.client.original_destination_connection_id,
+            LongHeader(VERSION, True, self.client.ids.initial, self.client.ids.local, b""),
+            CLIENT,
+            self.now_s,
+            local_cid=b"a server",
         )
         self.pairs = ((self.client, self.server), (self.server, self.client))
-        self.now_s = 1.0
         self.received: dict[QuicCore, dict[int, bytearray]] = {self.client: {}, self.server: {}}
         self.events: dict[QuicCore, list[tuple[object, ...]]] = {self.client: [], self.server: []}
         self._bad = bad
         self._loss = loss
         self._under_way: list[tuple[QuicCore, bytes, tuple[str, int]]] = []
-        self.client.connect(SERVER, self.now_s)
 
     def step(self, *, taking: tuple[QuicCore, ...] | None = None) -> None:
         for core, peer, source in ((self.client, self.server, CLIENT), (self.server, self.client, SERVER)):
@@ -69,7 +71,7 @@ class Talk:
 
     def shake_hands(self) -> Talk:
         for _ in self.steps():
-            if self.client.established and self.server.established:
+            if self.client.is_established and self.server.is_established:
                 return self
         raise AssertionError("no handshake")
 

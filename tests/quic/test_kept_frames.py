@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.quic.core import STREAM_DATA, STREAM_FINISHED, STREAM_RESET, Address, QuicCore, StreamRefused
+from penstock.quic.core import STREAM_DATA, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
+from penstock.quic.packets import Address
 from tests.quic.talk import Talk
 
 STREAMS_AHEAD = 14
@@ -101,8 +102,8 @@ class Quarrel:
                 except StreamRefused:
                     pass
         self._talk.step()
-        assert not self._talk.client.over, self._talk.client.end_reason
-        assert not self._talk.server.over, self._talk.server.end_reason
+        assert not self._talk.client.is_closed, self._talk.client.close_reason
+        assert not self._talk.server.is_closed, self._talk.server.close_reason
 
     def _take_note(self, core: QuicCore, streams: set[int]) -> None:
         for event in self._talk.events[core]:

@@ -25,8 +25,8 @@ from penstock.quic.tls import TlsSettings, reset_token
 
 
 def first_datagram() -> tuple[QuicCore, bytes]:
-    core = QuicCore(QuicSettings(), TlsSettings(verify=False, server_name="localhost"), is_client=True)
-    core.connect(("127.0.0.1", 1), time.monotonic())
+    tls = TlsSettings(verify=False, server_name="localhost")
+    core = QuicCore.connect(QuicSettings(), tls, ("127.0.0.1", 1), time.monotonic())
     return core, core.take_datagrams(time.monotonic(), 1)[0][0]
 
 
@@ -44,7 +44,7 @@ def test_anything_else_is_for_nobody(datagram: bytes) -> None:
 def test_a_first_datagram_says_who_asks_whom() -> None:
     core, datagram = first_datagram()
     header = long_header(datagram)
-    assert header == LongHeader(VERSION, True, core.original_destination_connection_id, core.host_cid, b"")
+    assert header == LongHeader(VERSION, True, core.ids.initial, core.ids.local, b"")
 
 
 def test_of_an_unknown_version_only_the_ids_are_read() -> None:
@@ -80,7 +80,7 @@ def test_a_client_follows_a_retry_that_is_for_it() -> None:
     answer = retry(header, b"retry-id", b"a token")
     core.receive(answer, len(answer), ("127.0.0.1", 1), time.monotonic())
     again = long_header(core.take_datagrams(time.monotonic(), 1)[0][0])
-    assert again == LongHeader(VERSION, True, b"retry-id", core.host_cid, b"a token")
+    assert again == LongHeader(VERSION, True, b"retry-id", core.ids.local, b"a token")
 
 
 def test_a_reset_is_shorter_than_what_it_answers_and_looks_like_any_datagram() -> None:

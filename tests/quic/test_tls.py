@@ -19,7 +19,7 @@ from penstock.quic.packets import VERSION
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import KEY_SHARE_BYTES, ClientContext, TlsBridge, TlsSettings, load_identity
 from penstock.testing.clock import ManualClock
-from tests.quic.talk import CLIENT
+from tests.quic.talk import SERVER
 
 CRYPTO_ERROR = 0x100
 """What QUIC adds to the number of an alert."""
@@ -130,20 +130,20 @@ def test_any_bytes_in_a_client_hello_are_taken_or_refused(server: Server, seed: 
 
 
 def test_a_panic_of_the_library_ends_one_connection_like_any_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = QuicCore(QuicSettings(), TlsSettings(verify=False), is_client=True)
+    core = QuicCore.connect(QuicSettings(), TlsSettings(verify=False), SERVER, 1.0)
     panic = type("PanicException", (BaseException,), {})
 
     def panicking(*_: object) -> None:
         raise panic("mid > len")
 
-    monkeypatch.setattr(core, "receive_gro_buffer", panicking)
+    monkeypatch.setattr(core, "_receive_early", panicking)
     with pytest.raises(LibraryPanicked, match="mid > len"):
-        core.receive(b"x", 1, CLIENT, 1.0)
+        core.receive(b"x", 1, SERVER, 1.0)
     monkeypatch.undo()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(core, "receive_gro_buffer", interrupted)
+    monkeypatch.setattr(core, "_receive_early", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        core.receive(b"x", 1, CLIENT, 1.0)
+        core.receive(b"x", 1, SERVER, 1.0)

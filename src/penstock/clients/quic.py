@@ -319,7 +319,7 @@ class QuicConnection(Connection):
             self._keep_alive = asyncio.get_running_loop().call_later(interval_s, self._show_life)
 
     def _show_life(self) -> None:
-        if not self.is_lost and not self.core.over:
+        if not self.is_lost and not self.core.is_closed:
             self.core.ping()
             self.touch()
             self._stay_alive()
@@ -356,15 +356,15 @@ async def connect_quic(
     family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     datagram_bytes = DATAGRAM_BYTES_LOOPBACK if is_loopback(str(address[0])) else DATAGRAM_BYTES
     settings = settings or QuicSettings(datagram_bytes=datagram_bytes)
-    core = QuicCore(settings, _tls_settings(host, alpn, ca_file, verify, server_name, cert, key), is_client=True)
+    tls = _tls_settings(host, alpn, ca_file, verify, server_name, cert, key)
     try:
         own = open_socket(family, connect=address)
     except OSError as error:
         raise Unreachable(f"cannot connect to {host}:{port}: {error.strerror}") from None
 
     endpoint = UdpEndpoint(own, time.monotonic)
+    core = QuicCore.connect(settings, tls, address, time.monotonic())
     connection = QuicConnection(endpoint, core, settings, f"{host}:{port}")
-    core.connect(address, time.monotonic())
     connection.touch()
     try:
         await asyncio.wait_for(asyncio.shield(connection.connected), timeout_s)

@@ -22,11 +22,12 @@ from penstock.net.quic_connection import Code, QuicServerConnection
 from penstock.net.quic_session import QuicSessionFactory
 from penstock.net.retry_tokens import Admitted, RetryTokens
 from penstock.net.stats import QuicListenerStats
-from penstock.quic.core import Address, QuicCore
+from penstock.quic.core import QuicCore
 from penstock.quic.packets import (
     CID_BYTES,
     INITIAL_BYTES_MIN,
     VERSION,
+    Address,
     LongHeader,
     long_header,
     retry,
@@ -203,7 +204,7 @@ class QuicListener(Listener[QuicServerConnection]):
             admitted = self._tokens.admit(address, header.token, self._now_s())
             if admitted is not None and admitted.retry_source_cid != header.destination_cid:
                 admitted = None
-        if admitted is None and self.stats.handshakes_open >= self.limits.retry_above:
+        if admitted is None and self._must_retry(header):
             self._send_retry(header, address)
             return
         if len(self._half_open) >= self.limits.handshakes_max:
@@ -214,16 +215,28 @@ class QuicListener(Listener[QuicServerConnection]):
             next(iter(self._half_open)).abandon("")
         self._admit(header, admitted, datagram, address)
 
+    def _must_retry(self, header: LongHeader) -> bool:
+        """Whether a client must begin again under an id that we give it, and so prove its address: under load, every client must.
+
+        One without a connection id of its own always must: the library can serve it only under an id that it already addresses
+        (`penstock.quic.handshake`). So must one whose choice of an id for us is too short to be unique (RFC 9000, section 7.2).
+        """
+        return (
+            not header.source_cid
+            or len(header.destination_cid) < CID_BYTES
+            or self.stats.handshakes_open >= self.limits.retry_above
+        )
+
     def _admit(self, header: LongHeader, admitted: Admitted | None, datagram: bytes, address: Address) -> None:
         assert self._endpoint is not None
-        core = QuicCore(
+        core = QuicCore.accept(
             self._settings,
             self._tls,
-            is_client=False,
-            original_destination_cid=(
-                header.destination_cid if admitted is None else admitted.original_destination_cid
-            ),
-            retry_source_cid=None if admitted is None else admitted.retry_source_cid,
+            header,
+            address,
+            self._now_s(),
+            local_cid=self._random_bytes(CID_BYTES) if admitted is None else admitted.retry_source_cid,
+            original_destination_cid=None if admitted is None else admitted.original_destination_cid,
         )
         connection = QuicServerConnection(self, self._endpoint, core, self._settings, address, self._now_s)
         self._connections[connection] = None
@@ -231,9 +244,9 @@ class QuicListener(Listener[QuicServerConnection]):
         self.stats.handshakes_open += 1
         self._half_open[connection] = None
         self.add_cid(header.destination_cid, connection)
-        self.add_cid(core.host_cid, connection)
+        self.add_cid(core.ids.local, connection)
         self._deliver(connection, datagram, len(datagram), address)
-        if not core.believable and not connection.is_lost:
+        if not core.has_authenticated_packet and not connection.is_lost:
             connection.abandon("")
 
     def _send_retry(self, header: LongHeader, address: Address) -> None:
@@ -249,9 +262,10 @@ class QuicListener(Listener[QuicServerConnection]):
 
     def _refuse(self, header: LongHeader, datagram: bytes, address: Address) -> None:
         self._refused()
-        core = QuicCore(self._settings, self._tls, is_client=False, original_destination_cid=header.destination_cid)
-        core.refuse(datagram, header.destination_cid, address, self._now_s())
-        for refusal, _ in core.take_datagrams(self._now_s(), 1):
+        now_s = self._now_s()
+        core = QuicCore.accept(self._settings, self._tls, header, address, now_s, local_cid=header.destination_cid)
+        core.refuse(datagram, address, now_s)
+        for refusal, _ in core.take_datagrams(now_s, 1):
             self._answer(refusal, address)
 
     def _remember_farewell(self, cid: bytes, farewell: list[tuple[bytes, Address]]) -> None:

@@ -18,8 +18,8 @@ from penstock.net.quic_stream import QuicServerStream
 from penstock.net.quic_tls import subject_of_der
 from penstock.net.stats import QuicListenerStats
 from penstock.quic.connection import Connection
-from penstock.quic.core import Address, QuicCore, StreamRefused
-from penstock.quic.packets import LONG_HEADER
+from penstock.quic.core import QuicCore, StreamRefused
+from penstock.quic.packets import LONG_HEADER, Address
 from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.units import Address as HostAndPort
@@ -139,7 +139,7 @@ class QuicServerConnection(Connection):
         elif not self.is_established or now_s - self._heard_s < MOVE_QUIET_S:
             self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
             return
-        if buffer[0] & LONG_HEADER and not self.core.established:
+        if buffer[0] & LONG_HEADER and not self.core.is_established:
             self._early_bytes += len(buffer)
             if self._early_bytes > EARLY_BYTES_MAX:
                 self.close(Code.TOO_MUCH, f"a handshake of more than {EARLY_BYTES_MAX} bytes")
@@ -234,7 +234,7 @@ class QuicServerConnection(Connection):
 
     def lost(self, code: int, reason: str) -> None:
         self.flow.lost()
-        if self.is_established and self.core.fell_silent:
+        if self.is_established and self.core.timed_out:
             self.stats.closed_idle += 1
         session, self._session = self._session, None
         if session is not None:

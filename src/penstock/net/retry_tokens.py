@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.quic.core import Address
+from penstock.quic.packets import Address
 
 KEY_BYTES = 32
 MAC_BYTES = 16

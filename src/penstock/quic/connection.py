@@ -21,10 +21,10 @@ from penstock.quic.core import (
     STREAM_FINISHED,
     STREAM_RESET,
     STREAMS_AVAILABLE,
-    Address,
     Event,
     QuicCore,
 )
+from penstock.quic.packets import Address
 from penstock.quic.settings import QuicSettings
 from penstock.quic.stream import Stream
 from penstock.quic.udp import SEGMENTED_BYTES_MAX, UdpEndpoint
@@ -60,7 +60,7 @@ class Connection:
         self._origin = b""
         """Which address of ours the peer uses, where there are several."""
         self._now_s = now_s
-        self._own_bit = 0 if core.configuration.is_client else 1
+        self._own_bit = 0 if core.is_client else 1
         self._paused = False
         self._taking = False
         """Events are being taken; what there is to send is sent after that."""
@@ -148,7 +148,7 @@ class Connection:
     def close(self, code: int = 0, reason: str = "") -> None:
         """End every stream and the connection; the peer is told."""
         if not self.is_lost:
-            self.core.close(code, None, reason)
+            self.core.close(code, reason)
             self.farewell = self.addressed(self.core.take_datagrams(self._now_s(), self._datagrams_per_turn))
             self.endpoint.send(self.farewell, self._origin)
             self._lose(code, reason)
@@ -171,17 +171,17 @@ class Connection:
             self.failed(error)
 
     def _run(self, now_s: float) -> None:
-        if self._is_there() and (self.reading or self.core.over):
+        if self._is_there() and (self.reading or self.core.is_closed):
             self._taking = True
             try:
                 self._take_events()
             finally:
                 self._taking = False
         if self._is_there():
-            if self.core.over:
+            if self.core.is_closed:
                 self.farewell = self.addressed(self.core.take_datagrams(now_s, self._datagrams_per_turn))
                 self.endpoint.send(self.farewell, self._origin)
-                self._lose(self.core.end_code, self.core.end_reason)
+                self._lose(self.core.close_code, self.core.close_reason)
             else:
                 held = self.core.frames.hold_events
                 self._send(now_s)
@@ -226,11 +226,11 @@ class Connection:
 
     def _take_events(self) -> None:
         core = self.core
-        if not self.is_established and core.established:
+        if not self.is_established and core.is_established:
             self.is_established = True
             self.established()
         take = core.take_event
-        while (self.reading or core.over) and (event := take()) is not None:
+        while (self.reading or core.is_closed) and (event := take()) is not None:
             if event[0] == STREAM_DATA:
                 stream_id = event[1]
                 stream = self.streams.get(stream_id) or self._new_stream(stream_id)
@@ -296,7 +296,7 @@ class Connection:
                 for stream in list(self.streams.values()):
                     if stream.writable:
                         stream.drained()
-        if self.may_have_losses and not self.endpoint.blocked and self.core.is_quiet:
+        if self.may_have_losses and not self.endpoint.blocked and self.core.is_idle:
             self._losses_repaired = self.core.losses
 
     def _look_at_congestion(self) -> None:

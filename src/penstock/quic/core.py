@@ -1,53 +1,57 @@
 """One QUIC connection without I/O and without a clock: datagrams and times in, datagrams, events and timers out.
 
-This is the seam to the QUIC library (qh3, whose packet core is compiled). Six things differ from how the library drives its core:
+Drives the packet core of the QUIC library (qh3, compiled) directly. The library's own driver is not used, because:
 
 - Events stay inside the core until they are asked for. The core grants the peer credit for stream data when the event that carries it is
-  taken, so whoever does not ask for events holds the peer back, and what waits is bounded by the windows that were granted before.
-- The numbers of streams and the transport parameters are ours; the library has them as constants.
-- The TLS side is `penstock.quic.tls`, which chooses the application protocol per connection and can ask for client certificates.
-- Nothing is resumed: no session tickets, no 0-RTT, whose data an attacker could send twice.
+  taken, so not asking for events holds the peer back, and what waits is bounded by the windows granted before.
+- Stream limits and transport parameters are ours; the library has them as constants.
+- TLS is `penstock.quic.tls`, which chooses the application protocol per connection and can ask for client certificates.
+- Peers with zero-length connection ids are served: see `penstock.quic.handshake`.
+- Nothing is resumed: no session tickets, no 0-RTT, whose data an attacker could replay.
 - Stream data is given to the core as it can be sent: see `penstock.quic.outbox`.
-- Events wait while frames of streams that finish may be made up and not on the wire: see `penstock.quic.kept_frames`.
+- Events wait while frames of streams that finish may be built and not yet sent: see `penstock.quic.kept_frames`.
 
-An event is a tuple: its kind first, then what the kind says:
+An event is a tuple, its kind first:
 
     (STREAM_DATA, stream id, data, ended)      (STREAM_RESET, stream id, code)      (STOP_SENDING, stream id, code)
     (STREAM_FINISHED, stream id)               both sides ended and everything acknowledged
     (CID_ISSUED, cid)                          (CID_RETIRED, cid)
     (PING_ACKNOWLEDGED, number)
 
-That it has ended says `over`; who ended it, `end_code` and `end_reason`.
+`is_closed` says that the connection has ended; `close_code` and `close_reason` say why.
 """
 
 from __future__ import annotations
 
-import math
+import os
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
-from qh3._hazmat import QuicConnectionCore
-from qh3.quic.configuration import QuicConfiguration
-from qh3.quic.connection import QuicConnection, QuicConnectionState
-from qh3.quic.events import ConnectionTerminated
 from qh3.quic.tls_bridge import QuicTlsBridgeError
-from qh3.tls import Epoch
 
+from penstock.quic.handshake import Agreed, ConnectionIds, Handshake, make_packet_core
 from penstock.quic.kept_frames import FramesUnderWay
-from penstock.quic.outbox import INITIAL_RTT_S, PACING, Data, Outbox
-from penstock.quic.packets import CID_BYTES, VERSION
-from penstock.quic.settings import QuicSettings
-from penstock.quic.tls import (
-    ACK_DELAY_EXPONENT,
-    CONNECTION_IDS_MAX,
-    MAX_ACK_DELAY_S,
-    TlsBridge,
-    TlsSettings,
-    reset_token,
+from penstock.quic.library import (
+    CLOSED_STATES,
+    CRYPTO_DATA,
+    FIRST_FLIGHT,
+    HANDSHAKE_DONE,
+    IDLE_REASON,
+    NO_ROOM_FOR_A_PACKET,
+    PACING_TIMER,
+    PANIC,
+    PATH_DATAGRAM_BYTES,
+    PATH_REMOTE,
+    PEER_CLOSED,
+    PROTOCOL_ERROR,
+    REPORT_ACCEPTED,
+    TERMINATED,
 )
+from penstock.quic.outbox import Data, Outbox
+from penstock.quic.packets import CID_BYTES, VERSION, Address, LongHeader, next_packet, read_retry, read_versions
+from penstock.quic.settings import QuicSettings
+from penstock.quic.tls import TlsSettings
 
-Address = tuple[Any, ...]
-"""What a socket gives and takes: (host, port), or with flow information and scope for IPv6."""
 Event = tuple[Any, ...]
 
 STREAM_DATA: Final = "stream_data"
@@ -58,7 +62,6 @@ STREAMS_AVAILABLE: Final = "streams_available"
 CID_ISSUED: Final = "connection_id_issued"
 CID_RETIRED: Final = "connection_id_retired"
 PING_ACKNOWLEDGED: Final = "ping_acknowledged"
-TERMINATED: Final = "connection_terminated"
 REPORTED: Final = frozenset(
     {
         STREAM_DATA,
@@ -71,99 +74,126 @@ REPORTED: Final = frozenset(
         PING_ACKNOWLEDGED,
     }
 )
-ENDED_STATES: Final = frozenset({"closing", "draining", "terminated"})
 
-ACCEPTED: Final = 2
-"""Where the core's report on datagrams says how many packets it took."""
-PANIC: Final = "PanicException"
-"""The name of a panic's class, which cannot be imported."""
-NO_ROOM_FOR_A_PACKET: Final = "packet builder capacity exhausted"
-PATH_DATAGRAM_BYTES: Final = 5
-"""Where its description of a path says how large a datagram may be."""
 CONNECTION_REFUSED: Final = 2
+INTERNAL_ERROR: Final = 1
 DATAGRAMS_PER_KEY_MAX: Final = 1 << 22
 """Half of what may be encrypted with one AES key (RFC 9001, section 6.6); the library does not count."""
 UNEXPECTED_MESSAGE: Final = 0x10A
 """The TLS alert of that name, as QUIC says it."""
 CRYPTO_FRAME: Final = 6
-IDLE_REASON: Final = "Idle timeout"
 
 
 class StreamRefused(Exception):
     """The core would not do it: the stream has ended, or the peer allows no more of them."""
 
 
-class Agreed(NamedTuple):
-    """What is left of a handshake."""
-
-    alpn: str | None = None
-    peer_certificate_der: bytes | None = None
-    peer_idle_s_max: float = math.inf
-
-
 class LibraryPanicked(Exception):
     """The library found itself in a state that it thinks impossible."""
 
 
-def _tell_panic(error: BaseException) -> None:
-    """A panic of the library's is no Exception, and would get past everybody who is there to end one connection and no other."""
+class Closed(NamedTuple):
+    """Why a connection ended."""
+
+    code: int
+    reason: str
+
+
+def _raise_panic(error: BaseException) -> None:
+    """Turn a panic of the library, which is no Exception, into one, so that it ends one connection and no other."""
     if type(error).__name__ == PANIC:
         raise LibraryPanicked(str(error)) from None
 
 
-class QuicCore(QuicConnection):
-    """The library's connection, driven as the module's docstring says."""
+class QuicCore:
+    """One connection, driven as the module's docstring says."""
 
     def __init__(
         self,
         settings: QuicSettings,
         tls: TlsSettings,
+        ids: ConnectionIds,
         *,
         is_client: bool,
-        original_destination_cid: bytes | None = None,
-        retry_source_cid: bytes | None = None,
+        address: Address,
+        now_s: float,
     ) -> None:
-        configuration = QuicConfiguration(
-            is_client=is_client,
-            connection_id_length=CID_BYTES,
-            idle_timeout=settings.idle_s_max,
-            max_data=settings.connection_window_bytes,
-            max_stream_data=settings.stream_window_bytes,
-            max_datagram_size=settings.datagram_bytes,
-            probe_datagram_size=False,
-            supported_versions=[VERSION],
-            initial_rtt=INITIAL_RTT_S,
-        )
-        tls.fill(configuration)
-        super().__init__(
-            configuration=configuration,
-            original_destination_connection_id=original_destination_cid,
-            retry_source_connection_id=retry_source_cid,
-        )
+        """For `connect` and `accept`."""
         self._settings = settings
-        self._tls_settings = tls
-        self._early: deque[Event] = deque()
+        self._tls = tls
+        self.ids = ids
+        self.is_client = is_client
+        self._core = make_packet_core(settings, ids, is_client=is_client, address=address, now_s=now_s)
+        self._handshake: Handshake | None = Handshake(self._core, settings, tls, ids, is_client=is_client)
+        self.is_established = False
+        """Whether the handshake is complete."""
+        self._is_confirmed = not is_client
+        """Whether the peer is known to have completed the handshake too, which a server knows by completing it."""
         self._agreed = Agreed()
+        self._closed: Closed | None = None
+        self._early: deque[Event] = deque()
+        """Events of the handshake, which are taken from the core between packets."""
         self._under_key = 0
-        """Datagrams that were sent since we last changed the key."""
+        """Datagrams sent since we last updated the key."""
         self._outbox = Outbox(settings.datagram_bytes)
         self._room_bytes = -1
-        """What may be given to the core before datagrams are next made; -1 where that is not known."""
+        """What may be given to the core before datagrams are next made; -1 while that is not known."""
         self._datagrams_max = 1
         """How many could be made the last time."""
         self.frames = FramesUnderWay(settings.datagram_bytes)
 
-    # -- what a connection is ---------------------------------------------------------------------------------------------
+    @classmethod
+    def connect(cls, settings: QuicSettings, tls: TlsSettings, address: Address, now_s: float) -> Self:
+        """Return a client's connection, with its first flight ready to be taken."""
+        destination = os.urandom(CID_BYTES)
+        ids = ConnectionIds(os.urandom(CID_BYTES), destination, destination)
+        core = cls(settings, tls, ids, is_client=True, address=address, now_s=now_s)
+        assert core._handshake is not None
+        core._handshake.start()
+        return core
+
+    @classmethod
+    def accept(
+        cls,
+        settings: QuicSettings,
+        tls: TlsSettings,
+        header: LongHeader,
+        address: Address,
+        now_s: float,
+        *,
+        local_cid: bytes,
+        original_destination_cid: bytes | None = None,
+    ) -> Self:
+        """Return a server's connection for a client whose first packet has this header; the packet itself is yet to be received.
+
+        After a Retry `local_cid` is the id that it gave the client, and `original_destination_cid` the one the client used before it.
+        """
+        initial = header.destination_cid
+        ids = ConnectionIds(local_cid, initial, original_destination=initial, peer=header.source_cid)
+        if original_destination_cid is not None:
+            ids = ids._replace(original_destination=original_destination_cid, retry_source=initial)
+        return cls(settings, tls, ids, is_client=False, address=address, now_s=now_s)
+
+    # -- state ------------------------------------------------------------------------------------------------------------
 
     @property
-    def established(self) -> bool:
-        """Whether the handshake is complete."""
-        return self._handshake_complete
+    def is_closed(self) -> bool:
+        """Whether either side has closed the connection; the events that say so may still wait."""
+        return self._closed is not None or self._core.state in CLOSED_STATES
 
     @property
-    def over(self) -> bool:
-        """Whether the connection has ended on either side; the events that say so may still wait."""
-        return self._close_event is not None or (self._core is not None and self._core.state in ENDED_STATES)
+    def timed_out(self) -> bool:
+        """Whether it was closed because nothing was received for too long."""
+        return self.close_reason == IDLE_REASON
+
+    @property
+    def close_code(self) -> int:
+        return 0 if self._closed is None else self._closed.code
+
+    @property
+    def close_reason(self) -> str:
+        """The reason phrase of the side that closed the connection; may be empty."""
+        return "" if self._closed is None else self._closed.reason
 
     @property
     def alpn(self) -> str | None:
@@ -172,108 +202,123 @@ class QuicCore(QuicConnection):
 
     @property
     def peer_certificate_der(self) -> bytes | None:
-        """The peer's certificate; a server has it only where it asked for one and found it good."""
+        """The peer's certificate; a server has it only if it asked for one and accepted it."""
         return self._agreed.peer_certificate_der
 
     @property
     def idle_s_max(self) -> float:
-        """After how long without a sign of life the connection is gone: the shorter time of both sides."""
+        """The idle timeout in force: the shorter one of both sides."""
         return min(self._settings.idle_s_max, self._agreed.peer_idle_s_max)
 
     @property
-    def believable(self) -> bool:
-        """Whether anything came that was encrypted as it should be."""
-        return self._core is not None and self._core.received_authenticated_packet
+    def has_authenticated_packet(self) -> bool:
+        """Whether any packet was received that decrypted."""
+        return self._core.received_authenticated_packet
 
     @property
     def peer_address(self) -> Address:
-        """Where the peer is now."""
-        address: Address = self._require_core().active_path[2]
+        address: Address = self._core.active_path[PATH_REMOTE]
         return address
 
     @property
     def in_flight_bytes(self) -> int:
         """Sent and not acknowledged."""
-        return 0 if self._core is None else self._core.bytes_in_flight
+        return self._core.bytes_in_flight
 
     @property
     def losses(self) -> int:
-        """Datagrams of ours that were found to be lost, over the connection's life."""
-        return 0 if self._core is None else self._core.loss_total
+        """Datagrams of ours that were declared lost, over the connection's life."""
+        return self._core.loss_total
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether all that was sent has arrived, and nothing is left to send."""
-        core = self._require_core()
-        if core.bytes_in_flight or self.unsent_bytes():
+    def is_idle(self) -> bool:
+        """Whether everything sent was acknowledged and nothing is left to send."""
+        if self._core.bytes_in_flight or self.unsent_bytes():
             return False
-        timer = core.get_timer()
-        return timer is None or timer[0] != PACING
-
-    @property
-    def fell_silent(self) -> bool:
-        """Whether it ended because nothing was heard of the peer for too long."""
-        return self.end_reason == IDLE_REASON
-
-    @property
-    def end_code(self) -> int:
-        """The error code the connection ended with."""
-        return 0 if self._close_event is None else self._close_event.error_code
-
-    @property
-    def end_reason(self) -> str:
-        """Why the connection ended, in the words of whoever ended it; empty where nobody said."""
-        return "" if self._close_event is None else self._close_event.reason_phrase
+        timer = self._core.get_timer()
+        return timer is None or timer[0] != PACING_TIMER
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def receive(self, buffer: bytes, segment_bytes: int, address: Address, now_s: float) -> int:
-        """Take datagrams that came in one go: all of `segment_bytes`, the last one maybe shorter.
+        """Receive datagrams that arrived together: all of `segment_bytes`, the last one maybe shorter.
 
-        Returns how many packets in them were the peer's and new, once the handshake is complete.
+        Returns how many packets in them were authentic and new, once the handshake is complete.
         """
         try:
-            if self._handshake_complete:
-                assert self._core is not None
-                return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[ACCEPTED]
-            self.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+            if self.is_established:
+                return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[REPORT_ACCEPTED]
+            for start in range(0, len(buffer), segment_bytes):
+                self._receive_early(buffer[start : start + segment_bytes], address, now_s)
         except BaseException as error:
-            _tell_panic(error)
+            _raise_panic(error)
             raise
-        if self.established:
+        if self._handshake is not None and self._handshake.complete and not self.is_established:
             self._conclude_handshake()
         return 0
 
+    def _receive_early(self, datagram: bytes, address: Address, now_s: float) -> None:
+        """Receive a datagram of the handshake, packet by packet: keys for the second may come from the first."""
+        if self.is_client and self._receive_unprotected(datagram, address, now_s):
+            return
+        start = 0
+        while start < len(datagram):
+            end, source_cid = next_packet(datagram, start)
+            report = self._core.receive_datagram(datagram[start:end], address, now_s, len(datagram))
+            if self.ids.peer is None and report[REPORT_ACCEPTED] and source_cid is not None:
+                self._learn_peer_cid(source_cid)
+            self._take_early_events()
+            start = end
+
+    def _learn_peer_cid(self, cid: bytes) -> None:
+        assert self._handshake is not None
+        self.ids = self.ids._replace(peer=cid)
+        self._handshake.learn_peer_cid(cid)
+
+    def _receive_unprotected(self, datagram: bytes, address: Address, now_s: float) -> bool:
+        """Receive a Retry or a Version Negotiation packet, which a server may answer the first flight with; False for anything else."""
+        if self._core.state != FIRST_FLIGHT or self._core.received_authenticated_packet:
+            return False
+        versions = read_versions(datagram, self.ids.local, self.ids.initial)
+        if versions is not None:
+            if VERSION not in versions:
+                self._closed = Closed(INTERNAL_ERROR, "the server does not speak QUIC version 1")
+            return True
+        retry = read_retry(datagram, self.ids.local, self.ids.initial)
+        if retry is None or self.ids.retry_source is not None:
+            return False
+        self.ids = self.ids._replace(initial=retry.source_cid, retry_source=retry.source_cid)
+        self._core = make_packet_core(self._settings, self.ids, is_client=True, address=address, now_s=now_s)
+        self._core.set_initial_token(retry.token)
+        self._handshake = Handshake(self._core, self._settings, self._tls, self.ids, is_client=True)
+        self._handshake.start()
+        return True
+
     def take_event(self) -> Event | None:
-        """The next event; taking one that carries data lets the peer send as much again."""
+        """Return the next event; taking one that carries data lets the peer send as much again."""
         if self._early:
             return self._early.popleft()
         core = self._core
-        if core is None or (self.frames.hold_events and not self.over):
+        if self.frames.hold_events and not self.is_closed:
             return None
         while (event := core.next_event()) is not None:
-            if event[0] == STREAM_DATA or self._is_for_the_owner(event):
+            if event[0] == STREAM_DATA or self._is_reported(event):
                 return event
         self.frames.events_taken()
         return None
 
-    def refuse(self, datagram: bytes, destination_cid: bytes, address: Address, now_s: float) -> None:
+    def refuse(self, datagram: bytes, address: Address, now_s: float) -> None:
         """Answer the first datagram of a connection by closing it, which costs no key exchange."""
-        self._version = VERSION
-        self._create_core(address, destination_cid, now_s)
-        core = self._require_core()
-        core.receive_datagram(datagram, address, now_s)
-        core.close(CONNECTION_REFUSED, 0, b"")
+        self._core.receive_datagram(datagram, address, now_s)
+        self._core.close(CONNECTION_REFUSED, 0, b"")
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
     def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
-        """What to send now, `datagrams_max` at most."""
+        """Return what to send now, `datagrams_max` at most."""
         core = self._core
-        if core is None:
-            return []
         self.frames.before_sending(core)
-        poll = core.poll_transmit if self._handshake_complete else self._poll_early
+        poll = core.poll_transmit if self.is_established else self._poll_early
         outbox = self._outbox
         taken: list[tuple[bytes, Address]] = []
         if outbox.waiting and datagrams_max:
@@ -286,65 +331,62 @@ class QuicCore(QuicConnection):
                 elif not (outbox.waiting and outbox.feed(core, now_s, left, is_idle=True)):
                     break
         except BaseException as error:
-            _tell_panic(error)
+            _raise_panic(error)
             raise
         self.frames.after_sending(core, taken, is_all=len(taken) < datagrams_max)
         self._room_bytes, self._datagrams_max = -1, datagrams_max
         self._under_key += len(taken)
-        if self._under_key >= DATAGRAMS_PER_KEY_MAX and self._handshake_confirmed:
-            self._change_key(core)
+        if self._under_key >= DATAGRAMS_PER_KEY_MAX and self._is_confirmed:
+            self._update_key()
         return taken
 
-    def _change_key(self, core: QuicConnectionCore) -> None:
+    def _update_key(self) -> None:
         try:
-            core.request_key_update()
+            self._core.request_key_update()
         except (RuntimeError, ValueError):
-            return  # the one before is not acknowledged yet, or the peer is about to
+            return  # the previous update is not acknowledged yet, or the peer has just begun one
         self._under_key = 0
 
     def _poll_early(self, now_s: float) -> tuple[Any, ...] | None:
-        """The next datagram of a handshake. What a peer may be sent that has not shown its address can be too little for a packet,
-        which the library takes for a fault; it goes on when the peer is heard again."""
+        """Return the next datagram of a handshake, or None if the anti-amplification limit leaves no room for one."""
         try:
-            return self._require_core().poll_transmit(now_s)
+            return self._core.poll_transmit(now_s)
         except RuntimeError as error:
             if str(error) != NO_ROOM_FOR_A_PACKET:
                 raise
             return None
 
     def unsent_bytes(self, stream_id: int | None = None) -> int:
-        """What was given to `send` and is not on the wire yet; of all streams where none is named."""
-        if self._core is None:
-            return 0
+        """Return how much of what was given to `send` is not on the wire yet; on all streams if none is named."""
         waiting_bytes = self._outbox.size_bytes if stream_id is None else self._outbox.size_of(stream_id)
         return waiting_bytes + self._core.get_send_buffer_size(stream_id)
 
     def get_timer(self) -> float | None:
-        """When to call `handle_timer`."""
-        timer = None if self._core is None else self._core.get_timer()
+        """Return when to call `handle_timer`."""
+        timer = self._core.get_timer()
         at_s = None if timer is None else timer[1]
         again_s = self._outbox.look_again_s
         return again_s if again_s is not None and (at_s is None or again_s < at_s) else at_s
 
-    def handle_timer(self, now: float) -> None:
+    def handle_timer(self, now_s: float) -> None:
         self._outbox.look_again_s = None
         try:
-            super().handle_timer(now)
+            self._core.handle_timer(now_s)
+            self._take_early_events()
         except BaseException as error:
-            _tell_panic(error)
+            _raise_panic(error)
             raise
 
     def open_stream(self, *, one_way: bool) -> int:
-        """Raises StreamRefused where the peer allows no more streams now."""
+        """Raises StreamRefused if the peer allows no more streams now."""
         try:
-            return self._require_core().open_stream(one_way)
+            return self._core.open_stream(one_way)
         except (RuntimeError, ValueError) as error:
             raise StreamRefused(str(error)) from None
 
     def send(self, stream_id: int, data: Data, end: bool) -> None:
-        """Queue data, which must not be changed any more. Raises StreamRefused where our side of the stream has ended."""
+        """Queue data, which must not be changed any more. Raises StreamRefused if our side of the stream has ended."""
         core, outbox = self._core, self._outbox
-        assert core is not None
         if not outbox.waiting:
             if self._room_bytes < 0:
                 self._room_bytes = max(outbox.room(core, core.get_send_buffer_size(None), self._datagrams_max), 0)
@@ -363,7 +405,7 @@ class QuicCore(QuicConnection):
         """End our side of a stream at once. One that has ended is left as it is."""
         self._outbox.drop(stream_id)
         try:
-            self._require_core().reset_stream(stream_id, code)
+            self._core.reset_stream(stream_id, code)
         except (RuntimeError, ValueError):
             return
         self.frames.reset_asked_for()
@@ -371,122 +413,69 @@ class QuicCore(QuicConnection):
     def stop(self, stream_id: int, code: int) -> None:
         """Ask the peer to end its side of a stream. One that has ended is left as it is."""
         try:
-            self._require_core().stop_sending(stream_id, code)
+            self._core.stop_sending(stream_id, code)
         except (RuntimeError, ValueError):
             return
         self.frames.stop_asked_for()
 
     def ping(self, number: int = 0) -> None:
-        """Make the peer answer, which keeps the connection from being taken for idle. One that is lost is not sent again."""
-        self.send_ping(number)
+        """Make the peer send an acknowledgement, which restarts both idle timers. A lost PING is not sent again."""
+        self._core.send_ping(number)
 
-    # -- what the library calls -------------------------------------------------------------------------------------------
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """Close the connection with an application error code."""
+        if self._closed is None:
+            self._core.close(code, None, reason.encode())
+            self._closed = Closed(code, reason)
 
-    def _drain_core(self) -> None:
-        """Let the handshake see its messages between two packets; once it is complete events wait until they are taken."""
-        assert self._core is not None
-        while not self._handshake_complete:
+    # -- events -----------------------------------------------------------------------------------------------------------
+
+    def _take_early_events(self) -> None:
+        """Let the handshake see its messages between two packets; once it is complete, events wait until they are taken."""
+        while self._handshake is not None and not self._handshake.complete:
             event = self._core.next_event()
             if event is None:
                 return
-            if self._is_for_the_owner(event):
+            if self._is_reported(event):
                 self._early.append(event)
 
-    def _is_for_the_owner(self, event: Event) -> bool:
-        """Do what the library does with an event of its own; False for those."""
+    def _is_reported(self, event: Event) -> bool:
+        """Handle an event that is the connection's own; return whether it is for its owner."""
         kind = event[0]
-        if kind == "crypto_data":
-            self._receive_crypto(event)
-        elif kind == "handshake_done":
-            self._handshake_confirmed = True
-            self._require_core().handshake_confirmed()
-        elif kind == "peer_closed":
-            self._close_event = ConnectionTerminated(event[2], event[3], event[4].decode("utf8", "replace"))
-        elif kind == "protocol_error":
-            self._close_event = ConnectionTerminated(event[1], event[2], event[3])
+        if kind == CRYPTO_DATA:
+            self._receive_crypto(*event[1:])
+        elif kind == HANDSHAKE_DONE:
+            self._is_confirmed = True
+            self._core.handshake_confirmed()
+        elif kind == PEER_CLOSED:
+            self._closed = Closed(event[2], event[4].decode("utf8", "replace"))
+        elif kind == PROTOCOL_ERROR:
+            self._closed = Closed(event[1], event[3])
         elif kind == STOP_SENDING:
             self._outbox.drop(event[1])
             self.frames.peer_stopped()
         elif kind == TERMINATED:
-            self._state = QuicConnectionState.TERMINATED
-            self._close_event = ConnectionTerminated(event[1], event[2], event[3].decode("utf8", "replace"))
+            self._closed = Closed(event[1], event[3].decode("utf8", "replace"))
         return kind in REPORTED
 
     def _conclude_handshake(self) -> None:
-        """Note what was agreed on. A server then has no more use for the handshake, which is a fifth of what a connection costs."""
-        assert self._tls is not None
-        certificate = self.get_peercert()
-        theirs = self._tls.remote_transport_parameters
-        self._agreed = Agreed(
-            self._tls.tls.alpn_negotiated,
-            None if certificate is None else certificate.public_bytes(),
-            (theirs.max_idle_timeout / 1000) if theirs is not None and theirs.max_idle_timeout else math.inf,
-        )
-        # The peer may take smaller datagrams than we would send, and the way to it may.
-        datagram_bytes = self._require_core().active_path[PATH_DATAGRAM_BYTES]
+        """Keep what was agreed on. A server then drops its TLS state, which is a fifth of what a connection costs."""
+        assert self._handshake is not None
+        self.is_established = True
+        self._agreed = self._handshake.agreed()
+        # The peer may take smaller datagrams than we would send, and the path may.
+        datagram_bytes = self._core.active_path[PATH_DATAGRAM_BYTES]
         self._outbox.datagram_bytes = self.frames.datagram_bytes = datagram_bytes
-        if not self._is_client:
-            self._tls = None
+        if not self.is_client:
+            self._handshake = None
 
-    def _receive_crypto(self, event: Event) -> None:
-        core = self._require_core()
-        if self._tls is None:
-            core.close(UNEXPECTED_MESSAGE, CRYPTO_FRAME, b"")
-            self._close_event = ConnectionTerminated(UNEXPECTED_MESSAGE, CRYPTO_FRAME, "a message after the handshake")
+    def _receive_crypto(self, epoch: int, offset: int, data: bytes) -> None:
+        if self._handshake is None:
+            self._core.close(UNEXPECTED_MESSAGE, CRYPTO_FRAME, b"")
+            self._closed = Closed(UNEXPECTED_MESSAGE, "a message after the handshake")
             return
         try:
-            self._tls.receive_crypto(Epoch(event[1]), event[3], event[2], version=core.version)
-            self._drain_tls()
+            self._handshake.receive_crypto(epoch, offset, data)
         except QuicTlsBridgeError as error:
-            core.close(error.error_code, int(error.frame_type), error.reason_phrase.encode())
-            self._close_event = ConnectionTerminated(error.error_code, error.frame_type, error.reason_phrase)
-
-    def _create_core(self, remote_addr: Address, initial_dcid: bytes, now: float) -> None:
-        settings = self._settings
-        self._core = QuicConnectionCore(
-            is_client=self._is_client,
-            version=VERSION,
-            local_addr=("0.0.0.0", 0),  # noqa: S104 - not bound to; the core wants some address of its own
-            remote_addr=remote_addr,
-            source_cid=self.host_cid,
-            destination_cid=initial_dcid,
-            peer_address_validated=self._is_client or self._retry_source_connection_id is not None,
-            active_connection_id_limit=CONNECTION_IDS_MAX,
-            max_datagram_size=settings.datagram_bytes,
-            probe_datagram_size=False,
-            idle_timeout=settings.idle_s_max,
-            ack_delay_exponent=ACK_DELAY_EXPONENT,
-            max_datagram_frame_size=None,
-            peer_max_datagram_frame_size=None,
-            connection_receive_window=settings.connection_window_bytes,
-            connection_send_limit=0,
-            stream_receive_window=settings.stream_window_bytes,
-            stream_send_limit_bidi_local=0,
-            stream_send_limit_bidi_remote=0,
-            stream_send_limit_uni=0,
-            max_stream_reassembly=settings.stream_window_bytes,
-            local_max_streams_bidi=settings.streams_max,
-            local_max_streams_uni=settings.streams_max,
-            peer_max_streams_bidi=0,
-            peer_max_streams_uni=0,
-            initial_rtt=INITIAL_RTT_S,
-            max_ack_delay=MAX_ACK_DELAY_S,
-            initial_time=now,
-        )
-        self._applied_transport_parameters = None
-        self._pre_handshake_state_replayed = False
-
-    def _create_tls(self, remote_source_cid: bytes | None) -> TlsBridge:
-        bridge = TlsBridge(
-            self._configuration,
-            self._tls_settings,
-            self._settings.streams_max,
-            version=self._version,
-            local_initial_source_connection_id=self.host_cid,
-            remote_initial_source_connection_id=remote_source_cid,
-            original_destination_connection_id=self._original_destination_connection_id,
-            retry_source_connection_id=self._retry_source_connection_id,
-            stateless_reset_token=reset_token(self._tls_settings.reset_key, self.host_cid),
-        )
-        self._tls = bridge
-        return bridge
+            self._core.close(error.error_code, int(error.frame_type), error.reason_phrase.encode())
+            self._closed = Closed(error.error_code, error.reason_phrase)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.quic.outbox import PACING
+from penstock.quic.library import PACING_TIMER
 
 if TYPE_CHECKING:
     from qh3._hazmat import QuicConnectionCore
@@ -88,7 +88,7 @@ class FramesUnderWay:
             return
         if not self._cut_short:
             timer = core.get_timer()
-            if not core.get_send_buffer_size(None) and (timer is None or timer[0] != PACING):
+            if not core.get_send_buffer_size(None) and (timer is None or timer[0] != PACING_TIMER):
                 self.datagrams_until_sure = 0
         else:
             # Small ones may hold acknowledgements only, for which there is always room.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 Data = bytes | bytearray | memoryview
 
-PACING: Final = "pacing"
-"""The timer of datagrams that are ready and wait for their time."""
 FRAME_OVERHEAD_BYTES: Final = 64
 """The library leaves so much of a datagram to headers."""
 INITIAL_RTT_S: Final = 0.1

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from hmac import compare_digest
+from typing import Any, Final, NamedTuple
 
 from qh3._hazmat import pull_quic_header
-from qh3.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, encode_quic_version_negotiation
+from qh3.quic.packet import (
+    QuicPacketType,
+    QuicProtocolVersion,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    get_retry_integrity_tag,
+)
+
+Address = tuple[Any, ...]
+"""What a socket gives and takes: (host, port), or with flow information and scope for IPv6."""
 
 VERSION: Final = int(QuicProtocolVersion.VERSION_1)
 CID_BYTES: Final = 8
@@ -34,6 +44,13 @@ class LongHeader(NamedTuple):
     token: bytes
 
 
+class RetryPacket(NamedTuple):
+    """What a server asks a client to begin again with."""
+
+    source_cid: bytes
+    token: bytes
+
+
 def short_destination(datagram: bytes) -> bytes | None:
     """Whom a datagram of an established connection is for; None where it is something else."""
     if len(datagram) < SHORT_HEADER_BYTES_MIN or datagram[0] & (LONG_HEADER | FIXED_BIT) != FIXED_BIT:
@@ -53,6 +70,37 @@ def long_header(datagram: bytes) -> LongHeader | None:
     except ValueError:
         return None
     return LongHeader(version, kind == QuicPacketType.INITIAL, destination, source, token)
+
+
+def next_packet(datagram: bytes, start: int) -> tuple[int, bytes | None]:
+    """Return where the packet that begins at `start` ends, and its source connection id; None for a short header, which has none."""
+    try:
+        _, kind, _, _, source_cid, _, _, _, _, end = pull_quic_header(datagram, start, CID_BYTES)
+    except ValueError:
+        return len(datagram), None
+    return (end if end > start else len(datagram)), (None if kind == QuicPacketType.ONE_RTT else source_cid)
+
+
+def read_versions(datagram: bytes, destination_cid: bytes, source_cid: bytes) -> list[int] | None:
+    """Return the versions of a Version Negotiation packet between these ids; None for anything else."""
+    try:
+        _, kind, _, destination, source, _, _, versions, _, end = pull_quic_header(datagram, 0, CID_BYTES)
+    except ValueError:
+        return None
+    is_ours = (destination, source, end) == (destination_cid, source_cid, len(datagram))
+    return list(versions) if kind == QuicPacketType.VERSION_NEGOTIATION and is_ours else None
+
+
+def read_retry(datagram: bytes, destination_cid: bytes, original_destination_cid: bytes) -> RetryPacket | None:
+    """Return what a Retry packet says, if it answers a first packet between these ids; None for anything else, and for a forgery."""
+    try:
+        version, kind, _, destination, source, token, tag, _, _, end = pull_quic_header(datagram, 0, CID_BYTES)
+    except ValueError:
+        return None
+    if kind != QuicPacketType.RETRY or (version, destination, end) != (VERSION, destination_cid, len(datagram)):
+        return None
+    expected = get_retry_integrity_tag(datagram[: end - len(tag)], original_destination_cid, version=VERSION)
+    return RetryPacket(source, token) if compare_digest(tag, expected) else None
 
 
 def version_negotiation(header: LongHeader) -> bytes:

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from penstock.quic.core import Address
+from penstock.quic.packets import Address
 
 UDP_SEGMENT: Final = 103
 UDP_GRO: Final = 104
