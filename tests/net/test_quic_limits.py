@@ -246,11 +246,11 @@ async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path
 
 
 @contextmanager
-def stranger() -> Iterator[socket.socket]:
+def stranger(host: str = "127.0.0.1") -> Iterator[socket.socket]:
     """A socket that speaks no QUIC of its own."""
     with socket.socket(type=socket.SOCK_DGRAM) as own:
         own.setblocking(False)
-        own.bind(("127.0.0.1", 0))
+        own.bind((host, 0))
         yield own
 
 
@@ -314,22 +314,41 @@ async def test_who_shows_its_address_takes_the_place_of_the_oldest_handshake_at_
     async with serving_quic(tmp_path, limits) as service:
         with stranger() as flooder:
             for count in range(1, 25):
-                core, datagrams = first_flight(service.where)
-                for datagram in datagrams:
-                    flooder.sendto(datagram, service.where)
-                await until(
-                    lambda count=count: count == 1 or service.stats.retries_sent >= count - 1  # type: ignore[misc]
-                )
-                answer = await _answer_to(core, flooder)
-                core.receive(answer, len(answer), service.where, time.monotonic())
-                for datagram, _ in core.take_datagrams(time.monotonic(), 10):
-                    flooder.sendto(datagram, service.where)
+                await _begin_handshake(service, flooder)
                 await until(lambda count=count: service.stats.handshakes_open >= min(count, 20))  # type: ignore[misc]
             await until(lambda: service.stats.handshakes_dropped > 0)
             assert service.stats.handshakes_open == 20
             await service.client()
         service.pass_time(limits.handshake_s_max + 2)
         assert service.stats.handshakes_open == 0
+
+
+async def test_one_host_cannot_crowd_out_the_handshakes_of_others(tmp_path: Path) -> None:
+    limits = QuicLimits(handshakes_max=20, retry_above=1)
+    async with serving_quic(tmp_path, limits) as service:
+        with stranger() as flooder, stranger("127.0.0.2") as other:
+            await _begin_handshake(service, other)
+            await until(lambda: service.stats.handshakes_open == 1)
+            for count in range(2, 60):
+                await _begin_handshake(service, flooder)
+                await until(lambda count=count: service.stats.handshakes_open >= min(count, 20))  # type: ignore[misc]
+            await until(lambda: service.stats.handshakes_dropped >= 39)
+            assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 1
+            for _ in range(8):
+                await _begin_handshake(service, other)
+            await until(lambda: service.stats.handshakes_dropped >= 47)
+            assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 9
+
+
+async def _begin_handshake(service: QuicService, own: socket.socket) -> None:
+    """Begin a handshake, begin it again after a Retry, and leave it there."""
+    core, datagrams = first_flight(service.where)
+    for datagram in datagrams:
+        own.sendto(datagram, service.where)
+    answer = await _answer_to(core, own)
+    core.receive(answer, len(answer), service.where, time.monotonic())
+    for datagram, _ in core.take_datagrams(time.monotonic(), 10):
+        own.sendto(datagram, service.where)
 
 
 async def _answer_to(core: QuicCore, own: socket.socket) -> bytes:
