@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import socket
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import trustme
 
 from penstock.broker.access import SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
@@ -21,6 +26,7 @@ from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.transactions import requests as transactions
 from penstock.protocols.flymq.transactions.replies import decode_transaction
 from penstock.protocols.flymq.wire import HEADER, MAGIC, VERSION, Opcode, frame
+from penstock.testing import RunningBroker
 from penstock.testing.clock import ManualClock
 from tests.broker.accounts import broker_with_users, user
 from tests.protocols.flymq import deployed
@@ -268,3 +274,48 @@ async def test_a_deployed_command_line_that_logs_in_shows_roles(
         assert deployed.narrow_login((await talk.ask(encode.encode_auth("bob", "bob"))).payload).success
     who = deployed.narrow_login((await talk.ask(encode.encode_whoami())).payload)
     assert (who.user, list(filter(None, who.roles))) == ("bob", ["consumer", "producer"])
+
+
+# --- over a socket ---
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_deployed_go_client_is_served_byte_by_byte(tls: bool, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    listener: dict[str, object] = {"auth": "required"} | ({"tls": {"cert": cert, "key": key}} if tls else {})
+    with RunningBroker(dev=True, listeners={"flymq": listener}) as broker:
+        host, _, port = broker.address.rpartition(":")
+        with ExitStack() as stack:
+            connection = stack.enter_context(socket.create_connection((host, int(port))))
+            if tls:
+                context = ssl.create_default_context()
+                authority.configure_trust(context)
+                connection = stack.enter_context(context.wrap_socket(connection, server_hostname=host))
+            replies_in = stack.enter_context(connection.makefile("rb"))
+
+            def ask(request: bytes) -> str:
+                # Go clients write header and payload one after the other.
+                connection.sendall(request[:8])
+                connection.sendall(request[8:])
+                header = replies_in.read(8)
+                return (header + replies_in.read(int.from_bytes(header[4:]))).hex(" ")
+
+            admin = b"admin".hex()
+            assert ask(encode.encode_auth("admin", "guess")) == hexed(EITHER_NO)
+            assert ask(encode.encode_auth("admin", "admin")) == hexed(
+                f"af01710100000010 01 0000 0000 00000001 0005 {admin}"
+            )
+            permissions = f"00000003 0004 {b'read'.hex()} 0005 {b'write'.hex()} 0005 {admin}"
+            assert ask(encode.encode_whoami()) == hexed(
+                f"af0172010000002d 01 0005 {admin} 00000002 0005 {admin} 0000 {permissions}"
+            )
+            assert ask(CONSUME_NOTHING) == hexed(CONTRACT_ERROR)
+            assert ask(encode.encode_fetch("nope", 0, 0, 1, "")) == hexed(DEPLOYED_ERROR)
+            assert ask(CONSUME_NOTHING) == hexed(DEPLOYED_ERROR)
+            assert ask(encode.encode_auth("admin", "admin")) == hexed(
+                f"af01710100000014 01 0005 {admin} 00000001 05 {admin} 0000"
+            )
