@@ -63,7 +63,7 @@ class AdminServer:
         self.state: State = "starting"
         self._bind = parse_address(bind)
         self._engine = engine
-        # Operators live in real time, whatever time the broker is told.
+        # Loop lag and health are about real time, whatever time the broker is told.
         self._clock = SystemClock()
         self._loop_lag = LoopLag(self._clock)
         self._metrics = Metrics(Sources(engine, broker, listeners, sessions, self._loop_lag.histogram))

@@ -216,6 +216,17 @@ async def test_a_login_is_answered_in_the_layout_of_the_dialect(
     assert await sent(talk, encode.encode_auth("bob", "bob")) == hexed(accepted)
 
 
+async def test_logins_and_errors_in_one_read_follow_what_was_shown_before_each(
+    guarded: Broker, clock: ManualClock, node: Node
+) -> None:
+    talk = Conversation(FlyMQ(guarded, clock=clock, node=node, principal=UNAUTHENTICATED))
+    login, no_topic = encode.encode_auth("bob", "bob"), encode.encode_fetch("nope", 0, 0, 1, "")
+    talk.say(login, CONSUME_NOTHING, no_topic, login, CONSUME_NOTHING, FETCH, login, CONSUME_NOTHING)
+    sent_frames = [frame(*reply).hex(" ") for reply in await talk.replies(8)]
+    expected = (EITHER_YES, CONTRACT_ERROR, DEPLOYED_ERROR, DEPLOYED_YES, DEPLOYED_ERROR, CONTRACT_YES, CONTRACT_ERROR)
+    assert [*sent_frames[:5], *sent_frames[6:]] == [hexed(each) for each in expected]
+
+
 def test_readers_of_both_layouts_understand_a_login_before_the_dialect_is_known() -> None:
     accepted = bytes.fromhex(EITHER_YES)[8:]
     assert deployed.contract_login(accepted) == (True, "", ["consumer", "producer"], "")
