@@ -318,3 +318,30 @@ async def test_every_prefix_of_a_conversation_ends_without_a_trace() -> None:
         assert service.listener.budget.held_bytes == 0
         assert service.stats.connections_open == 0
     assert open_sockets() <= sockets
+
+
+async def test_frames_that_are_never_finished_cost_bounded_memory_and_keep_nobody_else_out() -> None:
+    limits = ListenerLimits(in_flight_total_bytes_max=2 * MIB, header_s_max=10.0)
+    async with serving(limits) as service:
+        hostile = [await service.connect() for _ in range(12)]
+        budget = service.listener.budget
+        for _, writer, _ in hostile:
+            writer.write(b"x" * (4 * MIB))
+        await until(lambda: budget.partial.waiting >= 11)
+        kept_bytes = sum(session.received for _, _, session in hostile)
+        assert kept_bytes < 4 * MIB + 12 * 512 * 1024 + budget.partial.bytes_max
+        assert budget.partial.kept_bytes >= kept_bytes
+
+        reader, writer, _ = await service.connect()
+        writer.write(b"echo served\n")
+        assert await reader.readline() == b"served\n"
+        await hang_up(writer)
+
+        # Each in turn is read to its end, is found not to finish, and makes way.
+        for left in range(11, -1, -1):
+            service.pass_time(2 * limits.header_s_max)
+            await until(lambda left=left: len(service.listener._connections) <= left)  # type: ignore[misc]
+        assert budget.partial.kept_bytes == 0
+        assert service.stats.closed_header == 12
+        for _, writer, _ in hostile:
+            writer.transport.abort()

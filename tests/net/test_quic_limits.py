@@ -238,7 +238,7 @@ async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path
                 await stream.write(b"\n")
                 assert await read_line(stream) == b"x" * 2_000 + b"\n"
         connection = connection_of(service)
-        assert connection.half_frames_bytes == 0
+        assert connection.flow.partial_bytes == 0
         assert not connection.half_frames
 
 

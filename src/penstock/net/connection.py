@@ -132,6 +132,8 @@ class TcpConnection(asyncio.Protocol):
         self._watch.received = True
         assert self._session is not None
         self._run(self._session.receive, data)
+        if self._watch.is_frame_pending:
+            self._flow.keep(self._flow.partial_bytes + len(data))
         self._fresh = False
         if self._quickack_socket is not None:
             # The kernel forgets the wish after a while, and a peer that sends a frame in two writes then waits 40 ms for each.
@@ -184,6 +186,7 @@ class TcpConnection(asyncio.Protocol):
 
     def hold(self, size_bytes: int) -> None:
         self._flow.hold(size_bytes)
+        self._flow.keep(0)
         self._watch.frame_completed()
 
     def release(self, size_bytes: int) -> None:
@@ -192,6 +195,8 @@ class TcpConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._conclude)
 
     def frame_pending(self, pending: bool) -> None:
+        if not pending:
+            self._flow.keep(0)
         self._watch.frame_pending(pending)
 
     # What the listener calls.

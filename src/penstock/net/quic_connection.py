@@ -96,7 +96,6 @@ class QuicServerConnection(Connection):
         """Those it is known by; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
         self.half_frames: dict[QuicServerStream, None] = {}
-        self.half_frames_bytes = 0
         self.limits = owner.limits
         self.stats = owner.stats
         self.listener = owner.name
@@ -264,7 +263,7 @@ class QuicServerConnection(Connection):
             self._owner.answered(self)
 
     def look_at_half_frames(self) -> None:
-        if self.half_frames_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
+        if self.flow.partial_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
             self.stats.closed_header += 1
             log.info(
                 "connection_closed", listener=self.listener, peer=self.peer, reason="too much in unfinished frames"
