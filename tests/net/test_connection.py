@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import ExitStack
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import ListenerLimits
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, serving, until
@@ -345,3 +347,28 @@ async def test_frames_that_are_never_finished_cost_bounded_memory_and_keep_nobod
         assert service.stats.closed_header == 12
         for _, writer, _ in hostile:
             writer.transport.abort()
+
+
+async def test_replies_that_nobody_takes_are_bounded_over_all_connections_and_those_who_read_are_served() -> None:
+    limits = ListenerLimits(in_flight_total_bytes_max=8 * MIB, pressed_s_max=5.0)
+    async with serving(limits) as service:
+        budget = service.listener.budget
+        with ExitStack() as hostile:
+            for count in range(1, 41):
+                peer = hostile.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+                peer.send(b"big 900000\n" * 20)
+                await until(lambda count=count: len(service.sessions) == count)  # type: ignore[misc]
+            await until(
+                lambda: all(session.put_off and not session.connection.writable for session in service.sessions)
+            )
+            service.listener.sweep()
+            # Each may have a full buffer until the bound is crossed, and half a buffer and a reply afterwards at most.
+            assert budget.unsent_bytes < 8 * MIB + 40 * (900_000 + UNSENT_BYTES_FREE)
+
+            reader, writer, _ = await service.connect()
+            writer.write(b"big 1000000\n" * 20)
+            assert len(await reader.readexactly(20_000_000)) == 20_000_000
+            service.pass_time(20)
+            assert not budget.is_unsent_over
+            assert 0 < service.stats.closed_unread < 40
+            await hang_up(writer)

@@ -12,6 +12,7 @@ from penstock.net.flow import (
     PARTIAL_BYTES_FREE,
     RESUMED_PER_TURN_MAX,
     SEND_BUFFER,
+    UNSENT_BYTES_FREE,
     InFlightBudget,
     ReadFlow,
 )
@@ -264,3 +265,23 @@ def test_what_waits_for_room_is_resumed_a_few_per_turn() -> None:
         turns += 1
         assert sum(given.read()) <= 1 + turns * RESUMED_PER_TURN_MAX
     assert all(given.read())
+
+
+# -- unsent replies ------------------------------------------------------------------------------------------------------------
+
+
+def test_unsent_replies_are_too_many_once_all_connections_together_have_too_many() -> None:
+    given = Flows(3, total_bytes_max=3 * UNSENT_BYTES_FREE)
+    assert not given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
+    assert given.flows[1].leave_unsent(2 * UNSENT_BYTES_FREE)
+    assert not given.flows[2].leave_unsent(UNSENT_BYTES_FREE)
+    assert given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
+    given.flows[1].leave_unsent(0)
+    assert not given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
+
+
+def test_a_lost_connection_leaves_nothing_unsent() -> None:
+    given = Flows(1)
+    given.flows[0].leave_unsent(5_000)
+    given.flows[0].lost()
+    assert given.budget.unsent_bytes == 0

@@ -54,11 +54,12 @@ class ConnectionWatch:
         owed: bool,
         unsent_bytes: int,
         delivered_bytes: int,
+        pressed: bool,
     ) -> Expiry | None:
         """Look at what moved since the last pass.
 
         `reading`: the socket is being read; `owed`: the peer waits for an answer of ours; `delivered_bytes`: what the kernel has
-        taken from us over the connection's life.
+        taken from us over the connection's life; `pressed`: the peer leaves answers unread while the whole server has too many of them.
         """
         if not reading:
             self._frame_since_s = (
@@ -73,7 +74,7 @@ class ConnectionWatch:
         if self.received or delivered_bytes > self._delivered_bytes or not peers_turn:
             self.received = False
             self._quiet_since_s = now_s
-        elif now_s - self._quiet_since_s >= limits.idle_s_max:
+        elif now_s - self._quiet_since_s >= (limits.pressed_s_max if pressed else limits.idle_s_max):
             return Expiry.UNREAD if unsent_bytes else Expiry.IDLE
         self._delivered_bytes = delivered_bytes
         return None

@@ -9,6 +9,9 @@ Requests and partial frames share one budget. Partial frames take half of it at 
 others from being served. Of the connections that wait for room for their frame, the one that began first is always read, so that frames
 are finished, or expire, one after another.
 
+Replies that peers do not take have a bound over all connections too. Above it a connection is not writable with more than a little unsent,
+and peers that take nothing are closed much sooner (`penstock.net.deadlines`): whoever reads is served, at a smaller window.
+
 After a server-wide bound was crossed, connections are resumed a few per turn of the loop, because each may bring a full read with it;
 resuming all of them at once would cross the bound by thousands of reads.
 """
@@ -30,6 +33,8 @@ PARTIAL_FRAMES = 16
 RESUMED_PER_TURN_MAX = 32
 PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
+UNSENT_BYTES_FREE = 64 * 1024
+"""What a connection may have of unsent replies, whatever the others have, and go on being served."""
 CANDIDATES_MAX = 64
 """How many connections are looked at for one whose frame may be finished first."""
 
@@ -109,13 +114,24 @@ class PartialFrames:
 class InFlightBudget:
     """Request bytes that wait for their answer, and those of partial frames, on all connections together."""
 
-    __slots__ = ("_call_soon", "_resume_scheduled", "_waiting", "bytes_max", "held_bytes", "partial", "resume_bytes")
+    __slots__ = (
+        "_call_soon",
+        "_resume_scheduled",
+        "_waiting",
+        "bytes_max",
+        "held_bytes",
+        "partial",
+        "resume_bytes",
+        "unsent_bytes",
+    )
 
     def __init__(self, bytes_max: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.bytes_max = bytes_max
         self.resume_bytes = bytes_max // 2
         self.held_bytes = 0
         self.partial = PartialFrames(bytes_max // 2, call_soon)
+        self.unsent_bytes = 0
+        """Replies that peers have not taken."""
         self._call_soon = call_soon
         self._waiting: dict[ReadFlow, None] = {}
         self._resume_scheduled = False
@@ -129,6 +145,11 @@ class InFlightBudget:
     def is_over(self) -> bool:
         """Whether there are too many requests: they may use what partial frames leave, and half of the budget in any case."""
         return self.held_bytes > self.resume_bytes and self.held_bytes + self.partial.kept_bytes > self.bytes_max
+
+    @property
+    def is_unsent_over(self) -> bool:
+        """Whether there are too many bytes of unsent replies."""
+        return self.unsent_bytes > self.bytes_max
 
     def wait(self, flow: ReadFlow) -> None:
         self._waiting[flow] = None
@@ -158,7 +179,16 @@ class InFlightBudget:
 class ReadFlow:
     """Whether one connection is read, and the request bytes it has in flight."""
 
-    __slots__ = ("_blocked_by", "_budget", "_bytes_max", "_stats", "_transport", "held_bytes", "partial_bytes")
+    __slots__ = (
+        "_blocked_by",
+        "_budget",
+        "_bytes_max",
+        "_stats",
+        "_transport",
+        "held_bytes",
+        "partial_bytes",
+        "unsent_bytes",
+    )
 
     def __init__(self, transport: Readable, bytes_max: int, budget: InFlightBudget, stats: ListenerStats) -> None:
         self._transport = transport
@@ -169,6 +199,8 @@ class ReadFlow:
         self.held_bytes = 0
         self.partial_bytes = 0
         """What was received of frames that are not whole; a little more if others came with them."""
+        self.unsent_bytes = 0
+        """What the peer has not taken, when that was last looked at."""
 
     @property
     def reading(self) -> bool:
@@ -182,6 +214,13 @@ class ReadFlow:
         before_bytes, self.partial_bytes = self.partial_bytes, partial_bytes
         if partial_bytes != before_bytes:
             self._budget.partial.changed(self, before_bytes)
+
+    def leave_unsent(self, size_bytes: int) -> bool:
+        """Note how much the peer has not taken; return whether that is too much, as long as the whole server has too much."""
+        budget = self._budget
+        budget.unsent_bytes += size_bytes - self.unsent_bytes
+        self.unsent_bytes = size_bytes
+        return size_bytes > UNSENT_BYTES_FREE and budget.is_unsent_over
 
     def hold(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes
@@ -220,3 +259,4 @@ class ReadFlow:
         self._blocked_by |= ENDING
         self._budget.forget(self)
         self.keep(0)
+        self.leave_unsent(0)

@@ -25,6 +25,9 @@ class ListenerLimits:
     """A connection over which nothing moved in either direction for this long is closed, unless the next step is ours. A peer
     that leaves answers unread for this long is closed too. Five minutes is what clients with a keep-alive expect to survive."""
 
+    pressed_s_max: float = 10.0
+    """How long a peer may take nothing of its answers while all connections together have more than in_flight_total_bytes_max of them."""
+
     header_s_max: float = 30.0
     """How long a frame may stay half received. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take
     27 s), short enough that dripping bytes does not hold a connection."""
