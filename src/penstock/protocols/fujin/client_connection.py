@@ -17,6 +17,7 @@ from penstock.clients.url import Address
 from penstock.clock import Clock
 from penstock.errors import BatchFailed, InvalidRequest, PenstockError
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
+from penstock.protocols.fujin.request_encoding import FOLLOWS_CONTRACT
 from penstock.protocols.fujin.wire import ALPN, PING
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ class Link:
             random=random,
             sleep=sleep,
         )
+        self._shown: QuicConnection | None = None
+        """The connection whose server knows that this client follows the contract."""
         self._writer: WriterStream | None = None
         self._open: set[WriterStream | ReaderStream] = set()
 
@@ -85,6 +88,8 @@ class Link:
         return writer
 
     async def open_reader(self, topic: str, *, pull: bool, auto_commit: bool) -> ReaderStream:
+        if self._with_headers:
+            await self.in_time(self._show_contract)
         reader = ReaderStream(topic, pull=pull, auto_commit=auto_commit)
         await self._attach(reader)
         try:
@@ -93,6 +98,16 @@ class Link:
             reader.abandon()  # if it is let in later than that, nobody would read what it is sent
             raise
         return reader
+
+    async def _show_contract(self) -> None:
+        """Nothing a reader sends tells the server that it need not spare it what deployed clients do not survive."""
+        connection = await self._connections.get()
+        if connection is not self._shown:
+            stream = await connection.open_stream_when_allowed()
+            await stream.write(FOLLOWS_CONTRACT, end=True)
+            while await stream.read():
+                pass
+            self._shown = connection
 
     async def give_up(self, stream: WriterStream | ReaderStream) -> None:
         """Say goodbye on a stream."""
