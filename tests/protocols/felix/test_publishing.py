@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.broker.access import ANONYMOUS
@@ -15,6 +16,7 @@ from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
 from penstock.protocols.felix.codec import encode_frame, encode_message
 from penstock.protocols.felix.messages import (
+    ROUTING_KEY_BYTES_MAX,
     CacheGet,
     CachePut,
     CacheValue,
@@ -185,6 +187,22 @@ async def test_a_key_is_stored_and_decides_the_partition(talk: Talk, broker: Bro
         await talk.ask(batch(b"v", b"w", stream="wide", key=key, request_id=number))
         (block,) = await broker.partition(ANONYMOUS, "wide", fnv1a(key) % 5).read(0)
         assert key in (block.keys() or [])
+
+
+@pytest.mark.parametrize("key", ["Sw==", None])
+@pytest.mark.parametrize("kind", ['"publish","payload":"eA=="', '"publish_batch","payloads":["eA=="]'])
+async def test_a_key_may_be_said_in_json(talk: Talk, broker: Broker, kind: str, key: str | None) -> None:
+    fields = msgspec.json.encode({**DEMO, "key": key}).decode()[1:]
+    assert await talk.ask(encode_frame(0, f'{{"type":{kind},{fields}'.encode())) == Ok()
+    (block,) = await broker.partition(ANONYMOUS, "demo", 0).read(0)
+    assert block.keys() == (None if key is None else [b"K"])
+
+
+async def test_a_key_that_a_binary_batch_has_no_room_for_is_refused(talk: Talk) -> None:
+    key = bytes(ROUTING_KEY_BYTES_MAX + 1)
+    answer = await talk.ask(Publish(**DEMO, payload=b"x", key=key))
+    assert isinstance(answer, Error)
+    assert "malformed publish" in answer.message
 
 
 async def test_a_batch_of_which_one_event_is_too_large_is_refused_whole(talk: Talk, broker: Broker) -> None:

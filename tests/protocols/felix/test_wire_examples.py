@@ -285,7 +285,9 @@ async def test_a_deployed_client_that_logs_in_and_says_what_it_reads(peer: Peer)
     auth = '{"type":"auth","tenant_id":"acme","token":"secret","client_flags":8191,"client_features":4218945535}'
     talk, asking = peer.open(), peer.open()
     for each in (talk, asking):
-        assert await each.ask_raw(frame(auth)) == frame('{"type":"auth_ok","server_flags":4223}')
+        assert await each.ask_raw(frame(auth)) == frame(
+            '{"type":"auth_ok","server_flags":4223,"server_features":688172,"publish_window":256}'
+        )
     asking.say(frame(f'{{"type":"subscribe",{SCOPED}}}'))
     asking.session.ended()
     assert await asking.raw() == frame('{"type":"subscribed","subscription_id":1}')

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
+from msgspec import UnsetType
+
 from penstock.broker.access import Operation, Resource, ResourceKind, authorize
 from penstock.broker.spreading import Placement, Scattered
 from penstock.errors import InvalidRequest, TopicNotFound
@@ -118,7 +120,7 @@ class Publisher:
         """Start a publish and see to its answer. Returns what has to be done before the next may start: the making of its stream."""
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         values = [request.payload] if isinstance(request, Publish) else request.payloads
-        key = request.key if isinstance(request, BinaryPublish) else None
+        key = None if isinstance(request.key, UnsetType) else request.key
         more_bytes = EVENT_BYTES * len(values)
         self._stream.hold(more_bytes)
         slot = self._replies.reserve() if ack.awaited else None

@@ -15,15 +15,15 @@ and goes on, also an exception that is a bug of ours. A stream on which we canno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, get_args
 
 import structlog
 from msgspec import UNSET
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.quic_session import QuicConnection, Stream
-from penstock.protocols.felix import caching
+from penstock.protocols.felix import caching, grouping
 from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
 from penstock.protocols.felix.messages import (
@@ -31,14 +31,21 @@ from penstock.protocols.felix.messages import (
     AuthOk,
     BadRequest,
     BinaryPublish,
+    CacheDelete,
     CacheGet,
     CachePut,
     Error,
+    FromClient,
+    GroupAck,
+    GroupNack,
+    GroupPoll,
     Id,
     Ok,
     Publish,
     PublishBatch,
     Request,
+    StreamShards,
+    StreamShardsView,
     Subscribe,
     Subscribed,
 )
@@ -47,7 +54,14 @@ from penstock.protocols.felix.refusals import INTERNAL, refusal, shortened
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
-from penstock.protocols.felix.wire import CLOSE_PROTOCOL_ERROR, HEADER_BYTES, SUPPORTED
+from penstock.protocols.felix.wire import (
+    CLOSE_PROTOCOL_ERROR,
+    FEATURES,
+    HEADER_BYTES,
+    PUBLISH_PIPELINE,
+    PUBLISH_WINDOW,
+    SUPPORTED,
+)
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.turns import InTurns
 
@@ -61,11 +75,13 @@ ANSWER_BYTES: Final = 150
 """What an answer that waits takes in memory beside its bytes."""
 
 _NAMES: Final[dict[type, str]] = {
-    **{kind: str(kind.__struct_config__.tag) for kind in (Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet)},
+    **{kind: str(kind.__struct_config__.tag) for kind in get_args(FromClient)},
     BinaryPublish: "publish_binary",
     BadRequest: "malformed",
 }
 """What requests are counted as."""
+
+Answering = Coroutine[Any, Any, bytes]
 
 log = structlog.get_logger("penstock.protocols.felix")
 
@@ -85,6 +101,7 @@ class FelixStream(InTurns):
         "_next",
         "_on_closed",
         "_one_way",
+        "_poll",
         "_publisher",
         "_replies",
         "_said_auth",
@@ -127,6 +144,8 @@ class FelixStream(InTurns):
         """Whether somebody logs in here, with or without success: a client that does is a deployed one."""
         self._said_who = False
         self._client_flags: int | None = None
+        self._poll: grouping.Poll | None = None
+        """The poll that is not answered yet; there is one at most, because requests behind it wait."""
         self._ended = False
         self._one_way = not stream.can_send
         self._muted = self._one_way
@@ -158,14 +177,17 @@ class FelixStream(InTurns):
 
     def aborted(self, code: int) -> None:
         self._muted = True
+        self._stop_polling()
 
     def closed(self) -> None:
         self._muted = True
+        self._stop_polling()
         self._on_closed(self)
         self._forget_waiting()
 
     def finish(self) -> None:
         """The broker stops: answer what is here, take nothing more."""
+        self._stop_polling()
         self._stream.close()
 
     # --- the order of things ---
@@ -238,30 +260,55 @@ class FelixStream(InTurns):
             return held_bytes
         slot = self._replies.reserve()
         try:
-            reply = self._reply(request, slot, held_bytes)
+            reply = self._reply(request)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._failed(request, error)
-        if reply is None:
+        if not isinstance(reply, bytes):
+            self._in_background(self._answer_when_done(request, reply, slot, held_bytes))
             return 0
         self._kept_back_bytes += len(reply) + ANSWER_BYTES
         self._replies.fill(slot, reply)
         return held_bytes
 
-    def _reply(
-        self, request: Auth | Subscribe | CachePut | CacheGet | BadRequest, slot: ReplySlot, held_bytes: int
-    ) -> bytes | None:
-        """The answer; None where it comes later."""
-        if isinstance(request, CacheGet):
-            native = self._is_native(request.request_id, caching.names_whole_scope(request))
-            return caching.get(self._shared, self._identity, request, native=native)
-        if isinstance(request, CachePut):
-            native = self._is_native(request.request_id, caching.names_whole_scope(request))
-            return caching.put(self._shared, self._identity, request, native=native)
+    def _reply(self, request: Any) -> bytes | Answering:
+        """The answer, or what will come to it."""
+        if isinstance(request, CacheGet | CachePut | CacheDelete):
+            return self._cache(request)
         if isinstance(request, Auth):
             return self._auth(request)
         if isinstance(request, Subscribe):
-            return self._subscribe(request, slot, held_bytes)
+            return self._subscribe(request)
+        if isinstance(request, GroupPoll):
+            self._poll = grouping.Poll(self._shared, self._identity, request)
+            if self._muted:
+                self._poll.stop()
+            return self._poll.answer()
+        if isinstance(request, GroupAck | GroupNack):
+            return grouping.settle(self._shared, self._identity, request)
+        if isinstance(request, StreamShards):
+            return self._stream_shards(request)
         return self._malformed(request)
+
+    async def _answer_when_done(self, request: Any, work: Answering, slot: ReplySlot, held_bytes: int) -> None:
+        try:
+            reply = await work
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._failed(request, error)
+        self._poll = None
+        self._replies.fill(slot, reply)
+        self._stream.release(held_bytes)
+
+    def _stop_polling(self) -> None:
+        if self._poll is not None:
+            self._poll.stop()
+
+    def _cache(self, request: CacheGet | CachePut | CacheDelete) -> bytes:
+        native = self._is_native(request.request_id, caching.names_whole_scope(request))
+        if isinstance(request, CacheGet):
+            return caching.get(self._shared, self._identity, request, native=native)
+        if isinstance(request, CachePut):
+            return caching.put(self._shared, self._identity, request, native=native)
+        return caching.delete(self._shared, self._identity, request, native=native)
 
     def _is_native(self, id_: Id, whole_scope: bool = True) -> bool:
         dialect = self._shared.dialect
@@ -279,28 +326,32 @@ class FelixStream(InTurns):
         if not isinstance(request.client_flags, int):
             return encode_message(Ok())
         self._client_flags = request.client_flags
-        return encode_message(AuthOk(server_flags=SUPPORTED))
+        welcome = AuthOk(server_flags=SUPPORTED)
+        if isinstance(request.client_features, int):
+            welcome.server_features = FEATURES
+            if request.client_features & PUBLISH_PIPELINE:
+                welcome.publish_window = PUBLISH_WINDOW
+        return encode_message(welcome)
 
     # --- subscribing ---
 
-    def _subscribe(self, request: Subscribe, slot: ReplySlot, held_bytes: int) -> bytes | None:
+    def _stream_shards(self, request: StreamShards) -> bytes:
+        """One, whatever stream it is: a subscription reads all partitions. Whether it exists, those may know who may read or write it."""
+        self._shared.topic(self._identity, Scope(request.tenant_id, request.namespace, request.stream))
+        return encode_message(StreamShardsView(shards=1, request_id=request.request_id))
+
+    def _subscribe(self, request: Subscribe) -> bytes | Answering:
+        if request.shard:
+            raise InvalidRequest(f"shard {request.shard} not found: every stream has one, which is 0")
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         topic = self._shared.topic(self._identity, scope)
         if self._shared.auto_create and not self._shared.broker.has_topic(topic):
-            self._in_background(self._create_and_subscribe(request, scope, topic, slot, held_bytes))
-            return None
+            return self._create_and_subscribe(request, scope, topic)
         return self._subscribed(request, scope, topic)
 
-    async def _create_and_subscribe(
-        self, request: Subscribe, scope: Scope, topic: str, slot: ReplySlot, held_bytes: int
-    ) -> None:
-        try:
-            await self._shared.broker.ensure_topic(self._identity.principal, topic)
-            reply = self._subscribed(request, scope, topic)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._failed(request, error)
-        self._replies.fill(slot, reply)
-        self._stream.release(held_bytes)
+    async def _create_and_subscribe(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
+        await self._shared.broker.ensure_topic(self._identity.principal, topic)
+        return self._subscribed(request, scope, topic)
 
     def _subscribed(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
         given, request_id = request.subscription_id, _known(request.request_id)
@@ -330,7 +381,7 @@ class FelixStream(InTurns):
 
     def _failed(self, request: Any, error: Exception) -> bytes:
         scope = None
-        if isinstance(request, Subscribe):
+        if isinstance(request, Subscribe | GroupPoll | GroupAck | GroupNack):
             scope = Scope(request.tenant_id, request.namespace, request.stream)
         return self._error(self._text_of(error, scope), getattr(request, "request_id", UNSET))
 

@@ -48,6 +48,20 @@ FROM_CLIENT: Final = PUBLISH_BATCH | ACKED | KEYED
 SUPPORTED: Final = FROM_CLIENT | EVENT_BATCH | SHARED_EVENT_BATCH | PUBLISH_ACK | BASE_OFFSET | ACK_OFFSET
 """What we announce to clients that announce theirs."""
 
+CACHE_DELETE: Final = 0x0000_0004
+CONSUMER_GROUPS: Final = 0x0000_0008
+STREAM_SHARDS: Final = 0x0000_0020
+PUBLISH_PIPELINE: Final = 0x0000_8000
+STREAM_PUBLISH_WINDOW: Final = 0x0002_0000
+ACK_ON_COMMIT: Final = 0x0008_0000
+FEATURES: Final = (
+    CACHE_DELETE | CONSUMER_GROUPS | STREAM_SHARDS | PUBLISH_PIPELINE | STREAM_PUBLISH_WINDOW | ACK_ON_COMMIT
+)
+"""Of the requests and promises that releases after the contract added, those we announce to clients that announce theirs: a client asks
+for nothing that its broker has not announced. `docs/felix.md` lists them all."""
+PUBLISH_WINDOW: Final = 256
+"""Acked publishes that a client which pipelines may have unanswered on one stream; they are answered in order."""
+
 MODE_PER_MESSAGE: Final = 1
 MODE_PER_BATCH: Final = 2
 STATUS_OK: Final = 0
