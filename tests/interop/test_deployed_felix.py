@@ -206,8 +206,27 @@ def test_a_group_says_why_it_refuses(client: felix.Client) -> None:
     with pytest.raises(felix.FelixError, match="a group needs a stream with one partition"):
         client.group_poll(TENANT, NAMESPACE, "wide", 0, "g")
     client.group_poll(*demo, "g", wait=0)
-    with pytest.raises(felix.FelixError, match="stale claim: offset 99999"):
+    with pytest.raises(felix.FelixError, match="stale claim: offset 99999") as stale:
         client.group_ack(*demo, "g", 99_999)
+    assert (stale.value.code, stale.value.retry) == ("stale_claim", "retry")
+
+
+def test_a_refusal_has_a_code_and_costs_no_connection(broker: RunningBroker) -> None:
+    client = connected(broker)
+    client.publish(TENANT, NAMESPACE, "demo", b"x")
+    stats = broker.server.listeners["felix"].stats
+    before = stats.connections_total
+    for _ in range(3):
+        with pytest.raises(felix.NotFoundError) as refused:
+            client.publish(TENANT, NAMESPACE, "nope", b"x")
+        assert (refused.value.code, refused.value.retry) == ("not_found", "fatal")
+    with pytest.raises(felix.NotFoundError) as refused:
+        client.subscribe(TENANT, NAMESPACE, "nope")
+    assert refused.value.code == "not_found"
+    with pytest.raises(felix.FelixError) as malformed:
+        client.cache_put(TENANT, NAMESPACE, "p", "k" * 5000, b"v")
+    assert malformed.value.code == "invalid_request"
+    assert stats.connections_total == before
 
 
 @pytest.mark.parametrize("stream", ["demo", "wide"])
@@ -270,8 +289,9 @@ def test_an_unknown_stream_is_not_found(client: felix.Client) -> None:
 def test_a_token_opens_its_tenant_and_no_other(strict_broker: RunningBroker) -> None:
     client = connected(strict_broker)
     assert client.publish(TENANT, NAMESPACE, "demo", b"x") == 0
-    with pytest.raises(felix.AuthError, match="tenant mismatch"):
+    with pytest.raises(felix.AuthError, match="tenant mismatch") as refused:
         client.publish("t2", NAMESPACE, "demo", b"x")
+    assert refused.value.code in (None, "forbidden")
 
 
 def test_a_bad_token_is_refused(strict_broker: RunningBroker) -> None:

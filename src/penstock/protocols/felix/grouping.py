@@ -13,7 +13,14 @@ from typing import Final
 
 from penstock.broker.cursor import NotInMemory
 from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, Subscription
-from penstock.errors import AuthenticationFailed, EntryNotFound, InvalidRequest, PenstockError, TopicNotFound
+from penstock.errors import (
+    AuthenticationFailed,
+    GroupNotFound,
+    InvalidRequest,
+    PartitionNotFound,
+    PenstockError,
+    TopicNotFound,
+)
 from penstock.protocols.felix.caching import VALUE_BYTES_MAX
 from penstock.protocols.felix.codec import encode_message
 from penstock.protocols.felix.identities import Identity
@@ -26,6 +33,7 @@ from penstock.protocols.felix.messages import (
     GroupRecords,
     GroupRequest,
 )
+from penstock.protocols.felix.refusals import StaleClaim
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
 
@@ -148,13 +156,13 @@ class Poll:
 
 
 async def settle(shared: Shared, identity: Identity, request: GroupAck | GroupNack) -> bytes:
-    """Finish a record, once that is on disk, or hand it back. Raises EntryNotFound where it is not with the group any more."""
+    """Finish a record, once that is on disk, or hand it back. Raises StaleClaim where it is with no member."""
     topic = _topic(shared, identity, request)
     _check_readable(shared, identity, topic)
     subscriptions = shared.broker.subscriptions
     subscription = subscriptions.find_named(topic, request.group)
     if subscription is None:
-        raise EntryNotFound(f"group not found: nobody has polled {topic} as {request.group}")
+        raise GroupNotFound(f"group not found: nobody has polled {topic} as {request.group}")
     tag = subscription.tag(0, request.offset)
     if isinstance(request, GroupNack):
         if request.delay_ms:
@@ -191,7 +199,7 @@ async def _durable(shared: Shared) -> None:
 
 def _topic(shared: Shared, identity: Identity, request: GroupRequest) -> str:
     if request.shard:
-        raise InvalidRequest(f"shard {request.shard} not found: every stream has one, which is 0")
+        raise PartitionNotFound(f"shard {request.shard} not found: every stream has one, which is 0")
     return shared.topic(identity, Scope(request.tenant_id, request.namespace, request.stream))
 
 
@@ -204,7 +212,7 @@ def _check_readable(shared: Shared, identity: Identity, topic: str) -> None:
         )
 
 
-def _stale(request: GroupAck | GroupNack) -> EntryNotFound:
-    return EntryNotFound(
+def _stale(request: GroupAck | GroupNack) -> StaleClaim:
+    return StaleClaim(
         f"stale claim: offset {request.offset} is not with a member of group {request.group}; it may be delivered again"
     )

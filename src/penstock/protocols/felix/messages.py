@@ -171,6 +171,8 @@ class Ok(Message, tag="ok", kw_only=True):
 class Error(Message, tag="error", kw_only=True):
     request_id: Id = UNSET
     message: str
+    code: str | UnsetType = UNSET
+    retry: str | UnsetType = UNSET
 
 
 class AuthOk(Message, tag="auth_ok", kw_only=True):
@@ -187,6 +189,8 @@ class PublishOk(Message, tag="publish_ok", kw_only=True):
 class PublishError(Message, tag="publish_error", kw_only=True):
     request_id: Id
     message: str
+    code: str | UnsetType = UNSET
+    retry: str | UnsetType = UNSET
 
 
 class Subscribed(Message, tag="subscribed", kw_only=True):

@@ -20,6 +20,7 @@ from penstock.net.quic_session import Stream
 from penstock.protocols.felix.acknowledging import Acknowledgement
 from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import BinaryPublish, Publish, PublishBatch
+from penstock.protocols.felix.refusals import Refusal
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.replies import ReplyQueue, ReplySlot
@@ -84,7 +85,7 @@ class Run:
 class Publisher:
     """What one stream publishes, and what it hears of that."""
 
-    __slots__ = ("_in_flight", "_on_committed", "_replies", "_run", "_shared", "_stream", "_text_of")
+    __slots__ = ("_in_flight", "_on_committed", "_refusal_of", "_replies", "_run", "_shared", "_stream")
 
     def __init__(
         self,
@@ -92,14 +93,14 @@ class Publisher:
         stream: Stream,
         replies: ReplyQueue,
         *,
-        text_of: Callable[[Exception, Scope], str],
+        refusal_of: Callable[[Exception, Scope], Refusal],
         on_committed: Callable[[], None],
     ) -> None:
         """`on_committed` is called whenever publishes were committed or refused, with their answers in `replies`."""
         self._shared = shared
         self._stream = stream
         self._replies = replies
-        self._text_of = text_of
+        self._refusal_of = refusal_of
         self._on_committed = on_committed
         self._run: Run | None = None
         """Publishes that were gathered in this turn and are not on their way yet."""
@@ -194,7 +195,7 @@ class Publisher:
         """Answer a publish, if it wants an answer. Its place among the answers was kept only where it awaits one."""
         if isinstance(result, Exception):
             self._shared.stats.errors += 1
-            reply = write.ack.error(self._text_of(result, write.scope))
+            reply = write.ack.error(self._refusal_of(result, write.scope))
         else:
             self._shared.stats.published_events += len(write.values)
             reply = write.ack.ok(None if result is None else result.base_offset)

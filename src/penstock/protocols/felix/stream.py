@@ -21,10 +21,10 @@ from typing import Any, Final, get_args
 import structlog
 from msgspec import UNSET
 
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError
 from penstock.net.quic_session import QuicConnection, Stream
 from penstock.protocols.felix import caching, grouping
-from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement
+from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement, encode_refusal
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
 from penstock.protocols.felix.messages import (
     Auth,
@@ -50,12 +50,20 @@ from penstock.protocols.felix.messages import (
     Subscribed,
 )
 from penstock.protocols.felix.publishing import Publisher
-from penstock.protocols.felix.refusals import INTERNAL, refusal, shortened
+from penstock.protocols.felix.refusals import (
+    INTERNAL,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    Refusal,
+    code_of,
+    refusal,
+)
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
 from penstock.protocols.felix.wire import (
     CLOSE_PROTOCOL_ERROR,
+    ERROR_CODES,
     FEATURES,
     HEADER_BYTES,
     PUBLISH_PIPELINE,
@@ -111,6 +119,7 @@ class FelixStream(InTurns):
         "_stream",
         "_subscriptions",
         "_waiting",
+        "_with_codes",
     )
 
     def __init__(
@@ -132,7 +141,7 @@ class FelixStream(InTurns):
         self._decoder = FrameDecoder()
         self._replies = ReplyQueue(self._send, self._loop.call_soon)
         self._publisher = Publisher(
-            shared, stream, self._replies, text_of=self._text_of, on_committed=self._go_on_after_commit
+            shared, stream, self._replies, refusal_of=self._refusal_of, on_committed=self._go_on_after_commit
         )
         self._waiting: deque[Frame] = deque()
         self._next: Request | None = None
@@ -144,6 +153,8 @@ class FelixStream(InTurns):
         """Whether somebody logs in here, with or without success: a client that does is a deployed one."""
         self._said_who = False
         self._client_flags: int | None = None
+        self._with_codes = False
+        """Whether the client has said that it reads error codes."""
         self._poll: grouping.Poll | None = None
         """The poll that is not answered yet; there is one at most, because requests behind it wait."""
         self._ended = False
@@ -172,7 +183,9 @@ class FelixStream(InTurns):
     def ended(self) -> None:
         self._ended = True
         if self._decoder.payload_begun:
-            self._replies.fill(self._replies.reserve(), self._error("the stream ended inside a frame"))
+            self._replies.fill(
+                self._replies.reserve(), self._error(Refusal("the stream ended inside a frame", INVALID_REQUEST))
+            )
         self._advance()
 
     def aborted(self, code: int) -> None:
@@ -248,7 +261,7 @@ class FelixStream(InTurns):
             self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         if isinstance(request, Publish | PublishBatch | BinaryPublish):
             native = self._is_native(request.request_id)
-            ack = acknowledgement(request, native=native, client_flags=self._client_flags)
+            ack = acknowledgement(request, native=native, client_flags=self._client_flags, with_code=self._with_codes)
             work = self._publisher.publish(request, self._identity, ack, held_bytes)
             if work is not None:
                 self._in_background(work)
@@ -319,7 +332,9 @@ class FelixStream(InTurns):
     def _auth(self, request: Auth) -> bytes:
         self._said_auth = True
         if self._said_who:
-            return self._error("auth already established on this stream")
+            raise InvalidRequest("auth already established on this stream")
+        if isinstance(request.client_features, int):
+            self._with_codes = bool(request.client_features & ERROR_CODES)
         stranger = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, stranger)
         self._said_who = True
@@ -342,7 +357,7 @@ class FelixStream(InTurns):
 
     def _subscribe(self, request: Subscribe) -> bytes | Answering:
         if request.shard:
-            raise InvalidRequest(f"shard {request.shard} not found: every stream has one, which is 0")
+            raise PartitionNotFound(f"shard {request.shard} not found: every stream has one, which is 0")
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         topic = self._shared.topic(self._identity, scope)
         if self._shared.auto_create and not self._shared.broker.has_topic(topic):
@@ -362,7 +377,7 @@ class FelixStream(InTurns):
             )
         except BadCursor as bad:
             if not native:
-                return self._error(str(bad), request_id)
+                return self._error(Refusal(str(bad), INVALID_REQUEST), request_id)
             self._stats.errors += 1
             bad.answer.request_id = request_id
             return encode_message(bad.answer)
@@ -376,27 +391,28 @@ class FelixStream(InTurns):
         if request.binary:
             assert isinstance(request.request_id, int)
             self._stats.errors += 1
-            return binary_acknowledgement(request.request_id, self._client_flags).error(request.text)
-        return self._error(request.text, request.request_id)
+            ack = binary_acknowledgement(request.request_id, self._client_flags, with_code=self._with_codes)
+            return ack.error(Refusal(request.text, INVALID_REQUEST))
+        return self._error(Refusal(request.text, INVALID_REQUEST), request.request_id)
 
     def _failed(self, request: Any, error: Exception) -> bytes:
         scope = None
         if isinstance(request, Subscribe | GroupPoll | GroupAck | GroupNack):
             scope = Scope(request.tenant_id, request.namespace, request.stream)
-        return self._error(self._text_of(error, scope), getattr(request, "request_id", UNSET))
+        return self._error(self._refusal_of(error, scope), getattr(request, "request_id", UNSET))
 
-    def _error(self, text: str, request_id: Id = UNSET) -> bytes:
+    def _error(self, refused: Refusal, request_id: Id = UNSET) -> bytes:
         self._stats.errors += 1
-        return encode_message(Error(request_id=_known(request_id), message=shortened(text)))
+        return encode_refusal(Error, _known(request_id), refused, with_code=self._with_codes)
 
-    def _text_of(self, error: Exception, scope: Scope | None = None) -> str:
+    def _refusal_of(self, error: Exception, scope: Scope | None = None) -> Refusal:
         if isinstance(error, PenstockError):
-            return refusal(error, scope)
+            return Refusal(refusal(error, scope), code_of(error))
         self._stats.internal_errors += 1
         if not self._bug_logged:
             self._bug_logged = True
             log.error("request_failed", listener=self._stream.listener, peer=self._stream.peer, exc_info=error)
-        return INTERNAL
+        return Refusal(INTERNAL, INTERNAL_ERROR)
 
 
 def _known(id_: Id) -> Id:
