@@ -110,6 +110,17 @@ async def test_a_group_is_the_same_one_after_a_restart_of_its_clients(felix: Fel
     assert await Peer(felix).open().ask(poll()) == records((1, b"two", 1))
 
 
+async def test_a_group_of_another_protocol_keeps_the_time_that_its_readers_have(
+    talk: Talk, broker: Broker, clock: ManualClock
+) -> None:
+    await broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 2, name="billing", start="earliest", ack_ms=90_000)
+    await produce(broker, TOPIC, [b"one"])
+    assert await talk.ask(poll()) == records((0, b"one", 1))
+    clock.advance(89)
+    assert await talk.ask(poll()) == records()
+    assert await talk.ask(ack(0)) == CacheOk(request_id=1)
+
+
 async def test_a_tombstone_is_a_record_with_nothing_in_it(talk: Talk, broker: Broker) -> None:
     await produce(broker, TOPIC, [None, b""], keys=[b"k", None])
     assert await talk.ask(poll()) == records((0, b"", 1), (1, b"", 1))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
@@ -97,6 +98,13 @@ async def test_the_id_decides_who_answers_and_comes_back_as_it_came(
         assert refusal == PublishError(request_id=ok.request_id, message=NOT_FOUND)
     else:
         assert refusal == Error(request_id=ok.request_id, message=NOT_FOUND)
+
+
+@pytest.mark.parametrize(("client_flags", "offset"), [(0x1000, 0), (0x0FFF, UNSET), (None, UNSET)])
+async def test_an_offset_is_told_to_those_who_read_it(peer: Peer, client_flags: int | None, offset: Any) -> None:
+    talk = await peer.log_in(client_flags=client_flags)
+    publish = Publish(tenant_id="t1", namespace="default", stream="demo", payload=b"x", request_id=1)
+    assert await talk.ask(publish) == PublishOk(request_id=1, offset=offset)
 
 
 async def test_answers_keep_the_order_of_their_requests(talk: Talk) -> None:

@@ -57,13 +57,14 @@ class Acknowledgement(NamedTuple):
 
     def ok(self, offset: int | None) -> bytes:
         """Empty where nothing is to be said."""
+        if not self.client_flags & ACK_OFFSET:
+            offset = None
         if self.style is Style.BINARY:
             assert isinstance(self.request_id, int)
-            if self.client_flags & ACK_OFFSET and offset is not None:
-                return encode_frame(PUBLISH_ACK | ACK_OFFSET, binary.encode_ack(self.request_id, offset))
-            return encode_frame(PUBLISH_ACK, binary.encode_ack(self.request_id, None))
+            flags = PUBLISH_ACK if offset is None else PUBLISH_ACK | ACK_OFFSET
+            return encode_frame(flags, binary.encode_ack(self.request_id, offset))
         if self.style is Style.NATIVE:
-            return encode_message(PublishOk(request_id=self.request_id))
+            return encode_message(PublishOk(request_id=self.request_id, offset=UNSET if offset is None else offset))
         return encode_message(Ok(request_id=self.request_id)) if self.style is Style.SPEC else b""
 
     def error(self, refused: Refusal) -> bytes:
@@ -89,22 +90,22 @@ def encode_refusal(form: type[Error | PublishError], request_id: Id, refused: Re
 
 
 def acknowledgement(
-    request: Publish | PublishBatch | BinaryPublish, *, native: bool, client_flags: int | None, with_code: bool = False
+    request: Publish | PublishBatch | BinaryPublish, *, native: bool, client_flags: int | None, with_code: bool
 ) -> Acknowledgement:
     """`client_flags` are those that the client announced; None where it announced none. `with_code`: whether it reads codes."""
     if isinstance(request, BinaryPublish):
         if request.request_id is None:
-            return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY)
+            return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY, with_code=with_code)
         return binary_acknowledgement(request.request_id, client_flags, with_code=with_code)
     id_ = UNSET if request.request_id is None else request.request_id
     if request.ack == "none":
-        return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY, id_, with_code=with_code)
-    style = Style.NATIVE if native and isinstance(id_, int) else Style.SPEC
-    return Acknowledgement(style, id_, with_code=with_code)
+        style = Style.SILENT if native else Style.ERRORS_ONLY
+    else:
+        style = Style.NATIVE if native and isinstance(id_, int) else Style.SPEC
+    return Acknowledgement(style, id_, client_flags or 0, with_code)
 
 
 def binary_acknowledgement(request_id: int, client_flags: int | None, *, with_code: bool) -> Acknowledgement:
     """A client that asks in binary reads binary answers, unless it has said that it does not."""
-    if client_flags is not None and not client_flags & PUBLISH_ACK:
-        return Acknowledgement(Style.NATIVE, request_id, with_code=with_code)
-    return Acknowledgement(Style.BINARY, request_id, client_flags or 0)
+    reads_binary = client_flags is None or client_flags & PUBLISH_ACK
+    return Acknowledgement(Style.BINARY if reads_binary else Style.NATIVE, request_id, client_flags or 0, with_code)
