@@ -351,7 +351,7 @@ class FelixStream(InTurns):
     # --- subscribing ---
 
     def _stream_shards(self, request: StreamShards) -> bytes:
-        """One, whatever stream it is: a subscription reads all partitions. Whether it exists, those may know who may read or write it."""
+        """Always one: a subscription reads all partitions. The same for streams that do not exist, so it needs no access check."""
         self._shared.topic(self._identity, Scope(request.tenant_id, request.namespace, request.stream))
         return encode_message(StreamShardsView(shards=1, request_id=request.request_id))
 

@@ -88,8 +88,6 @@ class Link:
         return writer
 
     async def open_reader(self, topic: str, *, pull: bool, auto_commit: bool) -> ReaderStream:
-        if self._with_headers:
-            await self.in_time(self._show_contract)
         reader = ReaderStream(topic, pull=pull, auto_commit=auto_commit)
         await self._attach(reader)
         try:
@@ -98,16 +96,6 @@ class Link:
             reader.abandon()  # if it is let in later than that, nobody would read what it is sent
             raise
         return reader
-
-    async def _show_contract(self) -> None:
-        """Nothing a reader sends tells the server that it need not spare it what deployed clients do not survive."""
-        connection = await self._connections.get()
-        if connection is not self._shown:
-            stream = await connection.open_stream_when_allowed()
-            await stream.write(FOLLOWS_CONTRACT, end=True)
-            while await stream.read():
-                pass
-            self._shown = connection
 
     async def give_up(self, stream: WriterStream | ReaderStream) -> None:
         """Say goodbye on a stream."""
@@ -128,6 +116,9 @@ class Link:
     async def _attach(self, stream: WriterStream | ReaderStream) -> None:
         self._open = {each for each in self._open if each.failure is None or each.stop_requested}
         connection = await self._connections.get()
+        if isinstance(stream, ReaderStream) and self._with_headers and connection is not self._shown:
+            await self.in_time(partial(_show_contract, connection))
+            self._shown = connection
         stream.attach(await connection.open_stream_when_allowed(), stream.hello)
         self._open.add(stream)
 
@@ -175,6 +166,14 @@ class Link:
 async def _begin(connection: QuicConnection) -> QuicConnection:
     connection.on_stream = _answer_ping
     return connection
+
+
+async def _show_contract(connection: QuicConnection) -> None:
+    """Let the server know that readers of this connection take everything the contract allows, before the first of them connects."""
+    stream = await connection.open_stream_when_allowed()
+    await stream.write(FOLLOWS_CONTRACT, end=True)
+    while await stream.read():
+        pass
 
 
 def _answer_ping(stream: QuicStream) -> None:

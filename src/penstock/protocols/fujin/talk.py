@@ -137,9 +137,9 @@ class Talk:
 
     @property
     def is_deployed(self) -> bool:
-        """Whether replies must not trigger the faults of deployed clients: so it is until a connection follows the contract.
+        """Whether replies must avoid the faults of deployed clients: true until the connection has shown that it follows the contract.
 
-        A reader sends the same bytes whichever it is. What deployed clients can take, every client can; the reverse ends them.
+        Nothing that a reader sends tells the two apart, and every client can take what deployed ones can.
         """
         dialect = self.settings.dialect
         return dialect == "native" or (dialect == "auto" and not self._form.follows_contract)
