@@ -171,6 +171,21 @@ def test_a_group_shares_records_and_gets_back_what_was_not_finished(
     assert client.group_poll(*work, wait=0) == []
 
 
+def test_a_group_survives_a_crash_of_the_broker() -> None:
+    with RunningBroker(clock=SystemClock(), topics=[{"name": "t1/work"}]) as broker:
+        work = (TENANT, NAMESPACE, "work", 0, "billing")
+        client = connected(broker)
+        for value in (b"finished", b"begun", b"untouched"):
+            client.publish(TENANT, NAMESPACE, "work", value)
+        finished, _ = client.group_poll(*work, max_records=2)
+        client.group_ack(*work, finished.offset)
+        broker.kill()
+        broker.start()
+        client = connected(broker)
+        again = [record for _ in range(2) for record in client.group_poll(*work, max_records=1, wait=EVENT_S_MAX)]
+        assert [(each.payload, each.attempts) for each in again] == [(b"begun", 2), (b"untouched", 1)]
+
+
 def test_a_poll_waits_for_work(broker: RunningBroker, client: felix.Client) -> None:
     broker.connect().create_topic("t1/later")
     later = (TENANT, NAMESPACE, "later", 0, "billing")
