@@ -206,6 +206,13 @@ async def test_a_key_may_be_said_in_json(talk: Talk, broker: Broker, kind: str, 
     assert block.keys() == (None if key is None else [b"K"])
 
 
+async def test_a_shard_that_no_stream_has_is_refused(talk: Talk, broker: Broker) -> None:
+    for request in (Publish(**DEMO, payload=b"x", shard=1), PublishBatch(**DEMO, payloads=[b"x"], shard=1)):
+        assert await talk.ask(request) == Error(message="shard 1 not found: every stream has one, which is 0")
+    assert await talk.ask(Publish(**DEMO, payload=b"x", shard=0)) == Ok()
+    assert await stored(broker) == [b"x"]
+
+
 async def test_a_key_that_a_binary_batch_has_no_room_for_is_refused(talk: Talk) -> None:
     key = bytes(ROUTING_KEY_BYTES_MAX + 1)
     answer = await talk.ask(Publish(**DEMO, payload=b"x", key=key))

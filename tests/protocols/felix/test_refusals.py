@@ -59,6 +59,7 @@ def test_words_of_other_brokers_are_known_too() -> None:
         (errors.RecordTooLarge("x"), ("invalid_request", 4, "fatal")),
         (errors.LimitExceeded("x"), ("limit_exceeded", 11, "fatal")),
         (errors.ShuttingDown("x"), ("draining", 12, "retry")),
+        (errors.CorruptBlock("x"), ("storage", 14, "fatal")),
         (errors.NoSpace("x"), ("storage", 14, "retry_after")),
         (errors.WriteFailed("x"), ("storage", 14, "outcome_unknown")),
         (StaleClaim("x"), ("stale_claim", 15, "retry")),

@@ -129,8 +129,8 @@ QUOTED_BYTES_MAX: Final = 256
 """A type or an id of something that is no message is looked into up to this size."""
 _NUMBERS: Final[dict[type[Message], tuple[str, ...]]] = {
     Auth: ("client_flags", "client_features"),
-    Publish: ("request_id",),
-    PublishBatch: ("request_id",),
+    Publish: ("request_id", "shard"),
+    PublishBatch: ("request_id", "shard"),
     Subscribe: ("request_id", "subscription_id", "shard"),
     CachePut: ("request_id", "ttl_ms"),
     CacheGet: ("request_id",),

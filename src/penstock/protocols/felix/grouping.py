@@ -17,7 +17,6 @@ from penstock.errors import (
     AuthenticationFailed,
     GroupNotFound,
     InvalidRequest,
-    PartitionNotFound,
     PenstockError,
     TopicNotFound,
 )
@@ -34,7 +33,7 @@ from penstock.protocols.felix.messages import (
     GroupRequest,
 )
 from penstock.protocols.felix.refusals import StaleClaim
-from penstock.protocols.felix.scopes import Scope
+from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
 
 POLL_RECORDS_MAX: Final = 512
@@ -201,8 +200,7 @@ async def _durable(shared: Shared) -> None:
 
 
 def _topic(shared: Shared, identity: Identity, request: GroupRequest) -> str:
-    if request.shard:
-        raise PartitionNotFound(f"shard {request.shard} not found: every stream has one, which is 0")
+    check_shard(request.shard)
     return shared.topic(identity, Scope(request.tenant_id, request.namespace, request.stream))
 
 

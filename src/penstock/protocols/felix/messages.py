@@ -54,6 +54,7 @@ class Publish(Message, tag="publish", kw_only=True):
     stream: str
     payload: bytes
     key: RoutingKey = UNSET
+    shard: int | UnsetType | None = UNSET
     request_id: Id = UNSET
     ack: AckMode | UnsetType | None = UNSET
 
@@ -64,6 +65,7 @@ class PublishBatch(Message, tag="publish_batch", kw_only=True):
     stream: str
     payloads: Annotated[list[bytes], Meta(max_length=BATCH_EVENTS_MAX)]
     key: RoutingKey = UNSET
+    shard: int | UnsetType | None = UNSET
     request_id: Id = UNSET
     ack: AckMode | UnsetType | None = UNSET
 

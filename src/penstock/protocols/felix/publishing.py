@@ -21,7 +21,7 @@ from penstock.protocols.felix.acknowledging import Acknowledgement
 from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import BinaryPublish, Publish, PublishBatch
 from penstock.protocols.felix.refusals import Refusal
-from penstock.protocols.felix.scopes import Scope
+from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 
@@ -127,6 +127,8 @@ class Publisher:
         slot = self._replies.reserve() if ack.awaited else None
         write = Write(scope, values, key, ack, slot, held_bytes + more_bytes)
         try:
+            if not isinstance(request, BinaryPublish):
+                check_shard(request.shard)
             topic = self._shared.topic(identity, scope)
             if self._shared.auto_create and not self._shared.broker.has_topic(topic):
                 self.write_gathered()

@@ -1,8 +1,8 @@
 """Errors of the broker as the texts of this protocol, and as the codes that later releases added.
 
 Clients that read no codes tell errors apart by words: "not found" is one kind, "unauthorized" another, "cursor" a third. So each text
-contains the word of its kind, whatever else it says. A code comes with what a client may do about the error (`retry`); one that gets
-none takes a refusal for the fault of its connection, and makes another.
+contains the word of its kind, whatever else it says. A code comes with what a client may do about the error (`retry`). The official
+client replaces its connection after a refused publish that has no code.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
     AuthenticationRequired,
+    CorruptBlock,
     EntryNotFound,
     GroupNotFound,
     LimitExceeded,
+    MissingSegment,
     NoSpace,
     PartitionNotFound,
     PenstockError,
@@ -55,6 +57,7 @@ class Refusal(NamedTuple):
 INVALID_REQUEST: Final = ErrorCode("invalid_request", 4, "fatal")
 INTERNAL_ERROR: Final = ErrorCode("internal", 13, "outcome_unknown")
 _NOT_FOUND: Final = ErrorCode("not_found", 3, "fatal")
+_UNREADABLE: Final = ErrorCode("storage", 14, "fatal")
 _UNAUTHENTICATED: Final = ErrorCode("unauthenticated", 1, "fatal")
 _CODES: Final[tuple[tuple[type[PenstockError], ErrorCode], ...]] = (
     (AuthenticationRequired, _UNAUTHENTICATED),
@@ -66,6 +69,8 @@ _CODES: Final[tuple[tuple[type[PenstockError], ErrorCode], ...]] = (
     (GroupNotFound, _NOT_FOUND),
     (LimitExceeded, ErrorCode("limit_exceeded", 11, "fatal")),
     (ShuttingDown, ErrorCode("draining", 12, "retry")),
+    (CorruptBlock, _UNREADABLE),
+    (MissingSegment, _UNREADABLE),
     (NoSpace, ErrorCode("storage", 14, "retry_after")),
     (WriteFailed, ErrorCode("storage", 14, "outcome_unknown")),
 )

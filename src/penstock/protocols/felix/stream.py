@@ -21,7 +21,7 @@ from typing import Any, Final, get_args
 import structlog
 from msgspec import UNSET
 
-from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.quic_session import QuicConnection, Stream
 from penstock.protocols.felix import caching, grouping
 from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement, encode_refusal
@@ -58,7 +58,7 @@ from penstock.protocols.felix.refusals import (
     code_of,
     refusal,
 )
-from penstock.protocols.felix.scopes import Scope
+from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
 from penstock.protocols.felix.wire import (
@@ -116,6 +116,7 @@ class FelixStream(InTurns):
         "_said_who",
         "_shared",
         "_stats",
+        "_stopping",
         "_stream",
         "_subscriptions",
         "_waiting",
@@ -157,6 +158,7 @@ class FelixStream(InTurns):
         """Whether the client has said that it reads error codes."""
         self._poll: grouping.Poll | None = None
         """The poll that is not answered yet; there is one at most, because requests behind it wait."""
+        self._stopping = False
         self._ended = False
         self._one_way = not stream.can_send
         self._muted = self._one_way
@@ -200,6 +202,7 @@ class FelixStream(InTurns):
 
     def finish(self) -> None:
         """The broker stops: answer what is here, take nothing more."""
+        self._stopping = True
         self._stop_polling()
         self._stream.close()
 
@@ -293,7 +296,7 @@ class FelixStream(InTurns):
             return self._subscribe(request)
         if isinstance(request, GroupPoll):
             self._poll = grouping.Poll(self._shared, self._identity, request)
-            if self._muted:
+            if self._muted or self._stopping:
                 self._poll.stop()
             return self._poll.answer()
         if isinstance(request, GroupAck | GroupNack):
@@ -356,8 +359,7 @@ class FelixStream(InTurns):
         return encode_message(StreamShardsView(shards=1, request_id=request.request_id))
 
     def _subscribe(self, request: Subscribe) -> bytes | Answering:
-        if request.shard:
-            raise PartitionNotFound(f"shard {request.shard} not found: every stream has one, which is 0")
+        check_shard(request.shard)
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         topic = self._shared.topic(self._identity, scope)
         if self._shared.auto_create and not self._shared.broker.has_topic(topic):
