@@ -13,6 +13,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.subscription import Subscription
 from penstock.log.api import TopicConfig
+from penstock.protocols.felix import grouping
 from penstock.protocols.felix.caching import VALUE_BYTES_MAX
 from penstock.protocols.felix.codec import encode_frame
 from penstock.protocols.felix.grouping import ACK_MS, POLL_RECORDS_MAX
@@ -134,12 +135,22 @@ async def test_a_poll_is_bounded_in_records_and_in_bytes(talk: Talk, broker: Bro
     assert await talk.ask(poll(max_records=2)) == records((POLL_RECORDS_MAX, b"x", 1))
 
 
-async def test_records_that_do_not_fit_into_one_frame_come_in_several(talk: Talk, broker: Broker) -> None:
-    large = bytes(VALUE_BYTES_MAX)
-    await produce(broker, TOPIC, [b"small", large, b"last"])
-    assert await talk.ask(poll()) == records((0, b"small", 1))
-    assert await talk.ask(poll()) == records((1, large, 1))
-    assert await talk.ask(poll()) == records((2, b"last", 1))
+async def test_records_that_do_not_fit_into_one_frame_come_in_several(
+    talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "VALUE_BYTES_MAX", 100)
+    values = [bytes(size) for size in (60, 41, 30, 101, 29, 1)]
+    await produce(broker, TOPIC, values)
+    assert await talk.ask(poll()) == records((0, values[0], 1))
+    assert await talk.ask(poll()) == records((1, values[1], 1), (2, values[2], 1), (4, values[4], 1))
+    assert await talk.ask(poll()) == records((5, values[5], 1))
+    await until(lambda: broker.dead_letters.stats.sent == 1)
+
+
+async def test_the_largest_record_fits_into_a_frame(talk: Talk, broker: Broker) -> None:
+    largest = bytes(VALUE_BYTES_MAX)
+    await produce(broker, TOPIC, [largest])
+    assert await talk.ask(poll()) == records((0, largest, 1))
 
 
 async def test_a_record_that_fits_into_no_frame_becomes_a_dead_letter(talk: Talk, broker: Broker) -> None:

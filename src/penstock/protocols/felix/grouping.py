@@ -72,9 +72,6 @@ class Poll:
         topic = _topic(self._shared, self._identity, request)
         subscription = await self._subscription(topic)
         deliveries = await self._take_in_time(topic, subscription)
-        if self._stopped:
-            self._give_back(subscription, deliveries)
-            deliveries = []
         records = [GroupRecord(each.offset, each.value or b"", each.deliveries) for each in deliveries]
         return encode_message(GroupRecords(records=records, request_id=request.request_id))
 
@@ -147,14 +144,8 @@ class Poll:
             else:
                 room_bytes -= value_bytes
                 fit.append(delivery)
-        self._give_back(subscription, left)
+        self._shared.broker.subscriptions.give_back(subscription, [(each.tag, each.deliveries) for each in left])
         return fit
-
-    def _give_back(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-        if deliveries:
-            self._shared.broker.subscriptions.give_back(
-                subscription, [(each.tag, each.deliveries) for each in deliveries]
-            )
 
 
 async def settle(shared: Shared, identity: Identity, request: GroupAck | GroupNack) -> bytes:
