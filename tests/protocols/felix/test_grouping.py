@@ -247,6 +247,17 @@ async def test_what_is_handed_back_comes_again_after_a_moment(talk: Talk, broker
     assert await talk.ask(poll()) == records((0, b"one", 2))
 
 
+async def test_records_come_in_the_order_of_their_offsets(talk: Talk, broker: Broker, clock: ManualClock) -> None:
+    await produce(broker, TOPIC, [b"one", b"two"])
+    await talk.ask(poll())
+    for offset in (1, 0):
+        await talk.ask(nack(offset))
+        clock.advance(0.01)
+    clock.advance(0.1)
+    await produce(broker, TOPIC, [b"new"])
+    assert await talk.ask(poll()) == records((0, b"one", 2), (1, b"two", 2), (2, b"new", 1))
+
+
 async def test_what_is_left_alone_comes_again_and_then_becomes_a_dead_letter(
     talk: Talk, broker: Broker, clock: ManualClock
 ) -> None:

@@ -72,6 +72,7 @@ class Poll:
         topic = _topic(self._shared, self._identity, request)
         subscription = await self._subscription(topic)
         deliveries = await self._take_in_time(topic, subscription)
+        deliveries.sort(key=lambda each: each.offset)  # what comes again comes in the order in which it was due
         records = [GroupRecord(each.offset, each.value or b"", each.deliveries) for each in deliveries]
         return encode_message(GroupRecords(records=records, request_id=request.request_id))
 
