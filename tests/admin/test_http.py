@@ -10,6 +10,8 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -163,7 +165,43 @@ async def test_a_partition_that_cannot_write_makes_it_not_ready_and_is_named(nod
     named = {(failure["topic"], failure["partition"]): failure["failure"] for failure in answer["failed_partitions"]}
     assert named["orders", 0]
     assert answer["failed"] == len(named)
+    for path in ("/health", "/health/ready"):
+        status, _, body = await node.get(path)
+        assert status == 503
+        assert json.loads(body)["checks"][0]["message"] == f"{len(named)} partitions refuse writes"
+    assert (await node.get("/health/live"))[0] == 200
     assert samples((await node.get("/metrics"))[2])["penstock_partitions_failed"] == len(named)
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+async def test_probes_of_a_flymq_broker_find_a_healthy_one(node: Node, path: str) -> None:
+    node.admin.state = "ready"
+    status, headers, body = await node.get(path)
+    assert status == 200
+    assert headers["content-type"] == "application/json"
+    answer = json.loads(body)
+    assert answer["status"] == "healthy"
+    assert answer["version"] == version("penstock")
+    assert datetime.strptime(answer["timestamp"], "%Y-%m-%dT%H:%M:%S%z").utcoffset() == timedelta()
+    checks = answer.get("checks", [])
+    assert [(check["name"], check["status"]) for check in checks] == [("readiness", "healthy")] * (
+        path != "/health/live"
+    )
+    assert all(type(check["latency_ms"]) is int and "message" not in check for check in checks)
+
+
+@pytest.mark.parametrize("state", ["starting", "stopping"])
+async def test_probes_of_a_flymq_broker_tell_one_that_is_not_ready_from_one_that_is_dead(
+    node: Node, state: State
+) -> None:
+    node.admin.state = state
+    assert (await node.get("/health/live"))[0] == 200
+    for path in ("/health", "/health/ready"):
+        status, _, body = await node.get(path)
+        answer = json.loads(body)
+        assert (status, answer["status"]) == (503, "unhealthy")
+        [check] = answer["checks"]
+        assert (check["status"], check["message"]) == ("unhealthy", f"the broker is {state}")
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class Model:
         self.members.setdefault((name, group), set()).add(session_id)
 
     def unsubscribe(self, session_id: str) -> None:
-        self.members = {pair: left for pair, members in self.members.items() if (left := members - {session_id})}
+        self.members = {pair: members - {session_id} for pair, members in self.members.items()}
 
     def delete_group(self, group: str) -> None:
         pairs = {pair for pair in self.offsets.keys() | self.members.keys() if pair[1] == group}

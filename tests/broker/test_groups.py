@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker import groups as groups_module
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.groups import GROUPS_TOPIC, GroupInfo, GroupOffset, Groups
@@ -276,7 +277,7 @@ async def test_members_are_counted_while_their_sessions_last(broker: Broker) -> 
     broker.unsubscribe("s1")
     broker.unsubscribe("s1")
     broker.unsubscribe("never-subscribed")
-    assert [(info.topic, info.members) for info in broker.list_groups(WHO)] == [("t", ("s2",))]
+    assert [(info.topic, info.members) for info in broker.list_groups(WHO)] == [("t", ("s2",)), ("u", ())]
     with pytest.raises(TopicNotFound):
         broker.subscribe(WHO, "missing", "g", "s2")
 
@@ -322,7 +323,87 @@ async def test_a_group_of_members_only_can_be_deleted(broker: Broker) -> None:
     assert [info.members for info in broker.list_groups(WHO)] == [("s1",)]
 
 
+async def test_a_group_that_only_subscribed_is_kept_until_it_is_deleted_or_its_topic_is(broker: Broker) -> None:
+    for topic in ("t", "u"):
+        await broker.ensure_topic(WHO, topic)
+        broker.subscribe(WHO, topic, "g", "s1")
+    broker.unsubscribe("s1")
+    assert [(info.topic, info.members, info.offsets) for info in broker.list_groups(WHO)] == [
+        ("t", (), ()),
+        ("u", (), ()),
+    ]
+    assert broker.committed_offset(WHO, "t", "g", 0) is None
+    await broker.delete_group(WHO, "g", "t")
+    assert [info.topic for info in broker.list_groups(WHO)] == ["u"]
+    await broker.delete_topic(WHO, "u")
+    await broker.ensure_topic(WHO, "u")
+    assert broker.list_groups(WHO) == []
+
+
+async def test_a_group_that_only_subscribed_does_not_survive_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.ensure_topic(WHO, "t")
+        broker.subscribe(WHO, "t", "g", "s1")
+        broker.unsubscribe("s1")
+        assert [info.group for info in broker.list_groups(WHO)] == ["g"]
+    async with running(tmp_path) as broker:
+        assert broker.list_groups(WHO) == []
+
+
 # -- limits ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_oldest_idle_groups_are_forgotten_first(
+    engine: EmbeddedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "IDLE_GROUPS_MAX", 2)
+    groups = Groups(engine, clock, BrokerLimits())
+    await groups.start()
+    for name in ("a", "b"):
+        groups.join("t", name, name)
+        groups.leave(name)
+    groups.join("t", "a", "again")
+    groups.leave("again")
+    for name in ("c", "d"):
+        groups.join("t", name, name)
+    groups.leave("c")
+    assert [info.group for info in groups.infos()] == ["a", "c", "d"]
+    await groups.commit("t", "a", 0, 1)
+    groups.leave("d")
+    groups.join("t", "e", "e")
+    groups.leave("e")
+    assert [info.group for info in groups.infos()] == ["a", "d", "e"], "a has an offset by now"
+    await groups.close()
+
+
+async def test_idle_groups_take_no_room_from_others(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    groups = Groups(engine, clock, BrokerLimits(groups_max=2))
+    await groups.start()
+    for name in ("a", "b"):
+        groups.join("t", name, name)
+        groups.leave(name)
+    await groups.commit("t", "c", 0, 1)
+    groups.join("t", "d", "d")
+    assert [info.group for info in groups.infos()] == ["c", "d"]
+    with pytest.raises(LimitExceeded, match="there are 2 groups"):
+        groups.join("t", "e", "e")
+    await groups.close()
+
+
+async def test_a_first_commit_that_is_refused_leaves_an_idle_group_idle(
+    engine: EmbeddedEngine, clock: ManualClock
+) -> None:
+    groups = Groups(engine, clock, BrokerLimits(groups_max=2, group_offsets_max=1))
+    await groups.start()
+    await groups.commit("t", "a", 0, 1)
+    groups.join("t", "b", "s1")
+    groups.leave("s1")
+    with pytest.raises(LimitExceeded, match="table __groups is full"):
+        await groups.commit("t", "b", 0, 1)
+    assert [info.group for info in groups.infos()] == ["a", "b"]
+    groups.join("t", "c", "s1")
+    assert [info.group for info in groups.infos()] == ["a", "c"]
+    await groups.close()
 
 
 async def test_groups_are_bounded_also_while_their_first_commits_are_in_flight(

@@ -301,8 +301,8 @@ async def test_writers_and_subscribers_go_on_while_their_addresses_change(broker
             await until(lambda: len(seen) == len(sent), "events are missing")
     assert seen == sent
     figures = await metrics(broker)
-    assert figures['penstock_quic_migrations_total{listener="fujin"}'] >= moves
-    assert figures['penstock_quic_migrations_total{listener="felix"}'] >= moves
+    assert figures['penstock_quic_rebindings_total{listener="fujin"}'] >= moves
+    assert figures['penstock_quic_rebindings_total{listener="felix"}'] >= moves
     ((_, values),) = values_of(broker, [MOVING])
     writes.check(values)
     reading.cancel()

@@ -54,7 +54,7 @@ async def test_a_server_that_vanished_is_noticed(tmp_path: Path) -> None:
             client.open_stream()
 
 
-async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
+async def test_a_client_may_continue_from_another_port(tmp_path: Path) -> None:
     async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo one\n")
         assert await read_line(stream) == b"one\n"
@@ -64,7 +64,7 @@ async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
             client.rebind()
             await stream.write(b"echo again\n")
             assert await read_line(stream) == b"again\n"
-            await until(lambda count=count: service.stats.migrations == count)  # type: ignore[misc]
+            await until(lambda count=count: service.stats.rebindings == count)  # type: ignore[misc]
             assert session.connection.peer != before
             before = session.connection.peer
         assert session.streams[0].stream.peer == session.connection.peer
@@ -73,7 +73,7 @@ async def test_a_client_may_go_on_from_another_port(tmp_path: Path) -> None:
         assert service.stats.connections_total == 1
 
 
-async def test_a_client_that_has_moved_is_asked_until_it_answers_there(tmp_path: Path) -> None:
+async def test_a_client_with_a_new_port_is_pinged_until_it_acknowledges(tmp_path: Path) -> None:
     async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"echo one\n")
         assert await read_line(stream) == b"one\n"
@@ -87,8 +87,8 @@ async def test_a_client_that_has_moved_is_asked_until_it_answers_there(tmp_path:
         assert len(await read_all(stream)) == 2_000_000
 
 
-async def test_until_a_client_that_has_moved_answers_it_is_sent_three_times_what_it_sends(tmp_path: Path) -> None:
-    """Whoever has a connection could otherwise point it at somebody else."""
+async def test_until_a_new_port_is_validated_it_is_sent_three_times_what_came_from_it(tmp_path: Path) -> None:
+    """Whoever has a connection could otherwise point it at another program of its host."""
     async with serving_quic(tmp_path) as service:
         client = await service.client()
         (session,) = service.sessions
@@ -101,12 +101,12 @@ async def test_until_a_client_that_has_moved_answers_it_is_sent_three_times_what
         with socket.socket(type=socket.SOCK_DGRAM) as victim:
             victim.bind(("127.0.0.1", 0))
             async with asyncio.timeout(30):
-                while sent_bytes < 10_000 or not service.stats.migrations:
+                while sent_bytes < 10_000 or not service.stats.rebindings:
                     client.core.ping()
                     for datagram, _ in client.core.take_datagrams(time.monotonic(), 100):
                         victim.sendto(datagram, service.where)
                         sent_bytes += len(datagram)
-                    if service.stats.migrations and news.unsent_bytes < 500_000:
+                    if service.stats.rebindings and news.unsent_bytes < 500_000:
                         news.send(bytes(500_000))
                     await asyncio.sleep(0)
                     received_bytes += _all_that_came(victim)
@@ -147,7 +147,7 @@ async def test_a_peer_is_not_believed_to_be_where_somebody_repeats_its_datagrams
                 client.rebind()
                 await stream.write(b"echo moved\n")
                 assert await read_line(stream) == b"moved\n"
-            peer, seen = session.connection.peer, service.stats.migrations
+            peer, seen = session.connection.peer, service.stats.rebindings
             with socket.socket(type=socket.SOCK_DGRAM) as copier:
                 send = client.endpoint.send
 
@@ -163,7 +163,30 @@ async def test_a_peer_is_not_believed_to_be_where_somebody_repeats_its_datagrams
                     await stream.write(b"echo %d\n" % number)
                     assert await read_line(stream) == b"%d\n" % number
                 client.endpoint.send = send  # type: ignore[method-assign]
-            assert (session.connection.peer, service.stats.migrations) == (peer, seen)
+            assert (session.connection.peer, service.stats.rebindings) == (peer, seen)
+
+
+async def test_what_comes_from_another_host_is_dropped(tmp_path: Path) -> None:
+    """A client that spoofs somebody's address, and acknowledges what it cannot see, must not have data sent there."""
+    async with talking(tmp_path) as (service, client, stream):
+        (session,) = service.sessions
+        peer = session.connection.peer
+        before = service.stats.datagrams_dropped
+        with socket.socket(type=socket.SOCK_DGRAM) as victim:
+            victim.bind(("127.0.0.2", 0))
+            send = client.endpoint.send
+
+            def send_from_there(datagrams: Any, origin: bytes = b"") -> None:
+                for datagram, _ in datagrams:
+                    victim.sendto(datagram, service.where)
+
+            client.endpoint.send = send_from_there  # type: ignore[method-assign]
+            await stream.write(b"echo here\n")
+            await until(lambda: service.stats.datagrams_dropped > before + 1)  # it is sent again, and dropped again
+            assert _all_that_came(victim) == 0
+            client.endpoint.send = send  # type: ignore[method-assign]
+            assert await read_line(stream) == b"here\n"
+        assert (session.connection.peer, service.stats.rebindings) == (peer, 0)
 
 
 async def test_a_stop_waits_for_what_is_owed_and_then_closes(tmp_path: Path) -> None:

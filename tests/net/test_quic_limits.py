@@ -13,6 +13,7 @@ import pytest
 from qh3.tls import Epoch
 
 from penstock.errors import ConnectionLost, Unreachable
+from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
 from penstock.quic.core import QuicCore
@@ -20,7 +21,7 @@ from penstock.quic.packets import long_header
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
 from tests.net.line_session import until
-from tests.net.quic_lines import ALPN, QuicService, read_all, read_line, serving_quic, talking
+from tests.net.quic_lines import ALPN, LineStream, QuicService, read_all, read_line, serving_quic, talking
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -184,9 +185,9 @@ async def test_the_whole_server_has_a_bound_too(tmp_path: Path) -> None:
         first, second = await service.client(), await service.client()
         for client in (first, second):
             client.open_stream().send((b"later " + b"x" * 1_000 + b"\n") * 80)
-        await until(lambda: service.listener.budget.held_bytes > 100 * KIB)
+        await until(lambda: service.listener.budget.waiting >= 1)
         await until_nothing_moves(service)
-        assert service.listener.budget.waiting >= 1
+        assert service.listener.budget.held_bytes > 50 * KIB
         paused = [
             session
             for session in service.sessions
@@ -238,7 +239,7 @@ async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path
                 await stream.write(b"\n")
                 assert await read_line(stream) == b"x" * 2_000 + b"\n"
         connection = connection_of(service)
-        assert connection.half_frames_bytes == 0
+        assert connection.flow.partial_bytes == 0
         assert not connection.half_frames
 
 
@@ -246,11 +247,11 @@ async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path
 
 
 @contextmanager
-def stranger() -> Iterator[socket.socket]:
+def stranger(host: str = "127.0.0.1") -> Iterator[socket.socket]:
     """A socket that speaks no QUIC of its own."""
     with socket.socket(type=socket.SOCK_DGRAM) as own:
         own.setblocking(False)
-        own.bind(("127.0.0.1", 0))
+        own.bind((host, 0))
         yield own
 
 
@@ -314,22 +315,41 @@ async def test_who_shows_its_address_takes_the_place_of_the_oldest_handshake_at_
     async with serving_quic(tmp_path, limits) as service:
         with stranger() as flooder:
             for count in range(1, 25):
-                core, datagrams = first_flight(service.where)
-                for datagram in datagrams:
-                    flooder.sendto(datagram, service.where)
-                await until(
-                    lambda count=count: count == 1 or service.stats.retries_sent >= count - 1  # type: ignore[misc]
-                )
-                answer = await _answer_to(core, flooder)
-                core.receive(answer, len(answer), service.where, time.monotonic())
-                for datagram, _ in core.take_datagrams(time.monotonic(), 10):
-                    flooder.sendto(datagram, service.where)
+                await _begin_handshake(service, flooder)
                 await until(lambda count=count: service.stats.handshakes_open >= min(count, 20))  # type: ignore[misc]
             await until(lambda: service.stats.handshakes_dropped > 0)
             assert service.stats.handshakes_open == 20
             await service.client()
         service.pass_time(limits.handshake_s_max + 2)
         assert service.stats.handshakes_open == 0
+
+
+async def test_one_host_cannot_crowd_out_the_handshakes_of_others(tmp_path: Path) -> None:
+    limits = QuicLimits(handshakes_max=20, retry_above=1)
+    async with serving_quic(tmp_path, limits) as service:
+        with stranger() as flooder, stranger("127.0.0.2") as other:
+            await _begin_handshake(service, other)
+            await until(lambda: service.stats.handshakes_open == 1)
+            for count in range(2, 60):
+                await _begin_handshake(service, flooder)
+                await until(lambda count=count: service.stats.handshakes_open >= min(count, 20))  # type: ignore[misc]
+            await until(lambda: service.stats.handshakes_dropped >= 39)
+            assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 1
+            for _ in range(8):
+                await _begin_handshake(service, other)
+            await until(lambda: service.stats.handshakes_dropped >= 47)
+            assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 9
+
+
+async def _begin_handshake(service: QuicService, own: socket.socket) -> None:
+    """Begin a handshake, begin it again after a Retry, and leave it there."""
+    core, datagrams = first_flight(service.where)
+    for datagram in datagrams:
+        own.sendto(datagram, service.where)
+    answer = await _answer_to(core, own)
+    core.receive(answer, len(answer), service.where, time.monotonic())
+    for datagram, _ in core.take_datagrams(time.monotonic(), 10):
+        own.sendto(datagram, service.where)
 
 
 async def _answer_to(core: QuicCore, own: socket.socket) -> bytes:
@@ -365,3 +385,30 @@ async def test_a_connection_above_the_bound_is_refused_at_once(tmp_path: Path) -
         stream = third.open_stream()
         await stream.write(b"echo in\n")
         assert await read_line(stream) == b"in\n"
+
+
+async def test_what_clients_do_not_take_is_bounded_over_all_connections(tmp_path: Path) -> None:
+    limits = QuicLimits(in_flight_total_bytes_max=4 * MIB, send_buffer_high_bytes=4 * MIB)
+    async with serving_quic(tmp_path, limits) as service:
+        idle = [await service.client() for _ in range(10)]
+        news = [session.connection.open_stream(LineStream, one_way=True) for session in service.sessions]
+        for client in idle:
+            client.pause_receiving()
+
+        def step() -> bool:
+            for stream in news:
+                if stream.writable:
+                    stream.send(bytes(100_000))
+            return not any(stream.writable for stream in news)
+
+        await until(step)
+        assert service.listener.budget.unsent_bytes < 4 * MIB + 10 * (100_000 + UNSENT_BYTES_FREE)
+        for client in idle:
+            client.resume_receiving()
+        await until(lambda: all(stream.writable for stream in news))
+
+        def is_taken() -> bool:
+            service.listener.sweep()
+            return service.listener.budget.unsent_bytes == 0
+
+        await until(is_taken)

@@ -1,4 +1,4 @@
-"""The HTTP endpoint: /livez, /readyz and /metrics.
+"""The HTTP endpoint: /livez, /readyz and /metrics, and the paths that probes of a FlyMQ broker ask: /health and those below it.
 
 The application is Starlette's and the HTTP/1.1 protocol is uvicorn's, but not uvicorn's `Server`: that one wants the process's
 signals and ticks ten times a second, and it bounds neither connections nor how long a request may take to arrive. Here every
@@ -11,7 +11,9 @@ import asyncio
 import functools
 import os
 from collections.abc import Mapping
-from typing import Literal
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -61,9 +63,11 @@ class AdminServer:
         self.state: State = "starting"
         self._bind = parse_address(bind)
         self._engine = engine
-        # The loop is late by real time, whatever time the broker is told.
-        self._loop_lag = LoopLag(SystemClock())
+        # Loop lag and health are about real time, whatever time the broker is told.
+        self._clock = SystemClock()
+        self._loop_lag = LoopLag(self._clock)
         self._metrics = Metrics(Sources(engine, broker, listeners, sessions, self._loop_lag.histogram))
+        self._version = version("penstock")
         self._server: asyncio.Server | None = None
         self._http = _Connections()
         self._config = uvicorn.Config(
@@ -71,6 +75,9 @@ class AdminServer:
                 routes=[
                     Route("/livez", self._livez),
                     Route("/readyz", self._readyz),
+                    Route("/health", self._health_ready),
+                    Route("/health/live", self._health_live),
+                    Route("/health/ready", self._health_ready),
                     Route("/metrics", self._serve_metrics),
                 ]
             ),
@@ -138,17 +145,40 @@ class AdminServer:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, _: Request) -> Response:
+        readiness = self._readiness()
+        return JSONResponse(readiness, status_code=200 if readiness["ready"] else 503)
+
+    def _readiness(self) -> dict[str, Any]:
         if self.state != "ready":
-            return JSONResponse({"ready": False, "state": self.state}, status_code=503)
+            return {"ready": False, "state": self.state}
         failures = failed_partitions(self._engine)
         if failures:
             named = [
                 {"topic": topic, "partition": index, "failure": failure}
                 for (topic, index), failure in list(failures.items())[:FAILURES_NAMED_MAX]
             ]
-            body = {"ready": False, "state": self.state, "failed": len(failures), "failed_partitions": named}
-            return JSONResponse(body, status_code=503)
-        return JSONResponse({"ready": True, "state": self.state})
+            return {"ready": False, "state": self.state, "failed": len(failures), "failed_partitions": named}
+        return {"ready": True, "state": self.state}
+
+    async def _health_live(self, _: Request) -> Response:
+        return JSONResponse(self._health("healthy"))
+
+    async def _health_ready(self, _: Request) -> Response:
+        started_s = self._clock.monotonic()
+        readiness = self._readiness()
+        check: dict[str, Any] = {"name": "readiness", "status": "healthy"}
+        if not readiness["ready"]:
+            failed = readiness.get("failed")
+            reason = f"{failed} partitions refuse writes" if failed else f"the broker is {self.state}"
+            check |= {"status": "unhealthy", "message": reason}
+        check["latency_ms"] = int((self._clock.monotonic() - started_s) * 1000)
+        body = self._health(check["status"]) | {"checks": [check]}
+        return JSONResponse(body, status_code=200 if readiness["ready"] else 503)
+
+    def _health(self, status: str) -> dict[str, Any]:
+        """Return the fields that every answer at and below /health has."""
+        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        return {"status": status, "timestamp": f"{now:%Y-%m-%dT%H:%M:%SZ}", "version": self._version}
 
     async def _serve_metrics(self, _: Request) -> Response:
         return Response(await self._metrics.render(), media_type=CONTENT_TYPE)

@@ -47,7 +47,7 @@ QUIC_COUNTERS = (
     ("quic_retries", "retries_sent", "Clients asked to show that their address is their own."),
     ("quic_handshakes_dropped", "handshakes_dropped", "Handshakes not begun because too many were under way."),
     ("quic_datagrams_dropped", "datagrams_dropped", "Datagrams that belong to no connection."),
-    ("quic_migrations", "migrations", "Times a client went on from another address."),
+    ("quic_rebindings", "rebindings", "Times a client continued from another port."),
 )
 CLOSED_REASONS = (
     ("idle", "closed_idle"),

@@ -1,8 +1,9 @@
 """Groups: named places in topics, committed through the log, and who is reading under that name.
 
-A group is a pair of topic and name. It exists once an offset was committed in it or a session joined it, and ends when neither is
-left. A committed offset is the next one to read, one for each partition, in the table `__groups`. Sessions that joined are in
-memory only: they are gone after a restart, and so are their members.
+A group is a pair of topic and name. It exists once an offset was committed in it or a session joined it. A committed offset is the
+next one to read, one for each partition, in the table `__groups`. Sessions that joined are in memory only: they are gone after a
+restart, and so are groups that had nothing else. Until then such a group stays listed when its last session has left, because
+administrators of FlyMQ look for it there; it is idle, and the oldest idle groups make way for others.
 
 An offset belongs to the topic that existed when it was committed, told by the topic's id. Deleting a topic deletes its offsets;
 should a crash come in between, or a commit arrive late, the id no longer fits and the offset counts for nothing. So a topic created
@@ -12,6 +13,7 @@ again under an old name is read from its start, never from the middle. An offset
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -30,6 +32,8 @@ GROUPS_TOPIC: Final = "__groups"
 OFFSET_BYTES_MAX: Final = 256
 # Tombstones of one append: 2 MB of keys at most.
 DELETES_PER_APPEND_MAX: Final = 4096
+IDLE_GROUPS_MAX: Final = 1000
+"""Groups without offsets that are remembered after their last session has left."""
 
 
 class OffsetKey(NamedTuple):
@@ -69,11 +73,13 @@ class PreparedOffsets(NamedTuple):
 
 
 class _Group:
-    __slots__ = ("arriving", "members", "offsets")
+    __slots__ = ("arriving", "joined", "members", "offsets")
 
     def __init__(self) -> None:
         self.offsets: dict[int, CommittedOffset] = {}
         self.members: set[str] = set()
+        self.joined = False
+        """Whether a session has joined, be it gone by now."""
         self.arriving = 0
         """First commits in flight: they hold the group's place under the limit."""
 
@@ -87,6 +93,8 @@ class Groups:
         self._clock = clock
         self._limits = limits
         self._groups: dict[_Pair, _Group] = {}
+        self._idle: OrderedDict[_Pair, None] = OrderedDict()
+        """Groups with neither offsets nor members, the one that has been so for longest first."""
         self._sessions: dict[str, set[_Pair]] = {}
         self._member_count = 0
         self._table = Table(
@@ -151,7 +159,7 @@ class Groups:
         """What is stored for the offset; a group without any is admitted and noted in `arriving`, to be settled after the append."""
         self.check(key, offset)
         pair = key.topic, key.group
-        state = self._groups.get(pair) or self._admit(pair)
+        state = self._wake(pair)
         if not state.offsets:
             state.arriving += 1
             arriving.append(pair)
@@ -207,12 +215,13 @@ class Groups:
                 )
             validate_topic_name(topic)
             validate_group_name(group, self._limits.group_name_bytes_max)
-            state = self._groups.get(pair) or self._admit(pair)
+            state = self._wake(pair)
         except PenstockError:
             if not joined:
                 del self._sessions[session_id]
             raise
         state.members.add(session_id)
+        state.joined = True
         joined.add(pair)
         self._member_count += 1
 
@@ -232,6 +241,8 @@ class Groups:
                     self._sessions[session_id].remove(pair)
                 self._member_count -= len(state.members)
                 state.members.clear()
+                state.joined = False
+                self._idle.pop(pair, None)
                 self._drop_if_empty(state, pair)
 
     # -- looking ----------------------------------------------------------------------------------------------------------
@@ -272,7 +283,7 @@ class Groups:
         return GroupInfo(*pair, tuple(sorted(state.members)), tuple(offsets))
 
     def _known(self, topic: str, state: _Group) -> bool:
-        return bool(state.members) or any(self._counts(topic, entry) for entry in state.offsets.values())
+        return state.joined or any(self._counts(topic, entry) for entry in state.offsets.values())
 
     def _counts(self, topic: str, entry: CommittedOffset) -> bool:
         """Whether the offset was committed for the topic that bears the name now."""
@@ -281,7 +292,14 @@ class Groups:
 
     # -- keeping ----------------------------------------------------------------------------------------------------------
 
+    def _wake(self, pair: _Pair) -> _Group:
+        """Return the group to be used, created if it does not exist."""
+        self._idle.pop(pair, None)
+        return self._groups.get(pair) or self._admit(pair)
+
     def _admit(self, pair: _Pair) -> _Group:
+        if len(self._groups) >= self._limits.groups_max and self._idle:
+            self._forget_idle()
         if len(self._groups) >= self._limits.groups_max:
             raise LimitExceeded(
                 f"there are {len(self._groups)} groups, the most allowed: delete some or raise limits.groups_max"
@@ -295,6 +313,7 @@ class Groups:
         if entry is not None:
             if state is None:
                 state = self._groups[pair] = _Group()
+            self._idle.pop(pair, None)
             state.offsets[key.partition] = entry
         elif state is not None:
             state.offsets.pop(key.partition, None)
@@ -307,8 +326,20 @@ class Groups:
             self._drop_if_empty(state, pair)
 
     def _drop_if_empty(self, state: _Group, pair: _Pair) -> None:
-        if not (state.offsets or state.members or state.arriving) and self._groups.get(pair) is state:
+        """Forget a group that nothing is left of, or keep it as idle if a session has been in it."""
+        if state.offsets or state.members or state.arriving or self._groups.get(pair) is not state:
+            return
+        if not state.joined:
             del self._groups[pair]
+            return
+        self._idle[pair] = None
+        if len(self._idle) > IDLE_GROUPS_MAX:
+            self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        """Forget the group that has been idle for longest."""
+        pair, _ = self._idle.popitem(last=False)
+        del self._groups[pair]
 
 
 def _not_found(group: str, topic: str | None) -> GroupNotFound:

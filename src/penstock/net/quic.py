@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import structlog
@@ -211,9 +212,17 @@ class QuicListener(Listener[QuicServerConnection]):
             self.stats.handshakes_dropped += 1
             if admitted is None:
                 return
-            # Whoever means it is done in a few round trips, so the oldest is the one least likely to be missed.
-            next(iter(self._half_open)).abandon("")
+            self._evict_handshake()
         self._admit(header, admitted, datagram, address)
+
+    def _evict_handshake(self) -> None:
+        """Abandon the oldest handshake of the host that has the most: one host cannot crowd out the others.
+
+        A client that means it is done in a few round trips, so the oldest is the one least likely to be missed.
+        """
+        hosts = Counter(connection.host for connection in self._half_open)
+        busiest = max(hosts.values())
+        next(connection for connection in self._half_open if hosts[connection.host] == busiest).abandon("")
 
     def _must_retry(self, header: LongHeader) -> bool:
         """Whether a client must begin again under an id that we give it, and so prove its address: under load, every client must.

@@ -11,7 +11,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import LimitExceeded
 from penstock.net.deadlines import ConnectionWatch, Expiry
-from penstock.net.flow import SEND_BUFFER, InFlightBudget, ReadFlow
+from penstock.net.flow import SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_session import QuicSession, QuicSessionFactory, Stream, StreamSession
 from penstock.net.quic_stream import QuicServerStream
@@ -24,16 +24,16 @@ from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.units import Address as HostAndPort
 
-MOVE_QUIET_S: Final = 0.2
-"""A peer is believed to have moved once nothing has come from where it was for so long. Copies of its datagrams that somebody else sends
-ahead of them look like a move as well; the core would follow, and send nothing any more until the connection is given up."""
-PROOF_AGAIN_S: Final = 0.2
-"""How often a peer that has moved is asked whether it is there; the question or the answer may be lost."""
+REBINDING_DELAY_S: Final = 0.2
+"""A peer is taken to have another port once nothing has come from its old one for so long: copies of its datagrams that somebody else
+sends ahead of them look like a change of port too."""
+VALIDATION_INTERVAL_S: Final = 0.2
+"""How often a peer with a new port is sent a PING until it acknowledges one."""
 EARLY_BYTES_MAX: Final = 64 * 1024
 """What may come of a handshake: it takes a few KiB, large certificates and repetitions some more. The library keeps what
 comes out of order at nineteen times its size."""
-UNPROVEN_FACTOR: Final = 3
-"""Of what comes from an address of which it is not known yet that the peer is there, so many times as much may be sent there."""
+ANTI_AMPLIFICATION_FACTOR: Final = 3
+"""How many times the bytes received from an address that is not validated may be sent there (RFC 9000, section 8)."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -96,7 +96,6 @@ class QuicServerConnection(Connection):
         """Those it is known by; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
         self.half_frames: dict[QuicServerStream, None] = {}
-        self.half_frames_bytes = 0
         self.limits = owner.limits
         self.stats = owner.stats
         self.listener = owner.name
@@ -104,13 +103,18 @@ class QuicServerConnection(Connection):
         self._address = self._first_address = address
         self._heard_s = now_s()
         self._early_bytes = 0
-        self._moves = 0
-        self._asked_s = 0.0
-        self._unproven_bytes: int | None = None
-        """What may be sent to an address of which it is not known yet that the peer is there; None where it is."""
+        self._rebindings = 0
+        self._pinged_s = 0.0
+        self._allowance_bytes: int | None = None
+        """What may be sent to an address that is not validated; None once it is."""
         self.principal_hint: str | None = None
 
     # -- what the session sees ---------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        """The peer's, without its port."""
+        return str(self._address[0])
 
     @property
     def alpn(self) -> str | None:
@@ -131,12 +135,17 @@ class QuicServerConnection(Connection):
     # -- what the endpoint calls -------------------------------------------------------------------------------------------
 
     def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> None:
-        """Moves of the peer are followed here: the core is told that it stays where it was. It follows a few and no more, and gives a
-        peer up that is slow to show that it is there."""
+        """Follow a peer whose port changes, as behind a NAT; drop what comes from another host.
+
+        We announce that we do not support migration (`penstock.quic.tls`). The library is told that the peer stays where it was: it
+        follows three changes at most, and behind queued stream data its PATH_CHALLENGE goes to the old path, and then nothing goes
+        anywhere. An acknowledged PING is a weaker proof, because a peer can acknowledge what it did not receive; so it is asked for
+        only within one host, where a peer could point the connection at nobody but itself.
+        """
         now_s = self._now_s()
         if address == self._address:
             self._heard_s = now_s
-        elif not self.is_established or now_s - self._heard_s < MOVE_QUIET_S:
+        elif not self._may_be_rebinding(address, now_s):
             self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
             return
         if buffer[0] & LONG_HEADER and not self.core.is_established:
@@ -146,27 +155,27 @@ class QuicServerConnection(Connection):
                 return
         accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
         if accepted and address != self._address:
-            self._move_to(address, now_s)
-        if self._unproven_bytes is not None and address == self._address:
-            self._unproven_bytes += UNPROVEN_FACTOR * len(buffer)
-            if now_s - self._asked_s >= PROOF_AGAIN_S:
-                self._ask_for_proof(now_s)
+            self._rebind(address, now_s)
+        if self._allowance_bytes is not None and address == self._address:
+            self._allowance_bytes += ANTI_AMPLIFICATION_FACTOR * len(buffer)
+            if now_s - self._pinged_s >= VALIDATION_INTERVAL_S:
+                self._validate_address(now_s)
         self._origin = self.endpoint.arrived_at
         self.touch()
 
     def addressed(self, datagrams: list[tuple[bytes, Address]]) -> list[tuple[bytes, Address]]:
-        if self._unproven_bytes is not None:
-            self._unproven_bytes -= sum(len(datagram) for datagram, _ in datagrams)
+        if self._allowance_bytes is not None:
+            self._allowance_bytes -= sum(len(datagram) for datagram, _ in datagrams)
         if self._address == self._first_address:
             return datagrams
         return [(datagram, self._address) for datagram, _ in datagrams]
 
     def datagrams_allowed(self) -> int:
         allowed = super().datagrams_allowed()
-        if self._unproven_bytes is None:
+        if self._allowance_bytes is None:
             return allowed
         # The last one may be larger than what is left; what comes after it makes up for that.
-        return min(allowed, max(-(-self._unproven_bytes // self.settings.datagram_bytes), 0))
+        return min(allowed, max(-(-self._allowance_bytes // self.settings.datagram_bytes), 0))
 
     # -- what flow control calls -------------------------------------------------------------------------------------------
 
@@ -192,6 +201,11 @@ class QuicServerConnection(Connection):
         stream.open(self._session.stream_opened)
         return stream
 
+    @property
+    def send_high_bytes(self) -> int:
+        pressed = self.flow.leave_unsent(self.waiting_bytes)
+        return UNSENT_BYTES_FREE if pressed else self.settings.connection_send_high_bytes
+
     def congestion_changed(self) -> None:
         if self.congested:
             self.flow.block(SEND_BUFFER)
@@ -203,23 +217,26 @@ class QuicServerConnection(Connection):
             self.answered()
 
     def ping_acknowledged(self, number: int) -> None:
-        if number == self._moves:
-            self._unproven_bytes = None
+        if number == self._rebindings:
+            self._allowance_bytes = None
 
-    def _move_to(self, address: Address, now_s: float) -> None:
+    def _may_be_rebinding(self, address: Address, now_s: float) -> bool:
+        is_same_host = address[0] == self._address[0]
+        return self.is_established and is_same_host and now_s - self._heard_s >= REBINDING_DELAY_S
+
+    def _rebind(self, address: Address, now_s: float) -> None:
         self._address = address
         self._heard_s = now_s
-        self._unproven_bytes = 0
-        self._moves += 1
-        self._ask_for_proof(now_s)
-        self.stats.migrations += 1
+        self._allowance_bytes = 0
+        self._rebindings += 1
+        self._validate_address(now_s)
+        self.stats.rebindings += 1
         before, self.peer = self.peer, _host_and_port(address)
-        log.info("peer_migrated", listener=self.listener, peer=self.peer, before=before)
+        log.info("peer_port_changed", listener=self.listener, peer=self.peer, before=before)
 
-    def _ask_for_proof(self, now_s: float) -> None:
-        """Who answers it receives what we send there."""
-        self._asked_s = now_s
-        self.core.ping(self._moves)
+    def _validate_address(self, now_s: float) -> None:
+        self._pinged_s = now_s
+        self.core.ping(self._rebindings)
 
     def cid_issued(self, cid: bytes) -> None:
         self._owner.add_cid(cid, self)
@@ -251,7 +268,7 @@ class QuicServerConnection(Connection):
             self._owner.answered(self)
 
     def look_at_half_frames(self) -> None:
-        if self.half_frames_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
+        if self.flow.partial_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
             self.stats.closed_header += 1
             log.info(
                 "connection_closed", listener=self.listener, peer=self.peer, reason="too much in unfinished frames"
@@ -289,6 +306,7 @@ class QuicServerConnection(Connection):
             return
         for stream in list(self.half_frames):
             self._look_at_frame(stream, now_s)
+        self.look_at_congestion()
         unsent_bytes = self.unsent_bytes
         expiry = self._watch.judge(
             now_s,
@@ -297,6 +315,7 @@ class QuicServerConnection(Connection):
             owed=True,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self.sent_bytes - unsent_bytes,
+            pressed=self.flow.leave_unsent(self.waiting_bytes),
         )
         if expiry is Expiry.UNREAD:
             self.stats.closed_unread += 1

@@ -46,5 +46,5 @@ class QuicListenerStats(ListenerStats):
     streams_total: int = 0
     streams_aborted: int = 0
     """Streams that a peer reset or refused."""
-    migrations: int = 0
-    """Times a peer went on from another address."""
+    rebindings: int = 0
+    """Times a peer continued from another port."""

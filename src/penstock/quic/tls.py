@@ -304,6 +304,7 @@ class TlsBridge(QuicTlsBridge):
             ack_delay_exponent=ACK_DELAY_EXPONENT,
             max_ack_delay=int(MAX_ACK_DELAY_S * 1000),
             active_connection_id_limit=CONNECTION_IDS_MAX,
+            disable_active_migration=True if is_server else None,
             initial_source_connection_id=self.local_initial_source_connection_id,
             version_information=QuicVersionInformation(self.version, list(configuration.supported_versions)),
             original_destination_connection_id=self.original_destination_connection_id if is_server else None,

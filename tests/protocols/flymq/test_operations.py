@@ -339,6 +339,22 @@ async def test_a_member_is_counted_until_it_leaves(flymq: FlyMQ, talk: Conversat
     assert decode_group((await talk.ask(describe)).payload) == GroupState("orders", "g", 1, {})
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["deployed", "contract"])
+async def test_a_group_that_only_subscribed_is_listed_during_and_after_its_connection(
+    flymq: FlyMQ, talk: Conversation, native: bool
+) -> None:
+    await talk.ask(encode.encode_create_topic("orders", 1))
+    subscriber = Conversation(flymq, "192.0.2.2:50001")
+    await subscriber.ask(encode.encode_subscribe("orders", "g", 0, "latest", native=native))
+    names = bytes.fromhex("00000001 0006 6f7264657273 0001 67")
+    assert await talk.ask(encode.encode_list_groups()) == (0x62, names + bytes.fromhex("00000001 00000000"))
+    subscriber.session.closed()
+    assert await talk.ask(encode.encode_list_groups()) == (0x62, names + bytes.fromhex("00000000 00000000"))
+    assert await talk.ask(encode.encode_get_offset("orders", "g", 0)) == (0x60, bytes(8))
+    assert await talk.ask(encode.encode_delete_group("orders", "g")) == done(0x65)
+    assert await talk.ask(encode.encode_list_groups()) == (0x62, bytes(4))
+
+
 async def test_commit_is_what_get_offset_gives(talk: Conversation) -> None:
     assert await talk.ask(encode.encode_commit("orders", "g", 0, 43)) == done(0x06)
     assert await talk.ask(encode.encode_get_offset("orders", "g", 0)) == (0x60, (43).to_bytes(8))
@@ -466,8 +482,9 @@ async def test_seek_finds_the_first_record_at_or_after_a_time(talk: Conversation
 
 
 async def test_credentials_are_welcome_where_none_are_needed(talk: Conversation) -> None:
-    reply = await talk.ask(encode.encode_auth("admin", "secret"))
-    assert reply == (0x71, b"\x01\0\x05admin\0\0\0\0\0\0")
+    assert await talk.ask(encode.encode_auth("admin", "secret")) == (0x71, b"\x01\0\0\0\0\0\0\0\0")
+    await talk.ask(encode.encode_cluster_metadata())
+    assert await talk.ask(encode.encode_auth("admin", "secret")) == (0x71, b"\x01\0\x05admin\0\0\0\0\0\0")
 
 
 SPEC_YES = b"\x01\0\0\0\x05admin\0\0\0\0"

@@ -303,7 +303,7 @@ REPLIES: list[tuple[str, str, bytes]] = [
     ("whoami of no one", "af0172010000000b 0000000000000000000000", encode_identity("", [], [])),
     (
         "whoami of someone",
-        "af01720100001000 01 0005 61646d696e 00000001 0005 61646d696e 00000001 0004 72656164 " + "00" * 4067,
+        "af0172010000001f 01 0005 61646d696e 00000002 0005 61646d696e 0000 00000001 0004 72656164",
         encode_identity("admin", ["admin"], ["read"]),
     ),
     (
@@ -317,9 +317,14 @@ REPLIES: list[tuple[str, str, bytes]] = [
         encode_acl(AclDescription("priv", True, False, ["gus"], ["producer"])),
     ),
     (
-        "error",
+        "error in the contract's form",
         "af01ff010000001b 00 0018 453a20 746f706963206e6f7420666f756e643a206e6f7065",
         encode_error("topic not found: nope"),
+    ),
+    (
+        "error in the deployed form",
+        "af01ff010000001b 00000001 0015 746f706963206e6f7420666f756e643a206e6f7065",
+        encode_error("topic not found: nope", native=True),
     ),
 ]
 

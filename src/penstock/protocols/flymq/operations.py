@@ -120,7 +120,7 @@ class Operations:
         self.principal = principal
         """Who is asking: changes when they log in."""
         self._session_id = session_id
-        self._shown_native = True
+        self._shown_native: bool | None = None
 
     def answer(self, opcode: int, body: object) -> Answer:
         method = _METHODS.get(type(body))
@@ -142,14 +142,16 @@ class Operations:
 
     @property
     def _caller(self) -> Caller:
-        return Caller(self.broker, self.principal, self._node)
+        return Caller(self.broker, self.principal, self._node, self.native)
 
     def note_dialect(self, *, native: bool) -> None:
         """The peer sent something that only one of the two dialects has."""
         self._shown_native = native
 
-    def _native(self, *, shown: bool) -> bool:
-        return shown if self._dialect is Dialect.AUTO else self._dialect is Dialect.NATIVE
+    @property
+    def native(self) -> bool | None:
+        """Whether replies have the layouts of deployed clients; None while nothing the peer sent tells which dialect it speaks."""
+        return self._shown_native if self._dialect is Dialect.AUTO else self._dialect is Dialect.NATIVE
 
     # --- records ---
 
@@ -160,7 +162,7 @@ class Operations:
     def fetch(self, opcode: int, body: Fetch) -> Answer:
         self.note_dialect(native=body.filter is not None)
         partition = self.broker.partition(self.principal, body.topic, body.partition)
-        native = self._native(shown=body.filter is not None)
+        native = bool(self.native)
         return self._fetcher.fetch(partition, body.offset, body.max_records, body.filter, opcode, native=native)
 
     # --- topics ---
@@ -263,7 +265,7 @@ class Operations:
     # --- who is asking ---
 
     async def authenticate(self, opcode: int, body: Authenticate) -> bytes:
-        native = self._native(shown=self._shown_native)
+        native = self.native
         if self.principal.trusted:
             # Authentication is off here: deployed clients that have credentials send them all the same and need a yes.
             return encode_authenticated(body.user, [], native=native)

@@ -158,15 +158,15 @@ def _read_group(reader: ByteReader) -> GroupState:
 
 
 def decode_error(payload: bytes) -> str:
-    """The message, whichever of the forms in use it has: the contract's, a u32 code and a string, or bare text."""
+    """Return the message of an ERROR in any form in use: the contract's, a u32 code and a string, or bare text."""
     reader = ByteReader(payload)
-    for skip in (1, 4):
+    for code_bytes, mark in ((1, ERROR_MARK), (4, "")):
         try:
             reader.position = 0
-            reader.take(skip, "code")
+            reader.take(code_bytes, "code")
             message = reader.text16("message")
             reader.finish("message")
         except ProtocolViolation:
             continue
-        return message.removeprefix(ERROR_MARK)
+        return message.removeprefix(mark)
     return payload.decode(errors="replace")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocols.bytes import I32, U32, U64, blob32, text16, texts16
+from penstock.protocols.bytes import I32, U16, U32, U64, blob32, text16, texts16
 from penstock.protocols.flymq.reply_messages import (
     VECTOR_ROWS_MIN,
     Failed,
@@ -25,6 +25,7 @@ from penstock.protocols.flymq.reply_messages import (
     uniform_dtype,
 )
 from penstock.protocols.flymq.wire import (
+    ERROR_CODE,
     ERROR_MARK,
     ERROR_TEXT_BYTES_MAX,
     FLAG_BINARY,
@@ -283,8 +284,10 @@ def _group(group: GroupState) -> bytes:
 # --- ERROR ---
 
 
-def encode_error(message: str) -> bytes:
-    text = (ERROR_MARK + message).encode(errors="replace")
+def encode_error(message: str, *, native: bool = False) -> bytes:
+    """Encode an ERROR in the contract's form, or in the one that all deployed clients read exactly."""
+    head, mark = (U32.pack(ERROR_CODE), "") if native else (b"\x00", ERROR_MARK)
+    text = (mark + message).encode(errors="replace")
     if len(text) > ERROR_TEXT_BYTES_MAX:
         text = text[:ERROR_TEXT_BYTES_MAX].decode(errors="ignore").encode()
-    return frame(Opcode.ERROR, b"\x00" + len(text).to_bytes(2, "big") + text)
+    return frame(Opcode.ERROR, head + U16.pack(len(text)) + text)

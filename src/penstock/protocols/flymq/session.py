@@ -43,7 +43,7 @@ REQUEST_BYTES_MIN = 256
 CALLS_PER_TURN_MAX = 64
 """Requests other than writes that one session answers before it lets others have their turn of the loop."""
 _PRODUCE = int(Opcode.PRODUCE)
-_INTERNAL_ERROR = encode_error("internal error: the server's log has the details")
+_INTERNAL_ERROR = "internal error: the server's log has the details"
 
 log = structlog.get_logger("penstock.protocols.flymq")
 
@@ -338,7 +338,7 @@ class FlyMQSession(InTurns):
         body = call.body
         if isinstance(body, BadRequest):
             self._stats.errors += 1
-            return encode_error(body.message)
+            return self._encode_error(body.message)
         try:
             return self._operations.answer(call.opcode, body)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
@@ -387,7 +387,7 @@ class FlyMQSession(InTurns):
         """The ERROR frame for `count` requests that ended this way."""
         self._stats.errors += count
         if isinstance(error, PenstockError):
-            return encode_error(refusal(body, error))
+            return self._encode_error(refusal(body, error))
         self._stats.internal_errors += count
         if not self._bug_logged:
             self._bug_logged = True
@@ -395,7 +395,10 @@ class FlyMQSession(InTurns):
             log.error(
                 "request_failed", opcode=opcode, listener=connection.listener, peer=connection.peer, exc_info=error
             )
-        return _INTERNAL_ERROR
+        return self._encode_error(_INTERNAL_ERROR)
+
+    def _encode_error(self, message: str) -> bytes:
+        return encode_error(message, native=bool(self._operations.native))
 
 
 def _requests_in(call: Call) -> int:

@@ -99,7 +99,9 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
                              i32 partition, i64 timestamp_ms
     70 AUTH                  str user, str password                               (71) contract: bool, str error, str user, str* roles
                                                                                   deployed: bool, str user, s8* roles, str error
-    72 WHOAMI                -                                                    bool, str user, str* roles, str* permissions, zeros
+                                                                                  not known yet: see `access/replies.py`
+    72 WHOAMI                -                                                    bool, str user, str* roles (and as many empty ones),
+                                                                                  str* permissions
     73 USER_CREATE           str user, str password, str old (unused),            U = str user, str* roles, str* permissions,
                              str* roles [, bool enabled]                          bool enabled, i64 created_s, i64 updated_s
     74 USER_DELETE           str user                                             bool, str user
@@ -121,6 +123,7 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
                              i32 offset                                           str client, str resource, str action, str result,
                                                                                   str node, {str, str}*
     81 AUDIT_EXPORT          u32 length, Q, str format (json or csv)              str format, blob
+                             [, bool 1] (ours: asked by a client of ours)
     90 KEY_CREATE            str name, str* roles (none: may publish and read);   str key
                              API keys are for other protocols, and these
                              requests not in the contract
@@ -136,7 +139,8 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
                                                                                   i64 updated_ms, str state, str message,
                                                                                   bool stopping, bool alive, S*}*
     A2 PIPELINE_STOP         str pipeline                                         bool (0: it does not run)
-    FF ERROR                 never a request                                      bool 0, str message
+    FF ERROR                 never a request                                      contract: bool 0, str message
+                                                                                  deployed: u32 1, str message
 """
 
 from __future__ import annotations
@@ -169,9 +173,11 @@ ROW_FIXED_BYTES = 16
 FETCH_RECORDS_DEFAULT = 10
 """What a FETCH with a maximum of zero or less asks for."""
 
+ERROR_CODE = 1
+"""The only code that deployed brokers send."""
 ERROR_MARK = "E: "
-"""Begins every error text we send: deployed Python and Java clients drop six bytes of an ERROR payload, of which the contract's own
-fields are only three."""
+"""Begins every error text in the contract's form: deployed Python and Java clients drop six bytes of an ERROR payload that is not in
+their own form, and the contract's fields take only three."""
 ERROR_TEXT_BYTES_MAX = 8_000
 """Above some 14 KB those clients would take the mark for a length that fits."""
 

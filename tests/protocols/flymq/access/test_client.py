@@ -16,6 +16,7 @@ from penstock.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
     InvalidRequest,
+    TopicNotFound,
     UserExists,
     UserNotFound,
 )
@@ -39,6 +40,21 @@ def admin(broker: RunningBroker) -> Iterator[FlyMQClient]:
 
 def connect(broker: RunningBroker, who: str = "") -> FlyMQClient:
     return FlyMQClient(f"flymq://{who}{broker.address}", options=ClientOptions(retry=NO_RETRY))
+
+
+@pytest.mark.parametrize("dialect", ["auto", "spec", "native"])
+@pytest.mark.parametrize("wanted", [None, "x"], ids=["no filter", "filter"])
+def test_our_client_is_told_the_same_in_every_dialect(dialect: str, wanted: str | None) -> None:
+    with RunningBroker(dev=True, listeners={"flymq": {"auth": "required", "dialect": dialect}}) as broker:
+        with pytest.raises(AuthenticationFailed, match=r"refuses user 'admin': invalid username or password$"):
+            connect(broker, "admin:guess@").topics()
+        with connect(broker, "admin:admin@") as client:
+            client.create_topic("orders")
+            client.fetch("orders", 0, 0, filter=wanted)
+            assert client.access.whoami() == Identity("admin", ["admin"], ["read", "write", "admin"])
+            with pytest.raises(TopicNotFound) as refused:
+                client.fetch("nope", 0, 0, filter=wanted)
+            assert refused.value.message == "topic not found: nope"
 
 
 def test_both_twins_have_the_same_calls_with_the_same_arguments() -> None:

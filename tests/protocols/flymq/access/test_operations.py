@@ -77,33 +77,6 @@ async def logged_in(flymq: FlyMQ, name: str) -> Conversation:
 # --- logging in ---
 
 
-@pytest.mark.parametrize(
-    ("dialect", "shown_by", "native"),
-    [
-        (Dialect.AUTO, None, True),
-        (Dialect.AUTO, encode.encode_fetch("orders", 0, 0, 1, ""), True),
-        (Dialect.AUTO, encode.encode_fetch("orders", 0, 0, 1), False),
-        (Dialect.AUTO, encode.encode_subscribe("orders", "g", 0, "latest"), False),
-        (Dialect.AUTO, encode.encode_cluster_metadata(), True),
-        (Dialect.SPEC, encode.encode_fetch("orders", 0, 0, 1, ""), False),
-        (Dialect.NATIVE, encode.encode_fetch("orders", 0, 0, 1), True),
-    ],
-)
-async def test_a_login_is_answered_in_the_layout_that_the_peer_has_shown(
-    broker: Broker, clock: ManualClock, node: Node, dialect: Dialect, shown_by: bytes | None, native: bool
-) -> None:
-    flymq = FlyMQ(broker, clock=clock, node=node, principal=UNAUTHENTICATED, dialect=dialect)
-    talk = Conversation(flymq)
-    if shown_by is not None:
-        assert (await talk.ask(shown_by)).error.startswith("authentication required")
-    refused = await talk.ask(encode.encode_auth("bob", "guess"))
-    reason = "invalid username or password"
-    assert refused == (0x71, replies.encode_not_authenticated(reason, native=native)[8:])
-    assert replies.decode_refusal(refused.payload) == reason
-    accepted = await talk.ask(encode.encode_auth("bob", "bob"))
-    assert accepted == (0x71, replies.encode_authenticated("bob", ["consumer"], native=native)[8:])
-
-
 async def test_a_connection_is_who_last_logged_in_on_it(flymq: FlyMQ) -> None:
     talk = Conversation(flymq)
     fetch, produced = encode.encode_fetch("orders", 0, 0, 1), encode.encode_produce("orders", b"x")
@@ -145,7 +118,7 @@ async def test_without_authentication_every_login_succeeds_and_changes_nothing(
 ) -> None:
     talk = Conversation(FlyMQ(broker, clock=clock, node=node))
     reply = await talk.ask(encode.encode_auth("whoever", "whatever"))
-    assert reply == (0x71, replies.encode_authenticated("whoever", [], native=True)[8:])
+    assert reply == (0x71, replies.encode_authenticated("whoever", [], native=None)[8:])
     assert (await talk.ask(encode.encode_whoami())) == (0x72, bytes(11))
     assert (await talk.ask(encode.encode_produce("orders", b"x"))).opcode == 0x01
 
@@ -320,6 +293,75 @@ async def test_the_trail_is_exported_as_json_and_as_csv(root: Conversation, brok
     assert (row["user"], row["resource"], row["details"]) == ("'=cmd()", "a,b", '{"why":"x\\"y"}')
 
 
+EXPORTED_JSON = b"""[
+  {
+    "id": "3",
+    "timestamp": "2023-11-14T22:13:27.120000Z",
+    "type": "topic.create",
+    "user": "=cmd()",
+    "client_ip": "192.0.2.7",
+    "resource": "a,b",
+    "action": "create",
+    "result": "success",
+    "details": {
+      "why": "x\\"y"
+    },
+    "node_id": "node-1"
+  }
+]"""
+EXPORTED_CSV = b"""ID,Timestamp,Type,User,ClientIP,Resource,Action,Result,NodeID,Details
+3,2023-11-14T22:13:27Z,topic.create,'=cmd(),192.0.2.7,"a,b",create,success,node-1,"{""why"":""x\\""y""}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("dialect", "shown_by", "own_client", "native"),
+    [
+        (Dialect.AUTO, None, False, True),
+        (Dialect.AUTO, None, True, False),
+        (Dialect.AUTO, encode.encode_fetch("orders", 0, 0, 1, ""), True, True),
+        (Dialect.AUTO, encode.encode_fetch("orders", 0, 0, 1), False, False),
+        (Dialect.NATIVE, None, True, True),
+        (Dialect.SPEC, None, False, False),
+        (Dialect.SPEC, encode.encode_fetch("orders", 0, 0, 1, ""), False, False),
+    ],
+)
+async def test_deployed_clients_export_the_trail_in_the_format_of_their_own_broker(
+    broker: Broker,
+    clock: ManualClock,
+    node: Node,
+    dialect: Dialect,
+    shown_by: bytes | None,
+    own_client: bool,
+    native: bool,
+) -> None:
+    clock.advance(7.12)
+    broker.audit.note(Principal("=cmd()", address="192.0.2.7:5000"), "topic.create", "a,b", details={"why": 'x"y'})
+    await broker.audit.written()
+    talk = await logged_in(FlyMQ(broker, clock=clock, node=node, principal=UNAUTHENTICATED, dialect=dialect), "root")
+    if shown_by is not None:
+        await talk.ask(shown_by)
+
+    async def export(form: str) -> bytes:
+        request = access.encode_audit_export(AuditQueryRequest(types=["topic.create"], resource="a,b"), form)
+        asked = request if own_client else frame(Opcode.AUDIT_EXPORT, request[8:-1])
+        return replies.decode_audit_exported((await talk.ask(asked)).payload)
+
+    if native:
+        assert await export("json") == EXPORTED_JSON
+        assert await export("csv") == EXPORTED_CSV
+    else:
+        [event] = json.loads(await export("json"))
+        assert (event["ts_ms"], event["node"]) == (clock.now_ms(), "node-1")
+        assert (await export("csv")).startswith(b"id,ts_ms,type,user,client_ip,resource,action,result,node,details\n")
+
+
+async def test_an_export_of_nothing_is_an_empty_list(root: Conversation) -> None:
+    await root.ask(encode.encode_cluster_metadata())
+    request = access.encode_audit_export(AuditQueryRequest(resource="nothing"), "json")
+    assert replies.decode_audit_exported((await root.ask(request)).payload) == b"[]"
+
+
 async def test_a_page_of_events_fits_into_one_frame(root: Conversation, broker: Broker) -> None:
     for number in range(9_000):
         broker.audit.note(Principal("u" * 1_000), f"type.{number}", "r" * 1_000, details={"a": "d" * 1_000})
@@ -329,8 +371,10 @@ async def test_a_page_of_events_fits_into_one_frame(root: Conversation, broker: 
     page = replies.decode_audit(reply.payload)
     assert len(reply.payload) < 32 << 20
     assert (page.total, page.more) == (9_000, True)
-    exported = await root.ask(access.encode_audit_export(query, "json"))
-    assert len(exported.payload) < 32 << 20
+    for request in (encode.encode_list_topics(), encode.encode_cluster_metadata()):
+        await root.ask(request)
+        exported = await root.ask(access.encode_audit_export(query, "json"))
+        assert len(exported.payload) < 32 << 20
 
 
 # --- the cluster ---

@@ -111,6 +111,8 @@ class AuditExport:
     query: AuditQueryRequest
     form: str
     """json or csv"""
+    own_client: bool = False
+    """Whether the client is one of ours, which deployed clients cannot say."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -60,6 +61,18 @@ REPLY_BYTES_MAX: Final = 16 << 20
 EVENT_FIXED_BYTES: Final = 256
 INT32_MAX: Final = (1 << 31) - 1
 _CSV_COLUMNS: Final = ("id", "ts_ms", "type", "user", "client_ip", "resource", "action", "result", "node", "details")
+_DEPLOYED_CSV_HEADER: Final = [
+    "ID",
+    "Timestamp",
+    "Type",
+    "User",
+    "ClientIP",
+    "Resource",
+    "Action",
+    "Result",
+    "NodeID",
+    "Details",
+]
 
 
 class Caller(NamedTuple):
@@ -68,6 +81,8 @@ class Caller(NamedTuple):
     broker: Broker
     principal: Principal
     node: Node
+    native: bool | None
+    """Whether the peer is a deployed client; None while nothing it sent tells."""
 
 
 # --- users and roles ---
@@ -174,7 +189,14 @@ async def _export_audit(caller: Caller, opcode: int, body: AuditExport) -> bytes
         raise InvalidRequest(f"events are exported as json or csv, not as {body.form!r}")
     page = await caller.broker.audit.query(caller.principal, _query(body.query, EVENTS_MAX))
     events = _fitting(page)
-    data = msgspec.json.encode([_record(event) for event in events]) if body.form == "json" else _csv(events)
+    # The contract has no audit trail: who asks for it and is not one of ours is a deployed client.
+    native = not body.own_client if caller.native is None else caller.native
+    if body.form == "csv":
+        data = _csv(events, native=native)
+    elif native:
+        data = msgspec.json.format(msgspec.json.encode([_deployed_event(event) for event in events]), indent=2)
+    else:
+        data = msgspec.json.encode([_record(event) for event in events])
     return encode_audit_exported(body.form, data)
 
 
@@ -219,13 +241,36 @@ def _record(event: AuditEvent) -> AuditRecord:
     )
 
 
-def _csv(events: Sequence[AuditEvent]) -> bytes:
+def _deployed_event(event: AuditEvent) -> dict[str, object]:
+    """Name and order the fields of an exported event as deployed brokers do."""
+    return {
+        "id": event.id,
+        "timestamp": _time(event),
+        "type": event.type,
+        "user": event.user,
+        "client_ip": event.client_ip,
+        "resource": event.resource,
+        "action": event.action,
+        "result": event.result,
+        "details": event.details,
+        "node_id": event.node,
+    }
+
+
+def _time(event: AuditEvent) -> datetime:
+    return datetime.fromtimestamp(event.ts_ms / 1000, UTC)
+
+
+def _csv(events: Sequence[AuditEvent], *, native: bool) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
+    writer.writerow(_DEPLOYED_CSV_HEADER if native else _CSV_COLUMNS)
     for event in events:
-        row = [getattr(event, name) for name in _CSV_COLUMNS[:-1]]
-        writer.writerow(_harmless(cell) for cell in [*row, msgspec.json.encode(event.details).decode()])
+        row = {name: getattr(event, name) for name in _CSV_COLUMNS}
+        row["details"] = msgspec.json.encode(event.details).decode()
+        if native:
+            row["ts_ms"] = f"{_time(event):%Y-%m-%dT%H:%M:%SZ}"
+        writer.writerow(map(_harmless, row.values()))
     return text.getvalue().encode()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.protocols.bytes import I32, I64, U32, ByteReader, blob32, text8, text16, texts16
+from penstock.protocols.bytes import I32, I64, U16, U32, ByteReader, blob32, text8, text16, texts16
 from penstock.protocols.flymq.access.messages import (
     AclDescription,
     AuditRecord,
@@ -16,13 +16,21 @@ from penstock.protocols.flymq.access.messages import (
 )
 from penstock.protocols.flymq.wire import Opcode, frame
 
-IDENTITY_BYTES_MIN = 4096
-"""Zeros fill a WHOAMI reply up to this: a deployed Go client misreads role names and then wants that many bytes to be there."""
+_REFUSAL_INDENT = b"  "
+"""Begins the reason of a refused login where deployed clients read it, if the peer's dialect is not known. The contract's reader takes
+it for the length of a role."""
 
 # --- who is asking ---
 
 
-def encode_authenticated(user: str, roles: Sequence[str], *, native: bool) -> bytes:
+def encode_authenticated(user: str, roles: Sequence[str], *, native: bool | None) -> bytes:
+    """Encode an accepted login in the deployed layout, in the contract's, or (None) so that readers of both take it for success.
+
+    The last is the contract's layout without the user's name, which the client knows. Deployed clients read an empty name, no roles,
+    and an error text as long as there are roles, which they ignore but decode as UTF-8; so only ASCII roles are listed.
+    """
+    if native is None:
+        user, roles = "", [role for role in roles if role.isascii()]
     if native:
         payload = b"\x01" + text16(user) + U32.pack(len(roles)) + b"".join(map(text8, roles)) + text16("")
     else:
@@ -30,10 +38,25 @@ def encode_authenticated(user: str, roles: Sequence[str], *, native: bool) -> by
     return frame(Opcode.AUTH_RESPONSE, payload)
 
 
-def encode_not_authenticated(reason: str, *, native: bool) -> bytes:
+def encode_not_authenticated(reason: str, *, native: bool | None) -> bytes:
+    """Encode a refused login in the deployed layout, in the contract's, or (None) so that readers of both find the reason."""
     nobody = text16("") + U32.pack(0)
-    payload = nobody + text16(reason) if native else text16(reason) + nobody
+    if native is None:
+        payload = text16(reason) + U32.pack(0) + _refusal_tail(reason)
+    else:
+        payload = nobody + text16(reason) if native else text16(reason) + nobody
     return frame(Opcode.AUTH_RESPONSE, b"\x00" + payload)
+
+
+def _refusal_tail(reason: str) -> bytes:
+    """Encode the end of a refused login that both layouts read: an indented reason, or a number of roles and that many roles.
+
+    The indent is the length of the first role, which zeros fill up; more zeros are the other roles, all empty.
+    """
+    text = _REFUSAL_INDENT + reason.encode()
+    first_role_bytes = int.from_bytes(_REFUSAL_INDENT)
+    roles_bytes = len(_REFUSAL_INDENT) + first_role_bytes + U16.size * (len(text) - 1)
+    return U16.pack(len(text)) + text.ljust(roles_bytes, b"\0")
 
 
 def decode_authenticated(payload: bytes) -> bool:
@@ -53,28 +76,21 @@ def decode_refusal(payload: bytes) -> str:
 
 
 def encode_identity(user: str, roles: Sequence[str], permissions: Sequence[str]) -> bytes:
-    """The WHOAMI reply. No user: nobody has logged in."""
-    payload = bytes((bool(user),)) + text16(user) + texts16(roles) + texts16(permissions)
-    if roles:
-        payload = payload.ljust(
-            max(IDENTITY_BYTES_MIN, _bytes_wanted_by_narrow_readers(payload, user, len(roles))), b"\0"
-        )
-    return frame(Opcode.WHOAMI, payload)
+    """Encode the WHOAMI reply. No user: nobody has logged in.
 
-
-def _bytes_wanted_by_narrow_readers(payload: bytes, user: str, roles: int) -> int:
-    """How long the reply must be for readers that take role names for one-byte lengths and an error text behind them."""
-    position = 1 + len(text16(user)) + 4
-    for _ in range(roles):
-        position += 1 + (payload[position] if position < len(payload) else 0)
-    return position + 2 + int.from_bytes(payload[position : position + 2].ljust(2, b"\0"))
+    As many empty roles follow as there are roles, because deployed Go clients read one-byte lengths and an error text after the roles:
+    to them each role is an empty one (the upper half of its length) and the role, and the first of the empty roles is no error.
+    """
+    padded = [*roles, *[""] * len(roles)]
+    return frame(Opcode.WHOAMI, bytes((bool(user),)) + text16(user) + texts16(padded) + texts16(permissions))
 
 
 def decode_identity(payload: bytes) -> Identity | None:
-    """None when nobody has logged in."""
+    """Return None if nobody has logged in."""
     reader = ByteReader(payload)
     authenticated = reader.boolean("authenticated")
-    identity = Identity(reader.text16("user"), reader.texts16("roles"), reader.texts16("permissions"))
+    user, roles = reader.text16("user"), [role for role in reader.texts16("roles") if role]
+    identity = Identity(user, roles, reader.texts16("permissions"))
     return identity if authenticated else None
 
 

@@ -105,7 +105,9 @@ def _audit_query(reader: ByteReader) -> AuditQueryRequest:
 
 def _audit_export(reader: ByteReader) -> AuditExport:
     body = AuditExport(_audit_query(ByteReader(reader.blob32("query"))), reader.text16("format"))
-    reader.finish("format")
+    if reader.remaining:
+        body.own_client = reader.boolean("own client")
+    reader.finish("own client")
     return body
 
 
@@ -163,7 +165,7 @@ def encode_audit_query(query: AuditQueryRequest) -> bytes:
 
 
 def encode_audit_export(query: AuditQueryRequest, form: str) -> bytes:
-    return frame(Opcode.AUDIT_EXPORT, blob32(_query_payload(query)) + text16(form))
+    return frame(Opcode.AUDIT_EXPORT, blob32(_query_payload(query)) + text16(form) + b"\x01")
 
 
 def _query_payload(query: AuditQueryRequest) -> bytes:

@@ -73,7 +73,7 @@ async def _produce_one_by_one(caller: Caller, body: TxnProduce) -> bytes:
         try:
             replies.append(_replies(single, await _start(caller, single)))
         except PenstockError as error:
-            replies.append(encode_error(error_text(error)))
+            replies.append(encode_error(error_text(error), native=bool(caller.native)))
             errors += 1
     raise RunRefused(b"".join(replies), errors)
 
