@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aioquic import tls
+from aioquic._buffer import Buffer
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import MAX_EARLY_DATA, QuicConnection
 from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
@@ -165,7 +165,9 @@ async def aioquic_peer(
 def foreign_ticket() -> tls.SessionTicket:
     """Return a session ticket that allows 0-RTT and that this server never issued."""
     remembered = Buffer(capacity=PARAMETERS_BYTES_MAX)
-    limits = {f"initial_max_{name}": 1 << 20 for name in ("data", "stream_data_bidi_remote", "stream_data_uni")}
+    limits: dict[str, Any] = {
+        f"initial_max_{name}": 1 << 20 for name in ("data", "stream_data_bidi_remote", "stream_data_uni")
+    }
     push_quic_transport_parameters(
         remembered,
         QuicTransportParameters(initial_max_streams_bidi=100, initial_max_streams_uni=100, **limits),

@@ -122,7 +122,9 @@ class GoPeer:
 
 
 @asynccontextmanager
-async def go_peer(program: Path, address: str, *, wait_connected: bool = True, **options: object) -> AsyncIterator[GoPeer]:
+async def go_peer(
+    program: Path, address: str, *, wait_connected: bool = True, **options: object
+) -> AsyncIterator[GoPeer]:
     """Connect to host:port; the options are the program's flags, with underscores."""
     flags = [f"-{name.replace('_', '-')}={value}" for name, value in {"server": address, **options}.items()]
     peer = GoPeer(await asyncio.create_subprocess_exec(program, *flags, stdin=PIPE, stdout=PIPE))

@@ -76,6 +76,7 @@ class UdpRelay:
         self._far = self._open(self._from_server)
 
     def close(self) -> None:
+        self._from_client()  # its last datagram closes the connection
         self._close(self._near)
         self._close(self._far)
 
@@ -92,7 +93,8 @@ class UdpRelay:
         opened.close()
 
     def _from_client(self) -> None:
-        for datagram, ecn, self._client in self._received(self._near):
+        for datagram, ecn, client in self._received(self._near):
+            self._client = client
             self._forward(self.to_server, datagram, ecn)
 
     def _from_server(self) -> None:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aioquic.quic.packet import QuicProtocolVersion
@@ -34,7 +35,9 @@ INITIAL_RTT_S = 0.02
 
 
 @asynccontextmanager
-async def behind_relay(directory: Path, limits: QuicLimits | None = None) -> AsyncIterator[tuple[QuicService, UdpRelay]]:
+async def behind_relay(
+    directory: Path, limits: QuicLimits | None = None
+) -> AsyncIterator[tuple[QuicService, UdpRelay]]:
     async with serving_quic(directory, limits) as service, relay_to(service.where) as relay:
         yield service, relay
 
@@ -63,7 +66,7 @@ async def test_quic_go_that_offers_version_2_first_is_led_to_version_1(
     tmp_path: Path, quic_go: Path, cid_bytes: int
 ) -> None:
     async with serving_quic(tmp_path) as service:
-        options = {"alpn": ALPN, "versions": "2,1", "connection_id_bytes": cid_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "versions": "2,1", "connection_id_bytes": cid_bytes}
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             assert [event["offered"] for event in peer.seen("version_negotiation")] == [[VERSION_1]]
             assert (await peer.event("connected"))["version"] == VERSION_1
@@ -96,7 +99,7 @@ async def test_aioquic_answers_a_retry(tmp_path: Path, cid_bytes: int) -> None:
 @pytest.mark.parametrize("cid_bytes", [0, 8, 20])
 async def test_quic_go_answers_a_retry(tmp_path: Path, quic_go: Path, cid_bytes: int) -> None:
     async with under_load(tmp_path) as service:
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             assert len(peer.seen("retry")) == 1
             assert service.stats.retries_sent >= 1  # each of its Initial packets is answered
@@ -119,7 +122,7 @@ async def test_aioquic_may_have_connection_ids_of_any_length(tmp_path: Path, cid
 @pytest.mark.parametrize("cid_bytes", [0, 4, 8, 20])
 async def test_quic_go_may_have_connection_ids_of_any_length(tmp_path: Path, quic_go: Path, cid_bytes: int) -> None:
     async with serving_quic(tmp_path) as service:
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             assert peer.seen("started")[0]["source_cid_bytes"] == cid_bytes
             await echo(peer)
@@ -228,7 +231,7 @@ async def test_a_client_hello_of_aioquic_may_lose_one_of_its_initial_packets(
     """A transport parameter of 1200 bytes makes it span several."""
     async with behind_relay(tmp_path) as (_, relay):
         relay.to_server.drops = lambda number: number == lost
-        options = {"connection_id_length": cid_bytes, "initial_rtt": INITIAL_RTT_S}
+        options: dict[str, Any] = {"connection_id_length": cid_bytes, "initial_rtt": INITIAL_RTT_S}
         async with aioquic_peer(relay.address, alpn=ALPN, quantum_readiness_test=True, **options) as peer:
             await echo(peer)
         assert relay.to_server.dropped == 1
@@ -238,7 +241,7 @@ async def test_a_client_hello_of_aioquic_may_lose_one_of_its_initial_packets(
 @pytest.mark.parametrize("cid_bytes", [0, 8])
 async def test_packets_that_aioquic_coalesces_are_read(tmp_path: Path, cid_bytes: int) -> None:
     async with behind_relay(tmp_path) as (_, relay):
-        options = {"alpn": ALPN, "connection_id_length": cid_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_length": cid_bytes}
         async with aioquic_peer(relay.address, wait_connected=False, **options) as peer:
             await echo(peer)  # its first bytes leave with the end of the handshake
         assert any(packets_of(datagram) == ["handshake", "1-rtt"] for datagram in relay.to_server.datagrams)
@@ -249,7 +252,7 @@ async def test_packets_that_aioquic_coalesces_are_read(tmp_path: Path, cid_bytes
 async def test_aioquic_gets_through_when_the_first_flights_are_lost(tmp_path: Path, lost: int, cid_bytes: int) -> None:
     async with behind_relay(tmp_path) as (_, relay):
         relay.to_server.drops = relay.to_client.drops = lose_first(lost)
-        options = {"connection_id_length": cid_bytes, "initial_rtt": INITIAL_RTT_S}
+        options: dict[str, Any] = {"connection_id_length": cid_bytes, "initial_rtt": INITIAL_RTT_S}
         async with aioquic_peer(relay.address, alpn=ALPN, **options) as peer:
             await echo(peer)
         assert (relay.to_server.dropped, relay.to_client.dropped) == (lost, lost)
@@ -262,7 +265,7 @@ async def test_quic_go_gets_through_when_the_first_flights_are_lost(
 ) -> None:
     async with behind_relay(tmp_path) as (_, relay):
         relay.to_server.drops = relay.to_client.drops = lose_first(lost)
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
         async with go_peer(quic_go, relay.address, **options) as peer:
             await echo(peer)
         assert (relay.to_server.dropped, relay.to_client.dropped) == (lost, lost)
@@ -273,6 +276,6 @@ async def test_transport_parameters_that_nobody_knows_are_ignored(tmp_path: Path
     """Reserved ones (31 * N + 27), that of ACK_FREQUENCY and that of a greased QUIC bit, which are not offered."""
     async with serving_quic(tmp_path) as service:
         unknown = {31 * 7 + 27: b"grease", 31 * 1_000_003 + 27: b"", 0xFF04DE1B: b"\x40\xc8", 0x2AB2: b""}
-        options = {"alpn": ALPN, "connection_id_length": cid_bytes, "raw_parameters": unknown}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_length": cid_bytes, "raw_parameters": unknown}
         async with aioquic_peer(service.listener.address, **options) as peer:
             await echo(peer)

@@ -53,10 +53,8 @@ async def test_aioquic_may_grant_small_and_large_windows(
     tmp_path: Path, window_bytes: int, size_bytes: int, cid_bytes: int
 ) -> None:
     async with serving_quic(tmp_path) as service:
-        windows = {"max_data": window_bytes, "max_stream_data": window_bytes}
-        async with aioquic_peer(
-            service.listener.address, alpn=ALPN, connection_id_length=cid_bytes, **windows
-        ) as peer:
+        windows: dict[str, Any] = {"max_data": window_bytes, "max_stream_data": window_bytes}
+        async with aioquic_peer(service.listener.address, alpn=ALPN, connection_id_length=cid_bytes, **windows) as peer:
             await download(peer, size_bytes)
 
 
@@ -66,8 +64,8 @@ async def test_quic_go_may_grant_small_and_large_windows(
     tmp_path: Path, quic_go: Path, window_bytes: int, size_bytes: int, cid_bytes: int
 ) -> None:
     async with serving_quic(tmp_path) as service:
-        windows = {"stream_window": window_bytes, "connection_window": window_bytes}
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes, **windows}
+        windows: dict[str, Any] = {"stream_window": window_bytes, "connection_window": window_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes, **windows}
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             await download(peer, size_bytes)
 
@@ -105,7 +103,7 @@ async def test_aioquic_may_delay_its_acknowledgements(tmp_path: Path, cid_bytes:
             before = relay.to_client.arrived
             await download(peer, size_bytes)
             sent = relay.to_client.arrived - before
-        needed = -(-size_bytes // min(map(len, sorted(relay.to_client.datagrams)[-1:])))
+        needed = -(-size_bytes // QuicLimits().datagram_bytes)
         assert sent < 1.5 * needed, "what was not acknowledged yet is taken for lost"
 
 
@@ -140,7 +138,9 @@ async def through_quinn(address: str, broker: RunningBroker, values: list[bytes]
     for value in values:
         await client.publish("t1", "default", "demo", value)
     for value in values:
-        assert (await subscription.next_event(timeout=EVENT_S_MAX)).payload == value
+        event = await subscription.next_event(timeout=EVENT_S_MAX)
+        assert event is not None
+        assert event.payload == value
     await subscription.close()
 
 
@@ -171,7 +171,7 @@ async def test_quinn_gets_everything_in_spite_of_loss_and_reordering(felix_broke
 @pytest.mark.parametrize("datagram_bytes", [1_200, 1_452, 8_900])
 async def test_aioquic_may_send_datagrams_of_any_size(tmp_path: Path, datagram_bytes: int, cid_bytes: int) -> None:
     async with behind_relay(tmp_path) as (_, relay):
-        options = {"alpn": ALPN, "connection_id_length": cid_bytes, "max_datagram_size": datagram_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_length": cid_bytes, "max_datagram_size": datagram_bytes}
         async with aioquic_peer(relay.address, **options) as peer:
             await both_ways(peer, 200 * KIB)
         assert relay.to_server.largest_bytes == datagram_bytes
@@ -202,7 +202,7 @@ async def test_quic_go_discovers_larger_datagrams(tmp_path: Path, quic_go: Path,
 
 async def test_quic_go_without_path_mtu_discovery_stays_at_1200_bytes(tmp_path: Path, quic_go: Path) -> None:
     async with behind_relay(tmp_path) as (_, relay):
-        options = {"alpn": ALPN, "packet_bytes": 1_200, "discover_mtu": "false"}
+        options: dict[str, Any] = {"alpn": ALPN, "packet_bytes": 1_200, "discover_mtu": "false"}
         async with go_peer(quic_go, relay.address, **options) as peer:
             await both_ways(peer, 500 * KIB)
         assert relay.to_server.largest_bytes == 1_200
@@ -217,7 +217,7 @@ async def test_aioquic_gets_everything_in_spite_of_loss_and_reordering(
 ) -> None:
     async with behind_relay(tmp_path, late=0.3) as (_, relay):
         relay.to_server.drops, relay.to_client.drops = lose(0.1, seed), lose(0.1, seed + 10)
-        options = {"alpn": ALPN, "connection_id_length": cid_bytes, "initial_rtt": 0.02}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_length": cid_bytes, "initial_rtt": 0.02}
         async with aioquic_peer(relay.address, **options) as peer:
             await both_ways(peer, 150 * KIB)
         assert relay.to_server.dropped > 5
@@ -253,7 +253,12 @@ async def test_aioquic_may_update_keys_over_and_over(tmp_path: Path, cid_bytes: 
 @pytest.mark.parametrize("cid_bytes", [0, 8])
 async def test_quic_go_updates_keys_by_itself(tmp_path: Path, quic_go: Path, cid_bytes: int) -> None:
     async with serving_quic(tmp_path) as service:
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes, "packet_bytes": 1_200, "discover_mtu": "false"}
+        options: dict[str, Any] = {
+            "alpn": ALPN,
+            "connection_id_bytes": cid_bytes,
+            "packet_bytes": 1_200,
+            "discover_mtu": "false",
+        }
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             await both_ways(peer, 1 * MIB)
             assert {"event": "key_updated", "phase": 1, "remote": False} in peer.events
@@ -280,7 +285,7 @@ async def test_aioquic_and_quic_go_follow_key_updates_of_the_broker(
 
 async def test_an_idle_connection_of_aioquic_is_forgotten_by_both(tmp_path: Path, cid_bytes: int) -> None:
     async with behind_relay(tmp_path) as (service, relay):
-        options = {"alpn": ALPN, "connection_id_length": cid_bytes, "idle_timeout": 0.6}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_length": cid_bytes, "idle_timeout": 0.6}
         async with aioquic_peer(relay.address, **options) as peer:
             await echo(peer)
             assert "idle" in (await peer.ended()).reason_phrase.lower()
@@ -293,7 +298,7 @@ async def test_an_idle_connection_of_quic_go_is_forgotten_by_both(
     tmp_path: Path, quic_go: Path, cid_bytes: int
 ) -> None:
     async with serving_quic(tmp_path) as service:
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes, "idle_timeout": "600ms"}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes, "idle_timeout": "600ms"}
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             await echo(peer)
             assert (await peer.event("closed"))["kind"] == "idle_timeout"
@@ -304,8 +309,8 @@ async def test_an_idle_connection_of_quic_go_is_forgotten_by_both(
 @pytest.mark.parametrize("cid_bytes", [0, 8])
 async def test_keep_alives_of_quic_go_keep_a_connection(tmp_path: Path, quic_go: Path, cid_bytes: int) -> None:
     async with serving_quic(tmp_path) as service:
-        times = {"idle_timeout": "600ms", "keep_alive": "100ms"}
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes, **times}
+        times: dict[str, Any] = {"idle_timeout": "600ms", "keep_alive": "100ms"}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes, **times}
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             loop = asyncio.get_running_loop()
             longer_s = loop.time() + 1.0
@@ -315,7 +320,7 @@ async def test_keep_alives_of_quic_go_keep_a_connection(tmp_path: Path, quic_go:
 
 async def test_a_close_by_aioquic_and_one_by_the_broker_carry_code_and_reason(tmp_path: Path, cid_bytes: int) -> None:
     async with serving_quic(tmp_path) as service:
-        options = {"alpn": ALPN, "connection_id_length": cid_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_length": cid_bytes}
         async with aioquic_peer(service.listener.address, **options) as peer:
             await echo(peer)
             peer.close(APPLICATION_CODE, REASON)
@@ -333,7 +338,7 @@ async def test_a_close_by_quic_go_and_one_by_the_broker_carry_code_and_reason(
     tmp_path: Path, quic_go: Path, cid_bytes: int
 ) -> None:
     async with serving_quic(tmp_path) as service:
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes}
         async with go_peer(quic_go, service.listener.address, **options) as peer:
             await echo(peer)
             peer.command(f"close {APPLICATION_CODE} {REASON}")
@@ -371,18 +376,23 @@ async def behind_forgetful(service: QuicService) -> AsyncIterator[tuple[UdpRelay
 
 
 @pytest.mark.parametrize("cid_bytes", [0, 8])
-async def test_quic_go_is_told_by_a_stateless_reset_that_it_is_forgotten(
+async def test_quic_go_that_is_forgotten_finds_out_by_its_idle_time_out(
     tmp_path: Path, quic_go: Path, cid_bytes: int
 ) -> None:
-    async with serving_quic(tmp_path) as service:
-        async with behind_forgetful(service) as (relay, forget):
-            async with go_peer(quic_go, relay.address, alpn=ALPN, connection_id_bytes=cid_bytes) as peer:
-                reader, writer = await peer.open_stream()
-                assert await ask(reader, writer, b"echo before") == b"before"
-                await forget()
-                writer.write(b"echo after, with enough bytes to be answered\n")
-                assert (await peer.event("closed"))["kind"] == "stateless_reset"
-    
+    """It is sent stateless resets, but uses one of the further ids that it was issued, whose token did not survive."""
+    async with serving_quic(tmp_path) as service, behind_forgetful(service) as (relay, forget):
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes, "idle_timeout": "1s"}
+        async with go_peer(quic_go, relay.address, **options) as peer:
+            reader, writer = await peer.open_stream()
+            assert await ask(reader, writer, b"echo before") == b"before"
+            await forget()
+            before = relay.to_client.arrived
+            writer.write(b"echo after, with enough bytes to be answered\n")
+            assert (await peer.event("closed"))["kind"] == "idle_timeout"
+            assert relay.to_client.arrived > before
+        async with go_peer(quic_go, relay.address, **options) as peer:
+            await echo(peer)
+
 
 # -- address change ---------------------------------------------------------------------------------------------------------------
 
@@ -393,10 +403,10 @@ async def test_aioquic_may_change_its_port(tmp_path: Path, cid_bytes: int) -> No
             reader, writer = await peer.open_stream()
             for number in range(4):
                 assert await ask(reader, writer, b"echo %d" % number) == b"%d" % number
-                before = service.stats.migrations
+                before = service.stats.rebindings
                 await peer.rebind()
                 await both_ways(peer, 50 * KIB)
-                assert service.stats.migrations == before + 1
+                assert service.stats.rebindings == before + 1
 
 
 @pytest.mark.parametrize("cid_bytes", [0, 8])
@@ -406,16 +416,16 @@ async def test_a_nat_may_give_quic_go_another_port(tmp_path: Path, quic_go: Path
             reader, writer = await peer.open_stream()
             for number in range(3):
                 assert await ask(reader, writer, b"echo %d" % number) == b"%d" % number
-                before = service.stats.migrations
+                before = service.stats.rebindings
                 relay.rebind()
                 await both_ways(peer, 50 * KIB)
-                assert service.stats.migrations == before + 1
+                assert service.stats.rebindings == before + 1
 
 
 @pytest.mark.parametrize("cid_bytes", [0, 8])
 async def test_a_client_that_only_listens_is_followed_by_a_nat(tmp_path: Path, quic_go: Path, cid_bytes: int) -> None:
     async with behind_relay(tmp_path) as (service, relay):
-        options = {"alpn": ALPN, "connection_id_bytes": cid_bytes, "keep_alive": "100ms"}
+        options: dict[str, Any] = {"alpn": ALPN, "connection_id_bytes": cid_bytes, "keep_alive": "100ms"}
         async with go_peer(quic_go, relay.address, **options) as peer:
             await echo(peer)
             news = service.sessions[0].connection.open_stream(LineStream, one_way=True)
@@ -428,11 +438,11 @@ async def test_a_client_that_only_listens_is_followed_by_a_nat(tmp_path: Path, q
                 assert await asyncio.wait_for(reader.readline(), EVENT_S_MAX) == b"%d\n" % number
 
 
-async def test_quic_go_may_migrate_to_a_path_that_it_has_probed(tmp_path: Path, quic_go: Path) -> None:
+async def test_quic_go_is_told_that_active_migration_is_not_offered(tmp_path: Path, quic_go: Path) -> None:
     async with serving_quic(tmp_path) as service:
         async with go_peer(quic_go, service.listener.address, alpn=ALPN, connection_id_bytes=8) as peer:
-            await echo(peer)
             peer.command("migrate")
-            assert (await peer.event("migrated", "migration_failed"))["event"] == "migrated"
-            await both_ways(peer, 500 * KIB)
-            assert service.stats.migrations == 1
+            failed = await peer.event("migrated", "migration_failed")
+            assert failed["event"] == "migration_failed"
+            assert "disabled connection migration" in failed["reason"]
+            await echo(peer)
