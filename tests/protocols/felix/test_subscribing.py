@@ -92,6 +92,15 @@ async def test_the_dialect_decides_the_answer_and_the_kind_of_id(
     assert await peer.events.reply() == EventStreamHello(subscription_id=hello)
 
 
+@pytest.mark.parametrize("shard", [0, None])
+async def test_a_stream_has_one_shard(talk: Talk, peer: Peer, broker: Broker, shard: int | None) -> None:
+    assert await talk.ask(Subscribe(**DEMO, shard=1, request_id=1)) == Error(
+        request_id=1, message="shard 1 not found: every stream has one, which is 0"
+    )
+    assert not peer.connection.opened
+    assert await talk.ask(Subscribe(**DEMO, shard=shard)) == Ok()
+
+
 async def test_the_contract_gets_events_and_batches_in_json(talk: Talk, peer: Peer, broker: Broker) -> None:
     events = await subscribed(talk, peer)
     await published(broker, b"one")
