@@ -95,6 +95,7 @@ class QuicServerConnection(Connection):
         self.cids: set[bytes] = set()
         """Those it is known by; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
+        self._concluding: dict[QuicServerStream, None] = {}
         self.half_frames: dict[QuicServerStream, None] = {}
         self.limits = owner.limits
         self.stats = owner.stats
@@ -212,6 +213,11 @@ class QuicServerConnection(Connection):
         else:
             self.flow.unblock(SEND_BUFFER)
 
+    def before_sending(self) -> None:
+        while self._concluding:
+            stream, _ = self._concluding.popitem()
+            stream.conclude()
+
     def has_run(self) -> None:
         if self._stopping:
             self.answered()
@@ -236,7 +242,8 @@ class QuicServerConnection(Connection):
 
     def _validate_address(self, now_s: float) -> None:
         self._pinged_s = now_s
-        self.core.ping(self._rebindings)
+        if not self.core.is_closed:
+            self.core.ping(self._rebindings)
 
     def cid_issued(self, cid: bytes) -> None:
         self._owner.add_cid(cid, self)
@@ -261,6 +268,11 @@ class QuicServerConnection(Connection):
         self._owner.lost(self)
 
     # -- what streams call -------------------------------------------------------------------------------------------------
+
+    def conclude_later(self, stream: QuicServerStream) -> None:
+        """Conclude a stream before the next datagrams are made, so that its end travels with its last data."""
+        self._concluding[stream] = None
+        self.touch()
 
     def answered(self) -> None:
         """A stream may have ended, or been answered whole."""

@@ -6,7 +6,6 @@ two ways: `close` takes no more input, lets what is in flight be answered, and e
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -91,8 +90,8 @@ class QuicServerStream(Stream):
             self._finishing = True
             self._forget_frame()
             self.stop_receiving()
-            # Later, because whoever calls may be about to send.
-            asyncio.get_running_loop().call_soon(self._conclude)
+            # Later, because the caller may be about to send.
+            self._connection.conclude_later(self)
 
     def hold(self, size_bytes: int) -> None:
         self._held_bytes += size_bytes
@@ -114,7 +113,7 @@ class QuicServerStream(Stream):
             self._unblock(OWN_REQUESTS)
         if not self._held_bytes:
             if self._finishing:
-                asyncio.get_running_loop().call_soon(self._conclude)
+                connection.conclude_later(self)
             connection.answered()
 
     def frame_pending(self, pending: bool) -> None:
@@ -203,7 +202,8 @@ class QuicServerStream(Stream):
         self.stop_receiving(code)
         self.close_now()
 
-    def _conclude(self) -> None:
+    def conclude(self) -> None:
+        """End our side, if everything is answered."""
         if self._finishing and not self._held_bytes and not self._is_closed:
             self.end()
             self._connection.answered()

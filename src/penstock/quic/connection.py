@@ -86,6 +86,9 @@ class Connection:
     def congestion_changed(self) -> None:
         """`congested` is not what it was."""
 
+    def before_sending(self) -> None:
+        """Events were taken; what there is to send is sent next."""
+
     def has_run(self) -> None:
         """Events were taken, and what there was to send was sent."""
 
@@ -177,12 +180,13 @@ class Connection:
             self.failed(error)
 
     def _run(self, now_s: float) -> None:
-        if self._is_there() and (self.reading or self.core.is_closed):
-            self._taking = True
-            try:
+        self._taking = True
+        try:
+            if self._is_there() and (self.reading or self.core.is_closed):
                 self._take_events()
-            finally:
-                self._taking = False
+            self.before_sending()
+        finally:
+            self._taking = False
         if self._is_there():
             if self.core.is_closed:
                 self.farewell = self.addressed(self.core.take_datagrams(now_s, self._datagrams_per_turn))

@@ -10,6 +10,7 @@ Drives the packet core of the QUIC library (qh3, compiled) directly. The library
 - Nothing is resumed: no session tickets, no 0-RTT, whose data an attacker could replay.
 - Stream data is given to the core as it can be sent: see `penstock.quic.outbox`.
 - Events wait while frames of streams that finish may be built and not yet sent: see `penstock.quic.kept_frames`.
+- The end of a stream is held back until the stream's data is acknowledged: see `penstock.quic.late_fins`.
 
 An event is a tuple, its kind first:
 
@@ -31,6 +32,7 @@ from qh3.quic.tls_bridge import QuicTlsBridgeError
 
 from penstock.quic.handshake import Agreed, ConnectionIds, Handshake, make_packet_core
 from penstock.quic.kept_frames import FramesUnderWay
+from penstock.quic.late_fins import LateFins
 from penstock.quic.library import (
     CLOSED_STATES,
     CRYPTO_DATA,
@@ -140,6 +142,7 @@ class QuicCore:
         """What may be given to the core before datagrams are next made; -1 while that is not known."""
         self._datagrams_max = 1
         """How many could be made the last time."""
+        self._fins = LateFins()
         self.frames = FramesUnderWay(settings.datagram_bytes)
 
     @classmethod
@@ -233,7 +236,7 @@ class QuicCore:
     @property
     def is_idle(self) -> bool:
         """Whether everything sent was acknowledged and nothing is left to send."""
-        if self._core.bytes_in_flight or self.unsent_bytes():
+        if self._core.bytes_in_flight or self.unsent_bytes() or self._fins:
             return False
         timer = self._core.get_timer()
         return timer is None or timer[0] != PACING_TIMER
@@ -317,6 +320,8 @@ class QuicCore:
     def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
         """Return what to send now, `datagrams_max` at most."""
         core = self._core
+        if self._fins:
+            self._fins.send_due(core, now_s)
         self.frames.before_sending(core)
         poll = core.poll_transmit if self.is_established else self._poll_early
         outbox = self._outbox
@@ -364,9 +369,10 @@ class QuicCore:
     def get_timer(self) -> float | None:
         """Return when to call `handle_timer`."""
         timer = self._core.get_timer()
-        at_s = None if timer is None else timer[1]
-        again_s = self._outbox.look_again_s
-        return again_s if again_s is not None and (at_s is None or again_s < at_s) else at_s
+        ours = [at_s for at_s in (self._outbox.look_again_s, self._fins.due_s) if at_s is not None]
+        if timer is not None:
+            ours.append(timer[1])
+        return min(ours, default=None)
 
     def handle_timer(self, now_s: float) -> None:
         self._outbox.look_again_s = None
@@ -387,6 +393,10 @@ class QuicCore:
     def send(self, stream_id: int, data: Data, end: bool) -> None:
         """Queue data, which must not be changed any more. Raises StreamRefused if our side of the stream has ended."""
         core, outbox = self._core, self._outbox
+        if end and not data and stream_id not in outbox.waiting and self._fins.hold(core, stream_id):
+            return
+        if stream_id in self._fins:
+            raise StreamRefused("our side of the stream has ended")
         if not outbox.waiting:
             if self._room_bytes < 0:
                 self._room_bytes = max(outbox.room(core, core.get_send_buffer_size(None), self._datagrams_max), 0)
@@ -404,6 +414,7 @@ class QuicCore:
     def reset(self, stream_id: int, code: int) -> None:
         """End our side of a stream at once. One that has ended is left as it is."""
         self._outbox.drop(stream_id)
+        self._fins.drop(stream_id)
         try:
             self._core.reset_stream(stream_id, code)
         except (RuntimeError, ValueError):
@@ -453,6 +464,7 @@ class QuicCore:
             self._closed = Closed(event[1], event[3])
         elif kind == STOP_SENDING:
             self._outbox.drop(event[1])
+            self._fins.drop(event[1])
             self.frames.peer_stopped()
         elif kind == TERMINATED:
             self._closed = Closed(event[1], event[3].decode("utf8", "replace"))

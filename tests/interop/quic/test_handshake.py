@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aioquic import tls
 from aioquic.quic.packet import QuicProtocolVersion
 from aioquic.tls import Context, Group
 
@@ -142,7 +143,15 @@ async def test_aioquic_that_would_need_a_hello_retry_request_is_refused_with_an_
         created(context, *given, **named)  # type: ignore[arg-type]
         context._supported_groups = [Group.X448]
 
+    push = tls.push_client_hello
+
+    def push_with_another_group(buffer: Any, hello: tls.ClientHello) -> None:
+        assert hello.supported_groups is not None
+        hello.supported_groups.append(Group.X25519)
+        push(buffer, hello)
+
     monkeypatch.setattr(Context, "__init__", with_one_share)
+    monkeypatch.setattr(tls, "push_client_hello", push_with_another_group)
     async with serving_quic(tmp_path) as service:
         async with aioquic_peer(
             service.listener.address, connection=aioquic_connection(alpn=ALPN), wait_connected=False

@@ -1,0 +1,66 @@
+"""Ends of streams that come after their data was sent, held back until that data is acknowledged.
+
+The library loses the end of a stream for good if the packet that carries it, and nothing else of the stream, is declared lost while data
+before it is not acknowledged: it fails to note a lost frame of zero length that is not the first thing to be sent again. The peer then
+has everything but the end, and waits for it. An end that travels with data is not affected.
+
+So an end that would travel alone waits until nothing of the connection is in flight, and a little while at most: by then the data has
+been acknowledged, or has been lost more than once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.quic.outbox import INITIAL_RTT_S
+
+if TYPE_CHECKING:
+    from qh3._hazmat import QuicConnectionCore
+
+HOLD_S_MIN: Final = 0.2
+HOLD_ROUND_TRIPS: Final = 4
+"""Enough for data to be declared lost, sent again and acknowledged."""
+
+
+class LateFins:
+    """Of one connection. False while there are none."""
+
+    __slots__ = ("_held_since_s", "due_s")
+
+    def __init__(self) -> None:
+        self._held_since_s: dict[int, float | None] = {}
+        """By stream, the oldest first; None until `send_due` has seen it."""
+        self.due_s: float | None = None
+        """When to call `send_due` at the latest."""
+
+    def __bool__(self) -> bool:
+        return bool(self._held_since_s)
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._held_since_s
+
+    def hold(self, core: QuicConnectionCore, stream_id: int) -> bool:
+        """Hold back the end of a stream; False if it may be sent at once, with data or because nothing is in flight."""
+        if not core.bytes_in_flight or core.get_send_buffer_size(stream_id) or not core.can_send_stream(stream_id):
+            return False
+        self._held_since_s.setdefault(stream_id)
+        return True
+
+    def send_due(self, core: QuicConnectionCore, now_s: float) -> None:
+        """Give the core the ends that need not wait any longer."""
+        hold_s = max(HOLD_S_MIN, HOLD_ROUND_TRIPS * (core.smoothed_rtt or INITIAL_RTT_S)) if core.bytes_in_flight else 0
+        self.due_s = None
+        for stream_id, since_s in list(self._held_since_s.items()):
+            since_s = self._held_since_s[stream_id] = now_s if since_s is None else since_s
+            if now_s < since_s + hold_s:
+                self.due_s = since_s + hold_s
+                return
+            del self._held_since_s[stream_id]
+            try:
+                core.send_stream(stream_id, b"", True)
+            except (RuntimeError, ValueError):
+                pass  # the peer takes no more of it, of which an event will tell
+
+    def drop(self, stream_id: int) -> None:
+        """Forget a stream that was reset."""
+        self._held_since_s.pop(stream_id, None)
