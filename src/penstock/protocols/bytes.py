@@ -84,19 +84,24 @@ class ByteReader:
         """Raw bytes behind a u32 length."""
         return self.take(self.u32(f"length of {field}"), field)
 
-    def count32(self, field: str, item_bytes_min: int) -> int:
-        """A u32 count of items that take at least `item_bytes_min` each; refused where they cannot all be there."""
+    def count32(self, field: str, item_bytes_min: int, items_max: int) -> int:
+        """A u32 count of at most `items_max` items that take at least `item_bytes_min` each.
+
+        The maximum has no default: a list bounded by the payload alone costs seconds to decode.
+        """
         count = self.u32(f"count of {field}")
         if count * item_bytes_min > self.remaining:
             raise ProtocolViolation(
                 f"invalid binary format: {count} {field} are announced, "
                 f"the {self.remaining} bytes left hold at most {self.remaining // item_bytes_min}"
             )
+        if count > items_max:
+            raise ProtocolViolation(f"invalid binary format: too many {field}: {count}, at most {items_max}")
         return count
 
-    def texts16(self, field: str) -> list[str]:
+    def texts16(self, field: str, items_max: int) -> list[str]:
         """A u32 count of UTF-8 strings, each behind a u16 length."""
-        return [self.text16(field) for _ in range(self.count32(field, 2))]
+        return [self.text16(field) for _ in range(self.count32(field, 2, items_max))]
 
     def finish(self, last_field: str) -> None:
         """Nothing may follow the last field."""

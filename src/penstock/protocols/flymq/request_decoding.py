@@ -14,6 +14,7 @@ from penstock.protocols.flymq.access import requests as access_requests
 from penstock.protocols.flymq.blocks import layouts as block_layouts
 from penstock.protocols.flymq.keys import layouts as key_layouts
 from penstock.protocols.flymq.lifetime import requests as lifetime_requests
+from penstock.protocols.flymq.limits import SETTINGS_MAX
 from penstock.protocols.flymq.pipelines import layouts as pipeline_layouts
 from penstock.protocols.flymq.request_messages import (
     Authenticate,
@@ -80,7 +81,7 @@ def _create_topic(reader: ByteReader) -> CreateTopic:
     if reader.remaining:
         settings = [
             (reader.text16("setting name"), reader.text16("setting value"))
-            for _ in range(reader.count32("settings", 4))
+            for _ in range(reader.count32("settings", 4, SETTINGS_MAX))
         ]
         reader.finish("settings")
     return CreateTopic(topic, partitions, settings)

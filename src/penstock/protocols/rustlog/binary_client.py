@@ -22,7 +22,7 @@ from penstock.protocols.rustlog.messages import (
     Ping,
     Produced,
 )
-from penstock.protocols.rustlog.wire import FETCH_REPLY_FIXED_BYTES, Opcode, frame
+from penstock.protocols.rustlog.wire import FETCH_REPLY_FIXED_BYTES, TOPICS_MAX, Opcode, frame
 
 # --- requests ---
 
@@ -112,7 +112,7 @@ def decode_committed_offset(payload: bytes) -> int | None:
 
 def decode_topics(payload: bytes) -> list[tuple[str, int]]:
     reader = _body(payload)
-    return [(reader.text16("topic"), reader.u32("partitions")) for _ in range(reader.count32("topics", 6))]
+    return [(reader.text16("topic"), reader.u32("partitions")) for _ in range(reader.count32("topics", 6, TOPICS_MAX))]
 
 
 def decode_metrics(payload: bytes) -> str:

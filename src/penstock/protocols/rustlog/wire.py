@@ -47,6 +47,8 @@ PAYLOAD_BYTES_MAX: Final = 10_485_760
 """Of requests and replies, as the contract has it."""
 PARTITIONS_MAX: Final = 1000
 """Of a topic created here, as the documentation of deployed brokers has it."""
+TOPICS_MAX: Final = 1 << 20
+"""In a list that a client reads: a hundred times what a broker holds by default."""
 U32_MAX: Final = 0xFFFF_FFFF
 U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 ERROR_TEXT_BYTES_MAX: Final = 0xFFFF
