@@ -255,7 +255,7 @@ class RustLogSession(InTurns):
         if isinstance(answer, bytes):
             self._answer(slot, self._within_frame(call, answer), _held_bytes(call))
         else:
-            self._in_background(self._finish(call, answer, slot))
+            self._in_background(self._finish(call, answer, slot), partial(self._work_failed, call, slot))
 
     async def _finish(self, call: Call, answer: Coroutine[Any, Any, bytes], slot: ReplySlot) -> None:
         try:
@@ -263,6 +263,11 @@ class RustLogSession(InTurns):
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._error(call, error)
         self._answer(slot, reply, _held_bytes(call))
+
+    def _work_failed(self, call: Call, slot: ReplySlot, error: Exception) -> None:
+        """Answer what background work left unanswered when it raised."""
+        if slot.data is None:
+            self._answer(slot, self._error(call, error), _held_bytes(call))
 
     def _within_frame(self, call: Call, reply: bytes) -> bytes:
         """Lists of very many topics fit into no frame."""
