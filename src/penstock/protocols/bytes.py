@@ -22,22 +22,26 @@ TEXT8_BYTES_MAX = 0xFF
 
 
 class ByteReader:
-    """A cursor over one payload. Raises ProtocolViolation where a field does not fit or does not make sense."""
+    """A cursor over one payload, which may be a part of `data`. Raises ProtocolViolation where a field does not fit or makes no sense."""
 
     __slots__ = ("_data", "_end", "position")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, start: int = 0, end: int | None = None) -> None:
         self._data = data
-        self._end = len(data)
-        self.position = 0
+        self._end = len(data) if end is None else end
+        self.position = start
 
     @property
     def remaining(self) -> int:
         return self._end - self.position
 
-    def rest(self) -> bytes:
-        """What is left, without taking it."""
-        return self._data[self.position :]
+    def peek(self, size: int) -> bytes:
+        """Up to `size` of the bytes that are left, without taking them."""
+        return self._data[self.position : min(self.position + size, self._end)]
+
+    def fork(self) -> ByteReader:
+        """Another cursor at the same place, for a payload that may have several layouts."""
+        return ByteReader(self._data, self.position, self._end)
 
     def take(self, size: int, field: str) -> bytes:
         start = self._advance(size, field)

@@ -41,9 +41,11 @@ async def test_guesses_from_one_address_have_to_wait_also_over_several_connectio
     blipmq: BlipMQ, clock: ManualClock
 ) -> None:
     for guess in range(FREE_FAILURES_OF_ADDRESS + 1):
-        talk = Conversation(blipmq)
-        await talk.ask(encode_hello(1, 1))
-        assert await failed(talk, f"guess-{guess}") == "invalid API key"
+        guesser = Conversation(blipmq)
+        await guesser.ask(encode_hello(1, 1))
+        assert await failed(guesser, f"guess-{guess}") == "invalid API key"
+    talk = Conversation(blipmq)
+    await talk.ask(encode_hello(1, 1))
     assert await failed(talk, "dev-key") == f"too many failed attempts: try again in {DELAY_S_FIRST:.1f} s"
     clock.advance(DELAY_S_FIRST)
     assert await talk.ask(encode_auth(6, "dev-key")) == encode_ack(6)

@@ -72,10 +72,10 @@ def test_an_expression_looks_so_far_and_no_further() -> None:
 
 def test_selecting_gives_rows_and_how_far_it_looked() -> None:
     values = [b"no", b"yes", None, b"YES", b"no", b"yes"]
-    assert select(RecordFilter("yes"), None, values, 10, lambda: False) == ([1, 3, 5], 6)
-    assert select(RecordFilter("yes"), None, values, 2, lambda: False) == ([1, 3], 4)
-    assert select(RecordFilter("k1"), [None, b"k1", b"k2"], [b""] * 3, 10, lambda: False) == ([1], 3)
+    assert select(RecordFilter("yes"), None, values, 10, lambda: False, lambda: None) == ([1, 3, 5], 6)
+    assert select(RecordFilter("yes"), None, values, 2, lambda: False, lambda: None) == ([1, 3], 4)
+    assert select(RecordFilter("k1"), [None, b"k1", b"k2"], [b""] * 3, 10, lambda: False, lambda: None) == ([1], 3)
 
 
 def test_selecting_looks_at_one_row_even_when_time_is_up() -> None:
-    assert select(RecordFilter("yes"), None, [b"yes", b"yes"], 10, lambda: True) == ([0], 1)
+    assert select(RecordFilter("yes"), None, [b"yes", b"yes"], 10, lambda: True, lambda: None) == ([0], 1)

@@ -15,6 +15,9 @@ LOGIN_PAYLOAD_BYTES_MAX: Final = 64 << 10
 GZIP_MEMBERS_MAX: Final = 16
 """Writers of gzip make one member. Empty members take 20 bytes each, and every one of them costs a new decompressor."""
 
+DECODED_ON_LOOP_BYTES_MAX: Final = 64 << 10
+"""Longer requests with long lists are decoded in a thread: an item takes about a microsecond and at least six bytes."""
+
 # --- lists in requests ---
 
 ROLES_MAX: Final = 1_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.bytes import ByteReader, decode_text
+from penstock.protocols.bytes import ByteReader
 from penstock.protocols.flymq.access import requests as access_requests
 from penstock.protocols.flymq.blocks import layouts as block_layouts
 from penstock.protocols.flymq.keys import layouts as key_layouts
@@ -44,12 +44,13 @@ from penstock.protocols.flymq.transactions import requests as transaction_reques
 from penstock.protocols.flymq.wire import Opcode
 
 
-def decode_request(opcode: int, payload: bytes) -> Body:
+def decode_request(opcode: int, data: bytes, start: int = 0, end: int | None = None) -> Body:
+    """The request whose payload is `data[start:end]`."""
     reader = _READERS.get(opcode)
     if reader is None:
         return BadRequest(f"unknown opcode: {opcode}")
     try:
-        return reader(ByteReader(payload))
+        return reader(ByteReader(data, start, end))
     except ProtocolViolation as violation:
         # What deployed brokers say of bad credentials; deployed clients show it.
         return BadRequest(f"invalid auth request: {violation.message}" if opcode == Opcode.AUTH else violation.message)
@@ -95,10 +96,10 @@ def _metadata(reader: ByteReader) -> Metadata:
 
 def _subscribe(reader: ByteReader) -> Subscribe:
     topic, group, partition = reader.text16("topic"), reader.text16("group"), reader.i32("partition")
-    rest = reader.rest()
+    start = reader.peek(1)
     # A u8 length can only equal what follows it where the u16 reading does not, so the two forms never both fit.
-    if rest and rest[0] == len(rest) - 1:
-        return Subscribe(topic, group, partition, decode_text(rest[1:], "mode"), native=True)
+    if start and start[0] == reader.remaining - 1:
+        return Subscribe(topic, group, partition, reader.text8("mode"), native=True)
     mode = reader.text16("mode")
     reader.finish("mode")
     return Subscribe(topic, group, partition, mode, native=False)
@@ -146,7 +147,7 @@ def _get_offset(reader: ByteReader) -> GetOffset:
 def _reset_offset(reader: ByteReader) -> ResetOffset:
     topic, group, partition = reader.text16("topic"), reader.text16("group"), reader.i32("partition")
     # A mode is never empty nor 256 bytes long, so a first byte of zero is the high half of a u16 length.
-    mode = reader.text16("mode") if reader.rest()[:1] == b"\0" else reader.text8("mode")
+    mode = reader.text16("mode") if reader.peek(1) == b"\0" else reader.text8("mode")
     offset = reader.u64("offset") if reader.remaining or mode == "offset" else None
     reader.finish("offset")
     return ResetOffset(topic, group, partition, mode, offset)

@@ -25,7 +25,7 @@ from penstock.protocols.flymq.wire import PARTITION_AUTO, PAYLOAD_BYTES_MAX, Opc
 def _register_schema(reader: ByteReader) -> RegisterSchema:
     name = reader.text16("name")
     # A type is never empty nor 256 bytes long, so a first byte of zero is the high half of a u16 length.
-    type_name = reader.text16("type") if reader.rest()[:1] == b"\0" else reader.text8("type")
+    type_name = reader.text16("type") if reader.peek(1) == b"\0" else reader.text8("type")
     body = RegisterSchema(name, type_name, reader.blob32("definition"), None)
     if reader.remaining:
         body.compatibility = reader.text8("compatibility") or None
@@ -56,7 +56,7 @@ def _produce_with_schema(reader: ByteReader) -> ProduceWithSchema:
     readings = []
     for read in (_schema_first, _data_first, _schema_first_with_key):
         try:
-            reading = read(ByteReader(reader.rest()))
+            reading = read(reader.fork())
         except ProtocolViolation:
             continue
         if reading.schema:
