@@ -135,7 +135,8 @@ def _rustlog(given: Surroundings) -> RustLog:
     settings = given.settings
     assert isinstance(settings, RustLogListener)
     required = _is_required(given, settings.auth)
-    return RustLog(given.broker, clock=given.clock, principal=UNAUTHENTICATED if required else ANONYMOUS)
+    principal = UNAUTHENTICATED if required else ANONYMOUS
+    return RustLog(given.broker, clock=given.clock, principal=principal, workers=given.workers)
 
 
 def _is_required(given: Surroundings, auth: str) -> bool:

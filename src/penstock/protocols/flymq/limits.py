@@ -36,7 +36,7 @@ STAGES_MAX: Final = 1_000
 """Of a pipeline's report. The broker keeps 256."""
 STAGED_BLOCKS_MAX: Final = 10_000
 """One for each partition of the largest topic."""
-STAGED_ATTEMPTS_MAX: Final = 100_000
+STAGED_ATTEMPTS_MAX: Final = 20_000
 """The broker accepts 10,000, and tells a job with more to write with fewer tasks."""
 PLAN_TOPICS_MAX: Final = 65_536
 PLAN_PARTITIONS_MAX: Final = 131_072

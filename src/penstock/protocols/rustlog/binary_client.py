@@ -22,7 +22,14 @@ from penstock.protocols.rustlog.messages import (
     Ping,
     Produced,
 )
-from penstock.protocols.rustlog.wire import FETCH_REPLY_FIXED_BYTES, TOPICS_MAX, Opcode, frame
+from penstock.protocols.rustlog.wire import (
+    FETCH_REPLY_FIXED_BYTES,
+    LENGTH_BYTES,
+    PAYLOAD_BYTES_MAX,
+    TOPICS_MAX,
+    Opcode,
+    frame,
+)
 
 # --- requests ---
 
@@ -84,7 +91,7 @@ def decode_fetched(payload: bytes) -> Fetched:
     fields = Fields(payload)
     count = fields.u32("record count")
     fields.position -= 4
-    values = take_values(fields)
+    values = take_values(fields, PAYLOAD_BYTES_MAX // LENGTH_BYTES)
     reader = ByteReader(payload)
     reader.take(1 + 4 + 4 * count + sum(map(len, values)), "records")
     following = reader.u64("next offset")

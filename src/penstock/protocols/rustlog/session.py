@@ -29,12 +29,13 @@ from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.rustlog import binary_dialect, json_dialect
 from penstock.protocols.rustlog.codec import RequestDecoder
 from penstock.protocols.rustlog.fetching import Fetcher
-from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, ProduceRun, Request
+from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, ProduceRun, Request, Undecoded
 from penstock.protocols.rustlog.metrics import RustLogStats
 from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Code, Dialect, Opcode
 from penstock.protocols.turns import InTurns
+from penstock.protocols.workers import Stopped, WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
@@ -48,8 +49,16 @@ log = structlog.get_logger("penstock.protocols.rustlog")
 class RustLog:
     """What all sessions of one listener share. Called with a connection, it opens a session: it is the listener's factory."""
 
-    def __init__(self, broker: Broker, *, clock: Clock, principal: Principal = ANONYMOUS) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        principal: Principal = ANONYMOUS,
+        workers: WorkerPool | None = None,
+    ) -> None:
         self.broker = broker
+        self.workers = workers or WorkerPool()
         self.clock = clock
         self.principal = principal
         self.fetcher = Fetcher(clock)
@@ -73,6 +82,7 @@ class RustLogSession(InTurns):
         "_replies",
         "_stats",
         "_waiting",
+        "_worker",
         "_writes_in_flight",
     )
 
@@ -81,6 +91,7 @@ class RustLogSession(InTurns):
         self._broker = shared.broker
         self._clock = shared.clock
         self._stats = shared.stats
+        self._worker = shared.workers.worker()
         self._connection = connection
         self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
@@ -106,6 +117,7 @@ class RustLogSession(InTurns):
 
     def closed(self) -> None:
         self._stats.sessions_open -= 1
+        self._worker.stop()
         waiting, self._waiting = self._waiting, deque()
         if waiting:
             self._connection.release(sum(map(_held_bytes, waiting)))
@@ -122,6 +134,10 @@ class RustLogSession(InTurns):
                 self._stats.requests[_PRODUCE] += len(request.counts)
                 self._write(request, self._replies.reserve(), _held_bytes(request))
                 continue
+            if isinstance(request, Undecoded):
+                self._waiting.popleft()
+                self._in_background(self._decode(request), partial(self._decoding_failed, request))
+                break
             if self._writes_in_flight:
                 break
             if calls == CALLS_PER_TURN_MAX:
@@ -145,6 +161,27 @@ class RustLogSession(InTurns):
         )
         self._replies.flush()
         self._connection.close()
+
+    # --- requests that are decoded in a thread ---
+
+    async def _decode(self, undecoded: Undecoded) -> None:
+        """Put what a payload holds in its place at the head of the queue. Writes before it may still be in flight."""
+        try:
+            request = await self._worker.run(partial(json_dialect.decode_request, undecoded.payload))
+        except Stopped as error:
+            self._decoding_failed(undecoded, error)
+            return
+        if self._worker.stopped:
+            self._connection.release(_held_bytes(undecoded))
+            return
+        # Held before the other is released, so that the connection never seems to owe nothing.
+        self._connection.hold(_held_bytes(request))
+        self._connection.release(_held_bytes(undecoded))
+        self._waiting.appendleft(request)
+
+    def _decoding_failed(self, undecoded: Undecoded, error: Exception) -> None:
+        call = Call(Dialect.JSON, 0, BadRequest("not decoded"), undecoded.request_bytes)
+        self._answer(self._replies.reserve(), self._error(call, error), _held_bytes(undecoded))
 
     # --- writes ---
 

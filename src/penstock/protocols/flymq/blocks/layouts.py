@@ -20,7 +20,7 @@ from penstock.protocols.flymq.blocks.messages import (
     TopicSpans,
 )
 from penstock.protocols.flymq.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX, REPLY_ITEMS_MAX
-from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, VERSION, Opcode, frame
+from penstock.protocols.flymq.wire import Opcode, frame, header
 
 _FETCH = Struct(">iQII")
 _SPAN = Struct(">iQQQ")
@@ -96,8 +96,7 @@ class BlocksPiece(NamedTuple):
 def encode_blocks(start_offset: int, end_offset: int, missing: int, data: Sequence[bytes]) -> bytes:
     """`data` is joined here, once: it is large."""
     length = _BLOCKS_HEAD.size + sum(map(len, data))
-    head = HEADER.pack(MAGIC, VERSION, Opcode.FETCH_BLOCKS, FLAG_BINARY, length)
-    return b"".join((head, _BLOCKS_HEAD.pack(start_offset, end_offset, missing), *data))
+    return b"".join((header(Opcode.FETCH_BLOCKS, length), _BLOCKS_HEAD.pack(start_offset, end_offset, missing), *data))
 
 
 def decode_blocks(payload: bytes) -> BlocksPiece:

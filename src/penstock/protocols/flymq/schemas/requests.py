@@ -53,19 +53,22 @@ def _validate_schema(reader: ByteReader) -> ValidateSchema:
 
 def _produce_with_schema(reader: ByteReader) -> ProduceWithSchema:
     topic = reader.text16("topic")
-    readings = []
-    for read in (_schema_first, _data_first, _schema_first_with_key):
-        try:
-            reading = read(reader.fork())
-        except ProtocolViolation:
-            continue
-        if reading.schema:
-            readings.append(reading)
-    if not readings:
+    readings = [_reading(_schema_first, reader), _reading(_data_first, reader)]
+    if readings[0] is None:  # what ends after the data has no key behind it
+        readings.append(_reading(_schema_first_with_key, reader))
+    possible = [reading for reading in readings if reading is not None and reading.schema]
+    if not possible:
         raise ProtocolViolation(
             "invalid binary format: what follows the topic is neither schema and data nor data and schema"
         )
-    return ProduceWithSchema(topic, readings)
+    return ProduceWithSchema(topic, possible)
+
+
+def _reading(read: Callable[[ByteReader], SchemaReading], reader: ByteReader) -> SchemaReading | None:
+    try:
+        return read(reader.fork())
+    except ProtocolViolation:
+        return None
 
 
 def _schema_first(reader: ByteReader) -> SchemaReading:

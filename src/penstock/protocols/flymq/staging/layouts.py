@@ -9,7 +9,7 @@ from penstock.errors import ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import U32, ByteReader, text16
 from penstock.protocols.flymq.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX
 from penstock.protocols.flymq.staging.messages import BeginRun, Run, Stage, StageAbort, StageCommit, StagingBody, Winner
-from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, PAYLOAD_BYTES_MAX, VERSION, Opcode, frame
+from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, Opcode, frame, header
 
 _EPOCH = Struct(">QQ")
 _RUN = Struct(">Qq")
@@ -98,8 +98,7 @@ def encode_stage(
             f"{payload_bytes} bytes for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX}, so a record with its key "
             "and headers must be smaller than that"
         )
-    header = HEADER.pack(MAGIC, VERSION, Opcode.STAGE, FLAG_BINARY, payload_bytes)
-    return b"".join((header, *pieces))
+    return b"".join((header(Opcode.STAGE, payload_bytes), *pieces))
 
 
 def encode_commit(application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bytes:
