@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from struct import Struct
 
 import pytest
@@ -15,18 +17,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.access import UNAUTHENTICATED
+from penstock.errors import InvalidRequest
 from penstock.net.session import SessionFactory
 from penstock.protocols.blipmq import wire as blipmq_wire
 from penstock.protocols.blipmq.codec import encode_auth, encode_frame, encode_hello
 from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.flymq import wire as flymq_wire
+from penstock.protocols.flymq.filters import PATH_TEXT_BYTES_MAX, RecordFilter
 from penstock.protocols.flymq.limits import LOGIN_PAYLOAD_BYTES_MAX
 from penstock.protocols.flymq.operations import Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.rustlog import wire as rustlog_wire
 from penstock.protocols.rustlog.session import RustLog
-from tests.fuzz.loop_cost import TURN_S_MAX, Bench
+from tests.fuzz.loop_cost import ATTEMPTS, TURN_S_MAX, Bench
 from tests.protocols.flymq.test_limits import LISTS
 
 U32 = Struct(">I")
@@ -223,3 +227,33 @@ def rustlog(bench: Bench, request: pytest.FixtureRequest) -> SessionFactory:
 @example(payload=b"\x01" + as_many(b"\0\1t" + bytes(4), bytes(4), rustlog_wire.PAYLOAD_BYTES_MAX - 1))
 def test_a_rustlog_frame(bench: Bench, rustlog: SessionFactory, payload: bytes) -> None:
     assert bench.turn_s(rustlog, frame=rustlog_wire.frame(payload)) < TURN_S_MAX
+
+
+# --- filters, in the thread that evaluates them ---
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    def once_s() -> float:
+        started_s = time.thread_time()
+        work()
+        return time.thread_time() - started_s
+
+    return min(once_s() for _ in range(ATTEMPTS))
+
+
+@pytest.mark.parametrize("text", [r"(\pL{1000})", r"\pL{1000}" * 100, r"(?i)[\pL\pN\pP]{1000}" * 40, ".{1000}" * 140])
+def test_compiling_the_costliest_filters(text: str) -> None:
+    def compile_filter() -> None:
+        with pytest.raises(InvalidRequest, match="too complex"):
+            RecordFilter(text)
+
+    assert cpu_s(compile_filter) < TURN_S_MAX
+
+
+@pytest.mark.parametrize("filling", [b"1,", b"{},", b'"a",'])
+def test_looking_for_a_path_in_a_large_value(filling: bytes) -> None:
+    path = RecordFilter("$.b")._has_path
+    assert path is not None
+    for size in (PATH_TEXT_BYTES_MAX, 16 << 20):
+        value = b'{"a":[' + filling * ((size - 10) // len(filling)) + b"1]}"
+        assert cpu_s(partial(path, value)) < TURN_S_MAX

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from penstock.errors import InvalidRequest
-from penstock.protocols.workers import Check, Stopped, WorkerPool
+from penstock.errors import InvalidRequest, ShuttingDown
+from penstock.protocols.workers import Check, WorkerPool
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -40,9 +40,9 @@ async def test_endless_work_ends_when_its_session_is_closed() -> None:
     running = asyncio.ensure_future(worker.run(lambda check: endless(started, check)))
     await asyncio.to_thread(started.wait)
     worker.stop()
-    with pytest.raises(Stopped):
+    with pytest.raises(ShuttingDown):
         await running
-    with pytest.raises(Stopped):
+    with pytest.raises(ShuttingDown):
         await worker.run(lambda check: 7)
 
 
@@ -55,7 +55,7 @@ async def test_closing_the_pool_ends_what_runs_and_refuses_what_waits() -> None:
     await asyncio.sleep(0)
     pool.close()
     for each in (running, waiting):
-        with pytest.raises(Stopped):
+        with pytest.raises(ShuttingDown):
             await each
 
 

@@ -24,12 +24,7 @@ Result = TypeVar("Result")
 Check = Callable[[], None]
 Work = Callable[[Check], Result]
 
-
-class Stopped(ShuttingDown):
-    """The work was given up because its client is gone or the broker stops."""
-
-    def __init__(self) -> None:
-        super().__init__("the request was given up: the connection or the broker is closing")
+_GIVEN_UP: Final = "the request was given up: its connection or the broker is closing"
 
 
 class WorkerPool:
@@ -48,7 +43,7 @@ class WorkerPool:
     async def run(self, worker: Worker, work: Work[Result]) -> Result:
         async with self._free:
             if self._closed or worker.stopped:
-                raise Stopped
+                raise ShuttingDown(_GIVEN_UP)
             self._running.add(worker)
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work, worker.check)
@@ -73,13 +68,13 @@ class Worker:
         self.stopped = False
 
     async def run(self, work: Work[Result]) -> Result:
-        """Call `work` with `check` in a thread, and return its result. Raises Stopped, or what the work raises."""
+        """Call `work` with `check` in a thread, and return its result. Raises ShuttingDown, or what the work raises."""
         return await self._pool.run(self, work)
 
     def check(self) -> None:
-        """Called by work between two steps: let other threads run. Raises Stopped."""
+        """Called by work between two steps: let other threads run. Raises ShuttingDown."""
         if self.stopped:
-            raise Stopped
+            raise ShuttingDown(_GIVEN_UP)
         time.sleep(0)
 
     def stop(self) -> None:

@@ -23,7 +23,7 @@ from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
 from penstock.net.session import Connection
 from penstock.protocols.flymq.codec import CodecLimits, RequestDecoder, decode_undecoded
 from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
@@ -36,7 +36,7 @@ from penstock.protocols.flymq.transactions.operations import RunRefused
 from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.turns import InTurns
-from penstock.protocols.workers import Stopped, WorkerPool
+from penstock.protocols.workers import WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a header alone takes 8 bytes on the wire, its message some 200 in memory."""
@@ -223,7 +223,7 @@ class FlyMQSession(InTurns):
         self._note_login()
         try:
             request = await self._worker.run(partial(decode_undecoded, call, self._decoder.limits))
-        except Stopped as error:
+        except ShuttingDown as error:
             self._answer(self._replies.reserve(), self._error(call.opcode, call.body, error), _held_bytes(call))
             return
         if self._worker.stopped:

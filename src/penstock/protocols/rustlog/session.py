@@ -22,7 +22,7 @@ from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
 from penstock.log.api import Appended
 from penstock.net.session import Connection
 from penstock.protocols.replies import ReplyQueue, ReplySlot
@@ -35,7 +35,7 @@ from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Code, Dialect, Opcode
 from penstock.protocols.turns import InTurns
-from penstock.protocols.workers import Stopped, WorkerPool
+from penstock.protocols.workers import WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
@@ -168,7 +168,7 @@ class RustLogSession(InTurns):
         """Put what a payload holds in its place at the head of the queue. Writes before it may still be in flight."""
         try:
             request = await self._worker.run(partial(json_dialect.decode_request, undecoded.payload))
-        except Stopped as error:
+        except ShuttingDown as error:
             self._decoding_failed(undecoded, error)
             return
         if self._worker.stopped:
