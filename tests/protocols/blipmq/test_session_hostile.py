@@ -101,7 +101,7 @@ async def test_the_largest_frame_allowed_before_the_login_is_answered(stranger: 
     assert parse_nack(reply[13:]) == (401, "unauthenticated")
 
 
-@pytest.mark.parametrize("kind", [0, FrameType.PUBLISH])
+@pytest.mark.parametrize("kind", [0, FrameType.PUBLISH, 0x77, 0xFF])
 async def test_a_large_frame_is_not_collected_before_the_login(stranger: Conversation, kind: int) -> None:
     head = (LENGTH_MAX).to_bytes(4, "big") + bytes((kind,)) + bytes(8)
     stranger.say(head[:12])

@@ -355,6 +355,7 @@ def test_long_records_are_decoded_in_steps_of_a_bounded_size(size: int) -> None:
         ("[[1],[1.5]]", "records must be arrays of numbers from 0 to 255"),
         ("[1]", "Expected `array`, got `int` - at `$.records`"),
         ("{}", "records must be arrays of numbers from 0 to 255"),
+        ("5", "records must be arrays of numbers from 0 to 255"),
         ("null", "records must be arrays of numbers from 0 to 255"),
         ("[[1],]", "JSON is malformed"),
         ("[[1][2]]", "JSON is malformed"),

@@ -120,7 +120,8 @@ class Decoder:
                 self._unfinished.needed_bytes = HEAD_BYTES
                 if messages or end - position < HEAD_BYTES:
                     return position  # one of the messages may be the login that allows it
-                messages.append(Frame(kind, correlation_id, b""))
+                if kind in _TYPES:
+                    messages.append(Frame(kind, correlation_id, b""))
                 raise ProtocolViolation(
                     f"frame length {length} is out of bounds: at most {self.length_max} before the peer has authenticated"
                 )

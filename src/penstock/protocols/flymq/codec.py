@@ -229,7 +229,7 @@ def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRu
     except (struct.error, UnicodeDecodeError):
         pass
     # Something is wrong with it: read it again, slowly, to say what.
-    fault = produce_fault(data[position + HEADER_BYTES : frame_end])
+    fault = produce_fault(data, position + HEADER_BYTES, frame_end)
     return Call(_PRODUCE, BadRequest(fault), frame_end - position), 0
 
 

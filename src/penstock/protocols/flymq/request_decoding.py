@@ -56,9 +56,9 @@ def decode_request(opcode: int, data: bytes, start: int = 0, end: int | None = N
         return BadRequest(f"invalid auth request: {violation.message}" if opcode == Opcode.AUTH else violation.message)
 
 
-def produce_fault(payload: bytes) -> str:
-    """What is wrong with a PRODUCE payload that `codec` could not read."""
-    reader = ByteReader(payload)
+def produce_fault(data: bytes, start: int, end: int) -> str:
+    """What is wrong with the PRODUCE payload `data[start:end]`, which `codec` could not read."""
+    reader = ByteReader(data, start, end)
     try:
         reader.text16("topic")
         reader.blob32("key")
