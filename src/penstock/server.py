@@ -172,6 +172,7 @@ def _fujin(given: Surroundings) -> Fujin:
             ping_timeout_s=settings.ping_timeout_s,
             fetch_wait_s=settings.fetch_wait_s,
             empty_fetch=settings.empty_fetch,
+            dialect=settings.dialect,
             empty_values=settings.empty_values,
             unacknowledged_max=settings.unacknowledged_max,
             ack_ms_max=settings.ack_ms_max,

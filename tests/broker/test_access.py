@@ -101,6 +101,7 @@ NOT_OPERATIONS = {
     "subscriptions.start",
     "subscriptions.close",
     "subscriptions.find",
+    "subscriptions.find_named",
     "subscriptions.lags",
     "subscriptions.when_durable",
     "subscriptions.forget_topic",
@@ -335,6 +336,7 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         lambda b, who, t: let_in(EntryNotFound, lambda: b.pipelines.stop(who, "gone")),
     ),
     "cache.put": (Operation.WRITE, TOPIC, lambda b, who, t: b.cache.put(who, t, "key", b"value")),
+    "cache.delete": (Operation.WRITE, TOPIC, lambda b, who, t: b.cache.delete(who, t, "key")),
     "cache.get": (Operation.READ, TOPIC, lambda b, who, t: b.cache.get(who, t, "key")),
 }
 ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource is TOPIC]

@@ -56,6 +56,19 @@ def test_a_time_to_live_is_looked_at_when_the_value_is_asked_for(clock: ManualCl
     assert (len(cache), cache.stats.expired) == (1, 2)
 
 
+def test_what_is_deleted_is_gone_and_takes_no_room(clock: ManualClock) -> None:
+    cache = cache_of(clock)
+    cache.put(ANONYMOUS, "prices", "k", b"1")
+    cache.put(ANONYMOUS, "t1/prices", "k", b"2")
+    for _ in range(2):  # what is not there is deleted as well
+        cache.delete(ANONYMOUS, "prices", "k")
+        cache.delete(ANONYMOUS, "t1/prices", "other")
+    assert cache.get(ANONYMOUS, "prices", "k") is None
+    assert cache.get(ANONYMOUS, "t1/prices", "k") == b"2"
+    cache.delete(ANONYMOUS, "t1/prices", "k")
+    assert (len(cache), cache.size_bytes) == (0, 0)
+
+
 def test_a_value_that_is_put_again_lives_anew(clock: ManualClock) -> None:
     cache = cache_of(clock)
     cache.put(ANONYMOUS, "c", "k", b"v", 100)

@@ -11,7 +11,7 @@ import pytest
 from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.cursor import NOT_IN_MEMORY
-from penstock.broker.subscription import DeliveryPolicy
+from penstock.broker.subscription import Delivery, DeliveryPolicy
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
@@ -86,6 +86,29 @@ async def test_unknown_and_settled_tags_are_refused(broker: Broker) -> None:
     assert not ack(broker, subscription, delivery.tag)
     assert not ack(broker, subscription, 0)
     assert not ack(broker, subscription, 1 << 63)
+
+
+async def test_a_record_is_settled_once_nobody_is_owed_it(broker: Broker, clock: ManualClock) -> None:
+    await broker.ensure_topic(ANONYMOUS, "orders")
+    await produce(broker, "orders", [b"before"])
+    subscription = await broker.subscriptions.subscribe(ANONYMOUS, "orders", 1, name="billing")
+    assert broker.subscriptions.find_named("orders", "billing") is subscription
+    assert broker.subscriptions.find_named("orders", "other") is None
+    await produce(broker, "orders", [b"one", b"two"])
+    before, one, two = (subscription.tag(0, offset) for offset in range(3))
+    assert (before, one, two) == (0, 1, 2)
+    assert not any(map(subscription.is_settled, (before, one, two, 3))), "nothing was delivered"
+    for tag in (one, two):
+        delivery = broker.subscriptions.take(ANONYMOUS, "orders", subscription)
+        assert isinstance(delivery, Delivery)
+        assert delivery.tag == tag
+        assert not subscription.is_settled(tag)
+    broker.subscriptions.acknowledge(ANONYMOUS, "orders", subscription, one)
+    clock.advance(1)
+    broker.subscriptions.sweep()
+    assert [subscription.is_settled(tag) for tag in (before, one, two, 3)] == [False, True, False, False]
+    subscription.give_up(two, "too large")
+    assert not subscription.is_settled(two), "not before it is a dead letter"
 
 
 async def test_no_more_than_the_bound_is_in_flight(broker: Broker) -> None:

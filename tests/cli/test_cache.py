@@ -26,6 +26,17 @@ def test_what_is_put_can_be_got(run: Run, felix_broker: RunningBroker) -> None:
     assert json.loads(run("--json", "cache", "get", "greeting").out) == {"key": "greeting", "value": "hello"}
 
 
+def test_what_is_deleted_is_gone(run: Run, felix_broker: RunningBroker) -> None:
+    for key in ("greeting", "other"):
+        run("cache", "put", key, "hello")
+    assert run("cache", "delete", "greeting").text == "deleted 5 bytes under greeting\n"
+    missing = run("cache", "delete", "greeting")
+    assert missing.code == 1
+    assert "there is no value under greeting" in missing.err
+    assert json.loads(run("--json", "cache", "delete", "greeting").out) == {"key": "greeting", "deleted": False}
+    assert json.loads(run("--json", "cache", "delete", "other").out) == {"key": "other", "deleted": True}
+
+
 def test_any_bytes_come_from_standard_input(run: Run, felix_broker: RunningBroker) -> None:
     data = bytes(range(256)) * 100
     put = json.loads(run("cache", "put", "blob", "-", "--ttl", "1h", "--json", input=data).out)

@@ -16,12 +16,17 @@ from penstock.protocols.felix import binary
 from penstock.protocols.felix.codec import decode_reply, encode_frame, encode_message
 from penstock.protocols.felix.messages import (
     Auth,
+    CacheDelete,
     CacheGet,
     CachePut,
     CacheValue,
+    GroupAck,
+    GroupNack,
+    GroupPoll,
     Publish,
     PublishBatch,
     StartOffset,
+    StreamShards,
     Subscribe,
 )
 from penstock.protocols.felix.session import Felix
@@ -33,6 +38,16 @@ SMALL = st.binary(max_size=30)
 IDS = st.one_of(st.none(), st.integers(0, 9), st.sampled_from(["r1", ""]))
 ACKS = st.sampled_from([None, "none", "per_message", "per_batch"])
 SCOPE: Any = {"tenant_id": NAMES, "namespace": NAMES, "stream": NAMES}
+NUMBERS = st.sampled_from([0, 0, 0, 1, 2, 1 << 40, 1 << 64, -1])
+DEMO = st.just("demo")
+GROUP: Any = {
+    "tenant_id": st.sampled_from(["default", "t1"]),
+    "namespace": st.just("default"),
+    "stream": DEMO | NAMES,
+    "shard": st.sampled_from([0, 0, 0, 1]),
+    "group": st.sampled_from(["g", "h", ""]),
+    "request_id": IDS,
+}
 MESSAGES = st.one_of(
     st.builds(Publish, **SCOPE, payload=SMALL, request_id=IDS, ack=ACKS),
     st.builds(PublishBatch, **SCOPE, payloads=st.lists(SMALL, max_size=5), request_id=IDS, ack=ACKS),
@@ -45,7 +60,24 @@ MESSAGES = st.one_of(
     ),
     st.builds(CachePut, key=NAMES, value=SMALL, request_id=IDS, ttl_ms=st.sampled_from([None, 0, 5, -1])),
     st.builds(CacheGet, tenant_id=NAMES, cache=NAMES, key=NAMES, request_id=IDS),
-    st.builds(Auth, tenant_id=NAMES, token=NAMES, client_flags=st.integers(0, 0xFFFF)),
+    st.builds(CacheDelete, tenant_id=NAMES, cache=NAMES, key=NAMES, request_id=IDS),
+    st.builds(StreamShards, **SCOPE, request_id=IDS),
+    st.builds(
+        GroupPoll,
+        **GROUP,
+        max_records=st.sampled_from([0, 1, 9, 1 << 64]),
+        wait_ms=st.sampled_from([0, 1, -1]),
+        visibility_ms=NUMBERS,
+    ),
+    st.builds(GroupAck, **GROUP, offset=NUMBERS),
+    st.builds(GroupNack, **GROUP, offset=NUMBERS, delay_ms=NUMBERS, attempts=NUMBERS),
+    st.builds(
+        Auth,
+        tenant_id=NAMES,
+        token=NAMES,
+        client_flags=st.integers(0, 0xFFFF),
+        client_features=st.none() | st.integers(0, 0xFFFF_FFFF),
+    ),
 )
 PARTS = st.one_of(
     MESSAGES.map(encode_message),
@@ -63,12 +95,13 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = "tenant_id namespace stream cache key value payload payloads ack token request_id subscription_id ttl_ms start client_flags offset"
+TYPES = "publish publish_batch subscribe cache_put cache_get cache_delete group_poll group_ack group_nack stream_shards auth ok"
+FIELDS = (
+    "tenant_id namespace stream cache key value payload payloads ack token request_id subscription_id ttl_ms start client_flags offset"
+    " client_features group shard max_records wait_ms consumer visibility_ms delay_ms attempts"
+)
 WILD = st.fixed_dictionaries(
-    {
-        "type": st.sampled_from(["publish", "publish_batch", "subscribe", "cache_put", "cache_get", "auth", "ok"])
-        | ANYTHING
-    },
+    {"type": st.sampled_from(TYPES.split()) | ANYTHING},
     optional=dict.fromkeys(FIELDS.split(), ANYTHING | NAMES),
 ).map(lambda message: encode_frame(0, json.dumps(message).encode()))
 ANSWER_BYTES_MAX = 16_384

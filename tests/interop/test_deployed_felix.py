@@ -142,6 +142,155 @@ def test_the_cache(broker: RunningBroker, client: felix.Client) -> None:
     url = f"felix://{broker.addresses['felix']}?ca={broker.certificate}"
     with closing(penstock.connect(url, tenant=TENANT)) as own:
         assert own.cache_get("k", cache="primary") == b"v"
+    assert client.cache_delete(TENANT, NAMESPACE, "primary", "k") == b"v"
+    assert client.cache_delete(TENANT, NAMESPACE, "primary", "k") is None
+    assert client.cache_get(TENANT, NAMESPACE, "primary", "k") is None
+
+
+def test_a_group_shares_records_and_gets_back_what_was_not_finished(
+    broker: RunningBroker, client: felix.Client
+) -> None:
+    broker.connect().create_topic("t1/work")
+    for value in (b"one", b"two", b"three"):
+        client.publish(TENANT, NAMESPACE, "work", value)
+    work = (TENANT, NAMESPACE, "work", 0, "billing")
+    first, second = client.group_poll(*work, max_records=2)
+    (third,) = connected(broker).group_poll(*work)
+    assert [(each.offset, each.payload, each.attempts) for each in (first, second, third)] == [
+        (0, b"one", 1),
+        (1, b"two", 1),
+        (2, b"three", 1),
+    ]
+    client.group_ack(*work, first.offset)
+    client.group_ack(*work, first.offset)
+    client.group_nack(*work, second)
+    connected(broker).group_ack(*work, third.offset)
+    (again,) = client.group_poll(*work, wait=EVENT_S_MAX)
+    assert (again.offset, again.payload, again.attempts) == (1, b"two", 2)
+    client.group_ack(*work, again.offset)
+    assert client.group_poll(*work, wait=0) == []
+
+
+def test_a_group_survives_a_crash_of_the_broker() -> None:
+    with RunningBroker(clock=SystemClock(), topics=[{"name": "t1/work"}]) as broker:
+        work = (TENANT, NAMESPACE, "work", 0, "billing")
+        client = connected(broker)
+        for value in (b"finished", b"begun", b"untouched"):
+            client.publish(TENANT, NAMESPACE, "work", value)
+        finished, _ = client.group_poll(*work, max_records=2)
+        client.group_ack(*work, finished.offset)
+        broker.kill()
+        broker.start()
+        client = connected(broker)
+        again = [record for _ in range(2) for record in client.group_poll(*work, max_records=1, wait=EVENT_S_MAX)]
+        assert [(each.payload, each.attempts) for each in again] == [(b"begun", 2), (b"untouched", 1)]
+
+
+def test_a_poll_waits_for_work(broker: RunningBroker, client: felix.Client) -> None:
+    broker.connect().create_topic("t1/later")
+    later = (TENANT, NAMESPACE, "later", 0, "billing")
+    found: list[bytes] = []
+    waiting = threading.Thread(
+        target=lambda: found.extend(each.payload for each in client.group_poll(*later, wait=EVENT_S_MAX))
+    )
+    waiting.start()
+    connected(broker).publish(TENANT, NAMESPACE, "later", b"work")
+    waiting.join()
+    assert found == [b"work"]
+
+
+async def test_a_group_with_the_async_client(broker: RunningBroker) -> None:
+    client = await felix.AsyncClient.connect(
+        broker.addresses["felix"], tenant_id=TENANT, token=TOKEN, ca_file=str(broker.certificate)
+    )
+    work = (TENANT, NAMESPACE, "demo", 0, "async")
+    await client.publish(TENANT, NAMESPACE, "demo", b"x")
+    while polled := await client.group_poll(*work, max_records=500, wait=0):
+        await asyncio.gather(*(client.group_ack(*work, record.offset) for record in polled))
+    assert await client.group_poll(*work, wait=0) == []
+
+
+def test_a_group_says_why_it_refuses(client: felix.Client) -> None:
+    demo = (TENANT, NAMESPACE, "demo", 0)
+    with pytest.raises(felix.NotFoundError, match="stream not found: tenant=t1 namespace=default stream=nope"):
+        client.group_poll(TENANT, NAMESPACE, "nope", 0, "g")
+    with pytest.raises(felix.NotFoundError, match="group not found: nobody has polled t1/demo as nobody"):
+        client.group_ack(*demo, "nobody", 0)
+    with pytest.raises(felix.NotFoundError, match="shard 1 not found"):
+        client.group_poll(TENANT, NAMESPACE, "demo", 1, "g")
+    with pytest.raises(felix.FelixError, match="a group needs a stream with one partition"):
+        client.group_poll(TENANT, NAMESPACE, "wide", 0, "g")
+    client.group_poll(*demo, "g", wait=0)
+    with pytest.raises(felix.FelixError, match="stale claim: offset 99999") as stale:
+        client.group_ack(*demo, "g", 99_999)
+    assert (stale.value.code, stale.value.retry) == ("stale_claim", "retry")
+
+
+def test_a_refusal_has_a_code_and_costs_no_connection(broker: RunningBroker) -> None:
+    client = connected(broker)
+    client.publish(TENANT, NAMESPACE, "demo", b"x")
+    stats = broker.server.listeners["felix"].stats
+    before = stats.connections_total
+    for _ in range(3):
+        with pytest.raises(felix.NotFoundError) as refused:
+            client.publish(TENANT, NAMESPACE, "nope", b"x")
+        assert (refused.value.code, refused.value.retry) == ("not_found", "fatal")
+    with pytest.raises(felix.NotFoundError) as refused:
+        client.subscribe(TENANT, NAMESPACE, "nope")
+    assert refused.value.code == "not_found"
+    with pytest.raises(felix.FelixError) as malformed:
+        client.cache_put(TENANT, NAMESPACE, "p", "k" * 5000, b"v")
+    assert malformed.value.code == "invalid_request"
+    assert stats.connections_total == before
+
+
+@pytest.mark.parametrize("stream", ["demo", "wide"])
+def test_a_stream_has_one_shard_whatever_its_partitions(client: felix.Client, stream: str) -> None:
+    assert client.stream_shards(TENANT, NAMESPACE, stream) == 1
+    with client.subscribe_sharded(TENANT, NAMESPACE, stream) as subscription:
+        assert subscription.shards == 1
+        for number in range(8):
+            client.publish(TENANT, NAMESPACE, stream, b"%d" % number)
+        found = [subscription.next_event(timeout=EVENT_S_MAX) for _ in range(8)]
+    payloads = [each.event.payload for each in found if isinstance(each, felix.ShardRecord)]
+    assert sorted(payloads) == [b"%d" % number for number in range(8)]
+
+
+NOT_SERVED: dict[str, tuple[Any, str]] = {
+    "dead letters": (lambda c: c.group_dead_letters(TENANT, NAMESPACE, "demo", 0, "g"), "does not serve dead letters"),
+    "discarding": (lambda c: c.group_discard(TENANT, NAMESPACE, "demo", 0, "g", 0), "does not serve dead letters"),
+    "redriving": (lambda c: c.group_redrive(TENANT, NAMESPACE, "demo", 0, "g", 0), "does not serve dead letters"),
+    "named consumers": (
+        lambda c: c.group_poll(TENANT, NAMESPACE, "demo", 0, "g", consumer="me"),
+        "does not record which member holds a group's records",
+    ),
+    "adding to a counter": (lambda c: c.counter_add(TENANT, NAMESPACE, "p", "k", 1), "does not support counters"),
+    "reading a counter": (lambda c: c.counter_get(TENANT, NAMESPACE, "p", "k"), "does not support counters"),
+    "atomic commits": (
+        lambda c: c.commit(TENANT, NAMESPACE, b"e", [felix.CommitOp.publish("demo", b"x")]),
+        "does not support atomic commits",
+    ),
+    "state": (
+        lambda c: c.state_get(TENANT, NAMESPACE, "demo", b"e", "k"),
+        "does not support atomic commits",
+    ),
+    "watching a key": (
+        lambda c: c.watch_cache(TENANT, NAMESPACE, "p", felix.CacheWatchFilter.key("k")),
+        "does not support cache watch",
+    ),
+    "watching a prefix from what is there": (
+        lambda c: c.watch_cache(TENANT, NAMESPACE, "p", felix.CacheWatchFilter.prefix("k"), retained=True),
+        "does not support retained cache watch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_what_is_not_served_is_refused_in_words_and_the_client_goes_on(client: felix.Client, name: str) -> None:
+    ask, text = NOT_SERVED[name]
+    with pytest.raises(felix.FelixError, match=f"this broker {text}"):
+        ask(client)
+    assert client.publish(TENANT, NAMESPACE, "demo", b"still connected") is not None
 
 
 def test_an_unknown_stream_is_not_found(client: felix.Client) -> None:
@@ -155,8 +304,9 @@ def test_an_unknown_stream_is_not_found(client: felix.Client) -> None:
 def test_a_token_opens_its_tenant_and_no_other(strict_broker: RunningBroker) -> None:
     client = connected(strict_broker)
     assert client.publish(TENANT, NAMESPACE, "demo", b"x") == 0
-    with pytest.raises(felix.AuthError, match="tenant mismatch"):
+    with pytest.raises(felix.AuthError, match="tenant mismatch") as refused:
         client.publish("t2", NAMESPACE, "demo", b"x")
+    assert refused.value.code in (None, "forbidden")
 
 
 def test_a_bad_token_is_refused(strict_broker: RunningBroker) -> None:

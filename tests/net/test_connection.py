@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import ExitStack
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import ListenerLimits
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, serving, until
@@ -318,3 +320,55 @@ async def test_every_prefix_of_a_conversation_ends_without_a_trace() -> None:
         assert service.listener.budget.held_bytes == 0
         assert service.stats.connections_open == 0
     assert open_sockets() <= sockets
+
+
+async def test_frames_that_are_never_finished_cost_bounded_memory_and_keep_nobody_else_out() -> None:
+    limits = ListenerLimits(in_flight_total_bytes_max=2 * MIB, header_s_max=10.0)
+    async with serving(limits) as service:
+        hostile = [await service.connect() for _ in range(12)]
+        budget = service.listener.budget
+        for _, writer, _ in hostile:
+            writer.write(b"x" * (4 * MIB))
+        await until(lambda: budget.partial.waiting >= 11)
+        kept_bytes = sum(session.received for _, _, session in hostile)
+        assert kept_bytes < 4 * MIB + 12 * 512 * 1024 + budget.partial.bytes_max
+        assert budget.partial.kept_bytes >= kept_bytes
+
+        reader, writer, _ = await service.connect()
+        writer.write(b"echo served\n")
+        assert await reader.readline() == b"served\n"
+        await hang_up(writer)
+
+        # Each in turn is read to its end, is found not to finish, and makes way.
+        for left in range(11, -1, -1):
+            service.pass_time(2 * limits.header_s_max)
+            await until(lambda left=left: len(service.listener._connections) <= left)  # type: ignore[misc]
+        assert budget.partial.kept_bytes == 0
+        assert service.stats.closed_header == 12
+        for _, writer, _ in hostile:
+            writer.transport.abort()
+
+
+async def test_replies_that_nobody_takes_are_bounded_over_all_connections_and_those_who_read_are_served() -> None:
+    limits = ListenerLimits(in_flight_total_bytes_max=8 * MIB, pressed_s_max=5.0)
+    async with serving(limits) as service:
+        budget = service.listener.budget
+        with ExitStack() as hostile:
+            for count in range(1, 41):
+                peer = hostile.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+                peer.send(b"big 900000\n" * 20)
+                await until(lambda count=count: len(service.sessions) == count)  # type: ignore[misc]
+            await until(
+                lambda: all(session.put_off and not session.connection.writable for session in service.sessions)
+            )
+            service.listener.sweep()
+            # Each may have a full buffer until the bound is crossed, and half a buffer and a reply afterwards at most.
+            assert budget.unsent_bytes < 8 * MIB + 40 * (900_000 + UNSENT_BYTES_FREE)
+
+            reader, writer, _ = await service.connect()
+            writer.write(b"big 1000000\n" * 20)
+            assert len(await reader.readexactly(20_000_000)) == 20_000_000
+            service.pass_time(20)
+            assert not budget.is_unsent_over
+            assert 0 < service.stats.closed_unread < 40
+            await hang_up(writer)

@@ -10,7 +10,7 @@ from penstock.net.deadlines import ConnectionWatch, Expiry, Sweep
 from penstock.net.limits import ListenerLimits
 from penstock.testing.clock import ManualClock
 
-LIMITS = ListenerLimits(idle_s_max=10, header_s_max=3)
+LIMITS = ListenerLimits(pressed_s_max=4.0, idle_s_max=10, header_s_max=3)
 
 
 class Watched:
@@ -21,13 +21,26 @@ class Watched:
         self.now_s = 0.0
 
     def passes(
-        self, seconds: int, *, reading: bool = True, owed: bool = False, unsent: int = 0, delivered: int = 0
+        self,
+        seconds: int,
+        *,
+        reading: bool = True,
+        owed: bool = False,
+        unsent: int = 0,
+        delivered: int = 0,
+        pressed: bool = False,
     ) -> Expiry | None:
         """Pass the given number of times; the first verdict that is not None, or None."""
         for _ in range(seconds):
             self.now_s += 1
             verdict = self.watch.judge(
-                self.now_s, LIMITS, reading=reading, owed=owed, unsent_bytes=unsent, delivered_bytes=delivered
+                self.now_s,
+                LIMITS,
+                reading=reading,
+                owed=owed,
+                unsent_bytes=unsent,
+                delivered_bytes=delivered,
+                pressed=pressed,
             )
             if verdict is not None:
                 return verdict
@@ -46,6 +59,15 @@ def test_receiving_starts_the_idle_time_anew() -> None:
     watched.watch.received = True
     assert watched.passes(10) is None
     assert watched.passes(1) is Expiry.IDLE
+
+
+def test_a_peer_that_leaves_answers_unread_under_pressure_is_closed_sooner() -> None:
+    watched = Watched()
+    assert watched.passes(3, unsent=10, pressed=True) is None
+    assert watched.passes(1, unsent=10, pressed=True) is Expiry.UNREAD
+    watched = Watched()
+    for delivered in range(1, 100):
+        assert watched.passes(1, unsent=10, delivered=delivered, pressed=True) is None
 
 
 def test_delivering_is_progress_too() -> None:

@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.net.flow import ENDING, RESUMED_PER_TURN_MAX, SEND_BUFFER, InFlightBudget, ReadFlow
+from penstock.net.flow import (
+    ENDING,
+    PARTIAL_BYTES_FREE,
+    RESUMED_PER_TURN_MAX,
+    SEND_BUFFER,
+    UNSENT_BYTES_FREE,
+    InFlightBudget,
+    ReadFlow,
+)
 from penstock.net.stats import ListenerStats
 
 
@@ -161,3 +169,119 @@ def test_releasing_more_than_was_held_is_a_bug_that_shows() -> None:
     given.flows[0].hold(1)
     with pytest.raises(AssertionError, match="released more"):
         given.flows[0].release(2)
+
+
+# -- partial frames ------------------------------------------------------------------------------------------------------------
+
+LARGE = 2 * PARTIAL_BYTES_FREE
+"""Of a partial frame; the budgets below have room for two of them."""
+
+
+def partial_flows(count: int) -> Flows:
+    given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
+    for flow in given.flows:
+        flow.keep(LARGE)
+    return given
+
+
+def test_partial_frames_are_received_until_they_use_half_of_the_budget() -> None:
+    given = partial_flows(4)
+    assert given.read() == [True, True, False, False]
+    assert given.budget.partial.waiting == 2
+    assert given.budget.partial.kept_bytes == 4 * LARGE
+
+
+def test_the_frame_that_began_first_is_always_received() -> None:
+    given = partial_flows(3)
+    for size in range(LARGE, 20 * LARGE, LARGE):
+        given.flows[0].keep(size)
+    assert given.read() == [True, True, False]
+    given.flows[1].keep(LARGE + 1)
+    assert given.read() == [True, False, False]
+
+
+def test_small_frames_are_received_whatever_the_others_have() -> None:
+    given = partial_flows(3)
+    small = ReadFlow(FakeSocket(), 100, given.budget, given.stats)
+    small.keep(PARTIAL_BYTES_FREE)
+    assert small.reading
+
+
+def test_partial_frames_leave_half_of_the_budget_to_requests() -> None:
+    given = partial_flows(6)
+    for _ in range(2):
+        given.flows[0].hold(LARGE)
+    assert given.flows[0].reading
+    given.flows[0].hold(1)
+    assert not given.flows[0].reading
+
+
+def test_a_frame_that_is_finished_lets_the_next_in_order_be_received() -> None:
+    given = partial_flows(4)
+    given.flows[1].keep(LARGE + 1)
+    assert given.read() == [True, False, False, False]
+    given.flows[0].keep(0)
+    given.turns.run_one()
+    assert given.read() == [True, True, False, False]
+    given.flows[1].keep(0)
+    given.turns.run_one()
+    assert given.read() == [True, True, True, False]
+    given.flows[2].keep(0)
+    given.turns.run_one()
+    assert all(given.read())
+
+
+def test_a_connection_that_is_lost_makes_room() -> None:
+    given = partial_flows(4)
+    for flow in given.flows[:3]:
+        flow.lost()
+    given.turns.run_one()
+    assert given.flows[3].reading
+    assert given.budget.partial.kept_bytes == LARGE
+
+
+def test_one_that_is_stopped_for_another_reason_does_not_hold_up_those_after_it() -> None:
+    given = partial_flows(4)
+    given.flows[1].keep(LARGE + 1)
+    assert given.read() == [True, False, False, False]
+    given.flows[0].block(SEND_BUFFER)
+    given.turns.run_one()
+    assert given.read() == [False, True, False, False]
+
+
+def test_what_waits_for_room_is_resumed_a_few_per_turn() -> None:
+    count = 2 + 2 * RESUMED_PER_TURN_MAX
+    given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
+    given.flows[0].keep(100 * LARGE)
+    for flow in given.flows[1:]:
+        flow.keep(PARTIAL_BYTES_FREE + 1)
+    assert given.read() == [True] + [False] * (count - 1)
+    for flow in given.flows[2:]:
+        flow.keep(PARTIAL_BYTES_FREE + 2)
+    given.budget.partial.bytes_max = 10_000 * LARGE
+    given.flows[0].keep(0)
+    turns = 0
+    while given.turns.run_one():
+        turns += 1
+        assert sum(given.read()) <= 1 + turns * RESUMED_PER_TURN_MAX
+    assert all(given.read())
+
+
+# -- unsent replies ------------------------------------------------------------------------------------------------------------
+
+
+def test_unsent_replies_are_too_many_once_all_connections_together_have_too_many() -> None:
+    given = Flows(3, total_bytes_max=3 * UNSENT_BYTES_FREE)
+    assert not given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
+    assert given.flows[1].leave_unsent(2 * UNSENT_BYTES_FREE)
+    assert not given.flows[2].leave_unsent(UNSENT_BYTES_FREE)
+    assert given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
+    given.flows[1].leave_unsent(0)
+    assert not given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
+
+
+def test_a_lost_connection_leaves_nothing_unsent() -> None:
+    given = Flows(1)
+    given.flows[0].leave_unsent(5_000)
+    given.flows[0].lost()
+    assert given.budget.unsent_bytes == 0

@@ -1,7 +1,8 @@
 """The cache: values by key, in memory, for as long as there is room and they have not expired.
 
 It is no log: nothing of it is on disk, and a restart begins with an empty one. A cache is a name, guarded as a topic of that name would
-be (READ to get, WRITE to put), and comes into being with its first value. All caches share one room, bounded in bytes and in entries.
+be (READ to get, WRITE to put and to delete), and comes into being with its first value. All caches share one room, bounded in bytes
+and in entries.
 
 The room is shared fairly between tenants, which are the first levels of names: when it is full, the tenant that has the largest part of
 it makes way, with what it neither read nor wrote for longest. So of n tenants, one that has less than the n-th part of the bytes and
@@ -150,6 +151,15 @@ class Cache:
         part.entries.move_to_end(place)
         self.stats.hits += 1
         return entry.value
+
+    @on_topic(Operation.WRITE)
+    def delete(self, principal: Principal, cache: str, key: str) -> None:
+        """Remove a value; where there is none, nothing happens."""
+        place, tenant = (cache, key), _tenant_of(cache)
+        part = self._parts.get(tenant)
+        entry = None if part is None else part.entries.get(place)
+        if entry is not None:
+            self._remove(tenant, place, entry)
 
     def _add(self, tenant: str, place: tuple[str, str], entry: _Entry) -> None:
         part = self._parts.get(tenant)

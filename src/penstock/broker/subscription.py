@@ -210,7 +210,7 @@ class Subscription:
             for run in cursor.unsettled:
                 deliveries = min(run.deliveries, self.policy.deliveries_max - 1)
                 for offset in range(run.first, run.first + run.count):
-                    tag = self._tag(index, offset)
+                    tag = self.tag(index, offset)
                     self._in_flight[tag] = _InFlight(deliveries, None, now_ms)
                     self._waiting.append(tag)
 
@@ -365,6 +365,17 @@ class Subscription:
         for tag in tags:
             self._exhausted.pop(tag, None)
 
+    def tag(self, index: int, offset: int) -> int:
+        """The tag of a record, from its partition and offset; less than 1 for what lies before the subscription."""
+        return (offset - self._cursors[index].start) * len(self._cursors) + index + 1
+
+    def is_settled(self, tag: int) -> bool:
+        """Whether a record was delivered, or passed over, and is owed to nobody any more."""
+        if tag < 1 or tag in self._in_flight or tag in self._exhausted:
+            return False
+        cursor, offset = self._place(tag)
+        return offset < cursor.read_to
+
     def place(self, tag: int) -> tuple[int, int]:
         """The partition and the offset of a tag."""
         delta, index = divmod(tag - 1, len(self._cursors))
@@ -398,9 +409,6 @@ class Subscription:
 
     # -- inside -----------------------------------------------------------------------------------------------------------
 
-    def _tag(self, index: int, offset: int) -> int:
-        return (offset - self._cursors[index].start) * len(self._cursors) + index + 1
-
     def _place(self, tag: int) -> tuple[Cursor, int]:
         index, offset = self.place(tag)
         return self._cursors[index], offset
@@ -412,7 +420,7 @@ class Subscription:
             if taken is None or isinstance(taken, NotInMemory):
                 return taken
             offset, value, headers = taken
-            tag = self._tag(index, offset)
+            tag = self.tag(index, offset)
             if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and _qos_of(headers)):
                 self._deliver(tag, 1, now_ms, now_ms)
                 return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)

@@ -265,6 +265,10 @@ class Subscriptions:
         """To know the topic, for which an operation is then asked."""
         return self._by_id.get(subscription_id)
 
+    def find_named(self, topic: str, name: str) -> Subscription | None:
+        """The same for one that has a name."""
+        return self._by_name.get((topic, name))
+
     def give_back(
         self, subscription: Subscription, delivered: Sequence[tuple[int, int]], *, first_counts: bool = False
     ) -> None:

@@ -19,7 +19,7 @@ from penstock.errors import EntryNotFound, InvalidRequest, Unreachable
 if TYPE_CHECKING:
     from penstock.protocols.felix.sync import FelixClient
 
-app = typer.Typer(no_args_is_help=True, help="Put values into the broker's cache, and get them (Felix).")
+app = typer.Typer(no_args_is_help=True, help="Put values into the broker's cache, get and delete them (Felix).")
 
 DATA_DIR = Path("penstock-data")
 FelixOption = Annotated[
@@ -96,6 +96,32 @@ def put(
         terminal.print_json({"key": key, "bytes": len(data), "ttl_ms": ttl_ms})
     else:
         print(f"kept {len(data)} bytes under {terminal.visible(key)}")
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    key: KeyArgument,
+    cache: CacheOption = "default",
+    namespace: NamespaceOption = "default",
+    server: FelixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a value.
+
+    Fails where there is none, or its time is over.
+
+    Examples:
+    $ penstock cache delete greeting
+    """
+    with _connected(context, server) as client:
+        value = client.cache_delete(key, cache=cache, namespace=namespace)
+    if wants_json(context, as_json):
+        terminal.print_json({"key": key, "deleted": value is not None})
+    elif value is None:
+        raise EntryNotFound(f"there is no value under {terminal.visible(key)}, or its time is over")
+    else:
+        print(f"deleted {len(value)} bytes under {terminal.visible(key)}")
 
 
 def _milliseconds(text: str) -> int:

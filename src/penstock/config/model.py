@@ -217,18 +217,22 @@ class FujinListener(QuicListener):
     """Where a group that reads for the first time begins."""
     auto_create: bool = True
     """Create a topic that is written or read and does not exist, instead of refusing."""
+    dialect: Literal["auto", "spec", "native"] = "auto"
+    """Whether readers get all that the contract allows (spec), or what deployed clients survive (native). Auto: native, until a connection
+    has sent what only the contract knows."""
     write_form: Literal["auto", "table", "code"] = "auto"
     """Whether WRITEs have the field for headers: as in the contract's table (table), as deployed clients send them (code), or found out."""
     body_bytes_max: Size = Field(1 << 20, ge=1)
-    """The largest message, in either direction. Deployed clients take 64 KiB."""
+    """The largest message, in either direction. Deployed subscribers are pushed at most 64 KiB, see `dialect`."""
     ping_interval_s: Seconds = Field(2.0, ge=0.05)
     """How often a client is asked whether it is there."""
     ping_timeout_s: Seconds = Field(5.0, ge=0.05)
     """A client that does not answer for so long is disconnected."""
     fetch_wait_s: Seconds = Field(5.0, ge=0, lt=10)
     """How long a FETCH waits for a record. Deployed clients give up after 10 s, and an answer after that crashes them."""
-    empty_fetch: Literal["batch", "error"] = "batch"
-    """What answers a FETCH for which nothing came: an empty batch, as the contract has it, or an error, which deployed clients survive."""
+    empty_fetch: Literal["auto", "batch", "error"] = "auto"
+    """What answers a FETCH for which nothing came: an empty batch, as the contract has it, an error, which deployed clients survive, or
+    whichever the dialect asks for."""
     empty_values: Literal["skip", "deliver"] = "skip"
     """What becomes of records with nothing in them, which end deployed readers."""
     unacknowledged_max: int = Field(256, ge=1, le=4096)

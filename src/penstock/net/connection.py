@@ -22,7 +22,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import ProtocolViolation
 from penstock.net.deadlines import ConnectionWatch, Expiry
-from penstock.net.flow import ENDING, SEND_BUFFER, InFlightBudget, ReadFlow
+from penstock.net.flow import ENDING, SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
 from penstock.net.limits import ListenerLimits
 from penstock.net.session import Session, SessionFactory
 from penstock.net.stats import ListenerStats
@@ -132,6 +132,8 @@ class TcpConnection(asyncio.Protocol):
         self._watch.received = True
         assert self._session is not None
         self._run(self._session.receive, data)
+        if self._watch.is_frame_pending:
+            self._flow.keep(self._flow.partial_bytes + len(data))
         self._fresh = False
         if self._quickack_socket is not None:
             # The kernel forgets the wish after a while, and a peer that sends a frame in two writes then waits 40 ms for each.
@@ -151,6 +153,9 @@ class TcpConnection(asyncio.Protocol):
         self._flow.block(SEND_BUFFER)
 
     def resume_writing(self) -> None:
+        limits = self._owner.limits
+        self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
+        self._flow.leave_unsent(self._transport.get_write_buffer_size())
         self.writable = True
         if self._session is not None:
             self._run(self._session.resume)
@@ -178,12 +183,16 @@ class TcpConnection(asyncio.Protocol):
             self._sent_bytes += size
             self._owner.stats.bytes_out += size
             transport.write(data)
+            unsent_bytes = transport.get_write_buffer_size()
+            if unsent_bytes and self._flow.leave_unsent(unsent_bytes) and self.writable:
+                transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
 
     def close(self) -> None:
         self.finish(linger=True)
 
     def hold(self, size_bytes: int) -> None:
         self._flow.hold(size_bytes)
+        self._flow.keep(0)
         self._watch.frame_completed()
 
     def release(self, size_bytes: int) -> None:
@@ -192,6 +201,8 @@ class TcpConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._conclude)
 
     def frame_pending(self, pending: bool) -> None:
+        if not pending:
+            self._flow.keep(0)
         self._watch.frame_pending(pending)
 
     # What the listener calls.
@@ -201,6 +212,7 @@ class TcpConnection(asyncio.Protocol):
         if self._state is State.GONE:
             return
         unsent_bytes = self._transport.get_write_buffer_size()
+        pressed = self._flow.leave_unsent(unsent_bytes)
         if self._state is State.LINGERING and not unsent_bytes:
             if self._linger_until_s is None:
                 self._linger_until_s = now_s + self._owner.limits.linger_s_max
@@ -214,6 +226,7 @@ class TcpConnection(asyncio.Protocol):
             owed=self._flow.held_bytes > 0,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self._sent_bytes - unsent_bytes,
+            pressed=pressed,
         )
         if expiry is not None:
             self._expired(expiry)
@@ -234,6 +247,7 @@ class TcpConnection(asyncio.Protocol):
     def abort(self) -> None:
         """End at once; what is not sent yet is lost."""
         self._state = State.GONE
+        self._flow.leave_unsent(0)
         self._transport.abort()
 
     def _open_session(self) -> None:

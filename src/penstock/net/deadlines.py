@@ -27,11 +27,11 @@ class Expiry(Enum):
 class ConnectionWatch:
     """What one connection did between two passes. The data path writes `received` and the frame fields; only `judge` reads time."""
 
-    __slots__ = ("_delivered_bytes", "_frame_since_s", "_pending", "_quiet_since_s", "received")
+    __slots__ = ("_delivered_bytes", "_frame_since_s", "_quiet_since_s", "is_frame_pending", "received")
 
     def __init__(self, now_s: float) -> None:
         self.received = False
-        self._pending = False
+        self.is_frame_pending = False
         self._frame_since_s: float | None = None
         self._quiet_since_s = now_s
         self._delivered_bytes = 0
@@ -39,7 +39,7 @@ class ConnectionWatch:
     def frame_pending(self, pending: bool) -> None:
         if not pending:
             self._frame_since_s = None
-        self._pending = pending
+        self.is_frame_pending = pending
 
     def frame_completed(self) -> None:
         """A whole request arrived: a frame that is pending now began after it."""
@@ -54,17 +54,18 @@ class ConnectionWatch:
         owed: bool,
         unsent_bytes: int,
         delivered_bytes: int,
+        pressed: bool,
     ) -> Expiry | None:
         """Look at what moved since the last pass.
 
         `reading`: the socket is being read; `owed`: the peer waits for an answer of ours; `delivered_bytes`: what the kernel has
-        taken from us over the connection's life.
+        taken from us over the connection's life; `pressed`: the peer leaves answers unread while the whole server has too many of them.
         """
         if not reading:
             self._frame_since_s = (
                 None  # we stopped listening, so a frame that stays incomplete is no fault of the peer's
             )
-        elif self._pending:
+        elif self.is_frame_pending:
             if self._frame_since_s is None:
                 self._frame_since_s = now_s
             elif now_s - self._frame_since_s >= limits.header_s_max:
@@ -73,7 +74,7 @@ class ConnectionWatch:
         if self.received or delivered_bytes > self._delivered_bytes or not peers_turn:
             self.received = False
             self._quiet_since_s = now_s
-        elif now_s - self._quiet_since_s >= limits.idle_s_max:
+        elif now_s - self._quiet_since_s >= (limits.pressed_s_max if pressed else limits.idle_s_max):
             return Expiry.UNREAD if unsent_bytes else Expiry.IDLE
         self._delivered_bytes = delivered_bytes
         return None

@@ -1,16 +1,25 @@
 """Back-pressure: when a socket may be read.
 
-Three things stop a socket from being read: the connection has too many request bytes waiting for their answer, the whole server has, or
-the peer does not take its answers. Each is one bit; the socket is read while no bit is set. Overload thus ends up in the peers' send
-buffers instead of our memory, and nothing is dropped or refused.
+Four things stop a socket from being read: the connection has too many request bytes waiting for their answer, the whole server has, the
+whole server has too many bytes of frames that are not received whole yet, or the peer does not take its answers. Each is one bit; the
+socket is read while no bit is set. Overload thus ends up in the peers' send buffers instead of our memory, and nothing is dropped or
+refused.
 
-After the server-wide bound was crossed, connections are let in again a few per turn of the loop, because each may bring a full read with
-it; letting all of them in at once would cross the bound by thousands of reads.
+Requests and partial frames share one budget. Partial frames take half of it at most: what peers begin and never finish cannot keep
+others from being served. Of the connections that wait for room for their frame, the one that began first is always read, so that frames
+are finished, or expire, one after another.
+
+Replies that peers do not take have a bound over all connections too. Above it a connection is not writable with more than a little unsent,
+and peers that take nothing are closed much sooner (`penstock.net.deadlines`): whoever reads is served, at a smaller window.
+
+After a server-wide bound was crossed, connections are resumed a few per turn of the loop, because each may bring a full read with it;
+resuming all of them at once would cross the bound by thousands of reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from penstock.net.stats import ListenerStats
@@ -19,8 +28,15 @@ OWN_REQUESTS = 1
 SERVER_REQUESTS = 2
 SEND_BUFFER = 4
 ENDING = 8
+PARTIAL_FRAMES = 16
 
 RESUMED_PER_TURN_MAX = 32
+PARTIAL_BYTES_FREE = 64 * 1024
+"""What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
+UNSENT_BYTES_FREE = 64 * 1024
+"""What a connection may have of unsent replies, whatever the others have, and go on being served."""
+CANDIDATES_MAX = 64
+"""How many connections are looked at for one whose frame may be finished first."""
 
 
 class Readable(Protocol):
@@ -31,23 +47,109 @@ class Readable(Protocol):
     def resume_reading(self) -> None: ...
 
 
-class InFlightBudget:
-    """Request bytes that wait for their answer on all connections together."""
+class PartialFrames:
+    """Bytes of frames that are not received whole yet, on all connections together."""
 
-    __slots__ = ("_call_soon", "_resume_scheduled", "_waiting", "bytes_max", "held_bytes", "resume_bytes")
+    __slots__ = ("_began", "_call_soon", "_resume_scheduled", "_waiting", "bytes_max", "kept_bytes")
+
+    def __init__(self, bytes_max: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self.bytes_max = bytes_max
+        self.kept_bytes = 0
+        self._call_soon = call_soon
+        self._began: dict[ReadFlow, None] = {}
+        """Connections with more of a partial frame than is free, in the order in which they began it."""
+        self._waiting: dict[ReadFlow, None] = {}
+        """Those of them that are not read because of this bound."""
+        self._resume_scheduled = False
+
+    @property
+    def waiting(self) -> int:
+        """Connections that are not read because of this bound."""
+        return len(self._waiting)
+
+    def changed(self, flow: ReadFlow, before_bytes: int) -> None:
+        """Note how much a connection has of a partial frame, and stop it, or resume others, as the bound demands."""
+        self.kept_bytes += flow.partial_bytes - before_bytes
+        if flow.partial_bytes <= PARTIAL_BYTES_FREE:
+            self.forget(flow)
+            return
+        self._began[flow] = None
+        if self.kept_bytes > self.bytes_max and self._first() is not flow:
+            self._waiting[flow] = None
+            flow.block(PARTIAL_FRAMES)
+
+    def forget(self, flow: ReadFlow) -> None:
+        """Note that a connection has no partial frame of any size, or is gone."""
+        if flow in self._began:
+            del self._began[flow]
+            self._waiting.pop(flow, None)
+            flow.unblock(PARTIAL_FRAMES)
+            self.resume_soon()
+
+    def resume_soon(self) -> None:
+        """Look for connections to resume, once whatever is going on is done."""
+        if self._waiting and not self._resume_scheduled:
+            self._resume_scheduled = True
+            self._call_soon(self._resume)
+
+    def _first(self) -> ReadFlow | None:
+        """Return the connection that began its frame first, of those that nothing but this bound stops."""
+        early = islice(self._began, CANDIDATES_MAX)
+        return next((flow for flow in early if flow.is_blocked_at_most_by(PARTIAL_FRAMES)), None)
+
+    def _resume(self) -> None:
+        self._resume_scheduled = False
+        if self.kept_bytes * 2 <= self.bytes_max:
+            resumed = list(islice(self._waiting, RESUMED_PER_TURN_MAX))
+        else:
+            first = self._first()
+            resumed = [first] if first in self._waiting else []
+        for flow in resumed:
+            del self._waiting[flow]
+            flow.unblock(PARTIAL_FRAMES)
+        if resumed:
+            self.resume_soon()
+
+
+class InFlightBudget:
+    """Request bytes that wait for their answer, and those of partial frames, on all connections together."""
+
+    __slots__ = (
+        "_call_soon",
+        "_resume_scheduled",
+        "_waiting",
+        "bytes_max",
+        "held_bytes",
+        "partial",
+        "resume_bytes",
+        "unsent_bytes",
+    )
 
     def __init__(self, bytes_max: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.bytes_max = bytes_max
         self.resume_bytes = bytes_max // 2
         self.held_bytes = 0
+        self.partial = PartialFrames(bytes_max // 2, call_soon)
+        self.unsent_bytes = 0
+        """Replies that peers have not taken."""
         self._call_soon = call_soon
         self._waiting: dict[ReadFlow, None] = {}
         self._resume_scheduled = False
 
     @property
     def waiting(self) -> int:
-        """Connections that are not read because of this budget."""
+        """Connections that are not read because too many requests are in flight."""
         return len(self._waiting)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there are too many requests: they may use what partial frames leave, and half of the budget in any case."""
+        return self.held_bytes > self.resume_bytes and self.held_bytes + self.partial.kept_bytes > self.bytes_max
+
+    @property
+    def is_unsent_over(self) -> bool:
+        """Whether there are too many bytes of unsent replies."""
+        return self.unsent_bytes > self.bytes_max
 
     def wait(self, flow: ReadFlow) -> None:
         self._waiting[flow] = None
@@ -77,7 +179,16 @@ class InFlightBudget:
 class ReadFlow:
     """Whether one connection is read, and the request bytes it has in flight."""
 
-    __slots__ = ("_blocked_by", "_budget", "_bytes_max", "_stats", "_transport", "held_bytes")
+    __slots__ = (
+        "_blocked_by",
+        "_budget",
+        "_bytes_max",
+        "_stats",
+        "_transport",
+        "held_bytes",
+        "partial_bytes",
+        "unsent_bytes",
+    )
 
     def __init__(self, transport: Readable, bytes_max: int, budget: InFlightBudget, stats: ListenerStats) -> None:
         self._transport = transport
@@ -86,10 +197,30 @@ class ReadFlow:
         self._stats = stats
         self._blocked_by = 0
         self.held_bytes = 0
+        self.partial_bytes = 0
+        """What was received of frames that are not whole; a little more if others came with them."""
+        self.unsent_bytes = 0
+        """What the peer has not taken, when that was last looked at."""
 
     @property
     def reading(self) -> bool:
         return not self._blocked_by
+
+    def is_blocked_at_most_by(self, reason: int) -> bool:
+        return not self._blocked_by & ~reason
+
+    def keep(self, partial_bytes: int) -> None:
+        """Note how much was received of frames that are not whole."""
+        before_bytes, self.partial_bytes = self.partial_bytes, partial_bytes
+        if partial_bytes != before_bytes:
+            self._budget.partial.changed(self, before_bytes)
+
+    def leave_unsent(self, size_bytes: int) -> bool:
+        """Note how much the peer has not taken; return whether that is too much, as long as the whole server has too much."""
+        budget = self._budget
+        budget.unsent_bytes += size_bytes - self.unsent_bytes
+        self.unsent_bytes = size_bytes
+        return size_bytes > UNSENT_BYTES_FREE and budget.is_unsent_over
 
     def hold(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes
@@ -97,7 +228,7 @@ class ReadFlow:
         budget.held_bytes += size_bytes
         if self.held_bytes > self._bytes_max:
             self.block(OWN_REQUESTS)
-        if budget.held_bytes > budget.bytes_max:
+        if budget.is_over:
             budget.wait(self)
             self.block(SERVER_REQUESTS)
 
@@ -114,6 +245,8 @@ class ReadFlow:
             if reason != ENDING:
                 self._stats.read_pauses += 1
         self._blocked_by |= reason
+        if self.partial_bytes and reason != PARTIAL_FRAMES:
+            self._budget.partial.resume_soon()  # it may have been the one that is always read
 
     def unblock(self, reason: int) -> None:
         if self._blocked_by:
@@ -125,3 +258,5 @@ class ReadFlow:
         """The connection is gone: it is never read again, but what it holds stays counted until it is released."""
         self._blocked_by |= ENDING
         self._budget.forget(self)
+        self.keep(0)
+        self.leave_unsent(0)

@@ -18,12 +18,15 @@ class ListenerLimits:
     at half of it. One request may be larger: it is taken whole, and the next is not read until it is answered."""
 
     in_flight_total_bytes_max: int = 256 * MIB
-    """The same bound for everything that shares one budget, normally the whole server. A connection that was being read when it
-    was crossed overshoots by one read at most."""
+    """The same bound for everything that shares one budget, normally the whole server, with the bytes of frames that are not received
+    whole yet. A connection that was being read when it was crossed overshoots by one read at most."""
 
     idle_s_max: float = 300.0
     """A connection over which nothing moved in either direction for this long is closed, unless the next step is ours. A peer
     that leaves answers unread for this long is closed too. Five minutes is what clients with a keep-alive expect to survive."""
+
+    pressed_s_max: float = 10.0
+    """How long a peer may take nothing of its answers while all connections together have more than in_flight_total_bytes_max of them."""
 
     header_s_max: float = 30.0
     """How long a frame may stay half received. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take

@@ -11,7 +11,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import LimitExceeded
 from penstock.net.deadlines import ConnectionWatch, Expiry
-from penstock.net.flow import SEND_BUFFER, InFlightBudget, ReadFlow
+from penstock.net.flow import SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_session import QuicSession, QuicSessionFactory, Stream, StreamSession
 from penstock.net.quic_stream import QuicServerStream
@@ -96,7 +96,6 @@ class QuicServerConnection(Connection):
         """Those it is known by; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
         self.half_frames: dict[QuicServerStream, None] = {}
-        self.half_frames_bytes = 0
         self.limits = owner.limits
         self.stats = owner.stats
         self.listener = owner.name
@@ -202,6 +201,11 @@ class QuicServerConnection(Connection):
         stream.open(self._session.stream_opened)
         return stream
 
+    @property
+    def send_high_bytes(self) -> int:
+        pressed = self.flow.leave_unsent(self.waiting_bytes)
+        return UNSENT_BYTES_FREE if pressed else self.settings.connection_send_high_bytes
+
     def congestion_changed(self) -> None:
         if self.congested:
             self.flow.block(SEND_BUFFER)
@@ -264,7 +268,7 @@ class QuicServerConnection(Connection):
             self._owner.answered(self)
 
     def look_at_half_frames(self) -> None:
-        if self.half_frames_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
+        if self.flow.partial_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
             self.stats.closed_header += 1
             log.info(
                 "connection_closed", listener=self.listener, peer=self.peer, reason="too much in unfinished frames"
@@ -302,6 +306,7 @@ class QuicServerConnection(Connection):
             return
         for stream in list(self.half_frames):
             self._look_at_frame(stream, now_s)
+        self.look_at_congestion()
         unsent_bytes = self.unsent_bytes
         expiry = self._watch.judge(
             now_s,
@@ -310,6 +315,7 @@ class QuicServerConnection(Connection):
             owed=True,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self.sent_bytes - unsent_bytes,
+            pressed=self.flow.leave_unsent(self.waiting_bytes),
         )
         if expiry is Expiry.UNREAD:
             self.stats.closed_unread += 1

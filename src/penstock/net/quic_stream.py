@@ -100,7 +100,7 @@ class QuicServerStream(Stream):
         connection.flow.hold(size_bytes)
         self.frame_since_s = None
         if self._frame_bytes > 0:
-            connection.half_frames_bytes -= self._frame_bytes
+            connection.flow.keep(connection.flow.partial_bytes - self._frame_bytes)
             self._frame_bytes = 0
         if self._held_bytes > connection.limits.stream_in_flight_bytes_max:
             self._block(OWN_REQUESTS)
@@ -134,7 +134,7 @@ class QuicServerStream(Stream):
         self._fresh = False
         if self._frame_bytes >= 0:
             self._frame_bytes += len(data)
-            connection.half_frames_bytes += len(data)
+            connection.flow.keep(connection.flow.partial_bytes + len(data))
             connection.look_at_half_frames()
 
     def ended(self) -> None:
@@ -223,7 +223,7 @@ class QuicServerStream(Stream):
     def _forget_frame(self) -> None:
         if self._frame_bytes >= 0:
             connection = self._connection
-            connection.half_frames_bytes -= self._frame_bytes
+            connection.flow.keep(connection.flow.partial_bytes - self._frame_bytes)
             connection.half_frames.pop(self, None)
             self._frame_bytes = -1
             self.frame_since_s = None

@@ -55,7 +55,8 @@ class Connection:
         self.sent_bytes = 0
         """Of stream data, over the connection's life, whether it is on the wire yet or not."""
         self._losses_repaired = 0
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """What waited to be sent or was in flight, on all streams together, when that was last looked at."""
         self._sent_since_look_bytes = 0
         self._origin = b""
         """Which address of ours the peer uses, where there are several."""
@@ -121,6 +122,11 @@ class Connection:
     def unsent_bytes(self) -> int:
         """Stream data that is not on the wire yet."""
         return self.core.unsent_bytes()
+
+    @property
+    def send_high_bytes(self) -> int:
+        """With more than this waiting or unacknowledged, none of the streams is writable."""
+        return self.settings.connection_send_high_bytes
 
     @property
     def may_have_losses(self) -> bool:
@@ -199,7 +205,7 @@ class Connection:
         self._sending[stream] = None
         self._sent_since_look_bytes += size_bytes
         if self._sent_since_look_bytes > self.settings.connection_send_high_bytes // 4:
-            self._look_at_congestion()
+            self.look_at_congestion()
         if not self._taking:
             self.endpoint.touch(self)
 
@@ -289,8 +295,8 @@ class Connection:
                 if not stream.sent_some():
                     self._sending.pop(stream, None)
         if self.congested or self._sending:
-            self._look_at_congestion()
-            if self.congested and self._waiting_bytes <= self.settings.connection_send_high_bytes // 2:
+            self.look_at_congestion()
+            if self.congested and self.waiting_bytes <= self.send_high_bytes // 2:
                 self.congested = False
                 self.congestion_changed()
                 for stream in list(self.streams.values()):
@@ -299,10 +305,11 @@ class Connection:
         if self.may_have_losses and not self.endpoint.blocked and self.core.is_idle:
             self._losses_repaired = self.core.losses
 
-    def _look_at_congestion(self) -> None:
+    def look_at_congestion(self) -> None:
+        """Whether there is too much on all streams together."""
         self._sent_since_look_bytes = 0
-        self._waiting_bytes = self.core.unsent_bytes() + self.core.in_flight_bytes
-        if not self.congested and self._waiting_bytes > self.settings.connection_send_high_bytes:
+        self.waiting_bytes = self.core.unsent_bytes() + self.core.in_flight_bytes
+        if not self.congested and self.waiting_bytes > self.send_high_bytes:
             self.congested = True
             self.congestion_changed()
 

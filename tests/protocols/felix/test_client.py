@@ -87,6 +87,9 @@ async def test_the_cache_keeps_values(client: AsyncFelixClient, broker: RunningB
     await client.cache_put("k", b"v", cache="prices")
     assert await client.cache_get("k", cache="prices") == b"v"
     assert await client.cache_get("k") is None
+    assert await client.cache_delete("k") is None
+    assert await client.cache_delete("k", cache="prices") == b"v"
+    assert await client.cache_get("k", cache="prices") is None
     await client.cache_put("k", b"short", ttl_s=1)
     broker.clock.advance(1)
     assert await client.cache_get("k") is None
@@ -220,6 +223,7 @@ def test_the_sync_twin_does_the_same(broker: RunningBroker) -> None:
             assert subscription.next(0.01) is None
         client.cache_put("sync", b"v")
         assert client.cache_get("sync") == b"v"
+        assert client.cache_delete("sync") == b"v"
         with pytest.raises(TopicNotFound):
             client.send("nope", b"x")
 

@@ -297,7 +297,7 @@ def test_fields_that_nobody_knows_are_ignored_in_answers_too() -> None:
 
 
 def test_a_long_error_text_is_cut_between_two_characters() -> None:
-    ack = decode_reply(Frame(0x0010, binary.encode_ack(1, "ü" * 2000, None)))
+    ack = decode_reply(Frame(0x0010, binary.encode_failed_ack(1, "ü" * 2000)))
     assert ack == binary.PublishAck(1, "ü" * 512)
 
 

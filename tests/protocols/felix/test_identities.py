@@ -109,7 +109,7 @@ async def test_a_wrong_token_is_refused_and_the_stream_may_try_again(
 ) -> None:
     assert "auth failed" in await refused(talk, Auth(tenant_id=tenant_id, token=token))
     assert "authentication required" in await refused(talk, Publish(**T1, payload=b"x"))
-    assert await talk.ask(Auth(tenant_id="t1", token="one", client_flags=1)) == AuthOk(server_flags=0x107F)
+    assert await talk.ask(Auth(tenant_id="t1", token="one", client_flags=1)) == AuthOk(server_flags=0x127F)
 
 
 async def test_who_tried_to_log_in_is_answered_as_a_deployed_client(peer: Peer, talk: Talk) -> None:

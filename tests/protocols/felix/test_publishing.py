@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import UNSET
 
 from penstock.broker.access import ANONYMOUS
 from penstock.broker.broker import Broker
@@ -15,6 +17,7 @@ from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
 from penstock.protocols.felix.codec import encode_frame, encode_message
 from penstock.protocols.felix.messages import (
+    ROUTING_KEY_BYTES_MAX,
     CacheGet,
     CachePut,
     CacheValue,
@@ -95,6 +98,13 @@ async def test_the_id_decides_who_answers_and_comes_back_as_it_came(
         assert refusal == PublishError(request_id=ok.request_id, message=NOT_FOUND)
     else:
         assert refusal == Error(request_id=ok.request_id, message=NOT_FOUND)
+
+
+@pytest.mark.parametrize(("client_flags", "offset"), [(0x1000, 0), (0x0FFF, UNSET), (None, UNSET)])
+async def test_an_offset_is_told_to_those_who_read_it(peer: Peer, client_flags: int | None, offset: Any) -> None:
+    talk = await peer.log_in(client_flags=client_flags)
+    publish = Publish(tenant_id="t1", namespace="default", stream="demo", payload=b"x", request_id=1)
+    assert await talk.ask(publish) == PublishOk(request_id=1, offset=offset)
 
 
 async def test_answers_keep_the_order_of_their_requests(talk: Talk) -> None:
@@ -185,6 +195,29 @@ async def test_a_key_is_stored_and_decides_the_partition(talk: Talk, broker: Bro
         await talk.ask(batch(b"v", b"w", stream="wide", key=key, request_id=number))
         (block,) = await broker.partition(ANONYMOUS, "wide", fnv1a(key) % 5).read(0)
         assert key in (block.keys() or [])
+
+
+@pytest.mark.parametrize("key", ["Sw==", None])
+@pytest.mark.parametrize("kind", ['"publish","payload":"eA=="', '"publish_batch","payloads":["eA=="]'])
+async def test_a_key_may_be_said_in_json(talk: Talk, broker: Broker, kind: str, key: str | None) -> None:
+    fields = msgspec.json.encode({**DEMO, "key": key}).decode()[1:]
+    assert await talk.ask(encode_frame(0, f'{{"type":{kind},{fields}'.encode())) == Ok()
+    (block,) = await broker.partition(ANONYMOUS, "demo", 0).read(0)
+    assert block.keys() == (None if key is None else [b"K"])
+
+
+async def test_a_shard_that_no_stream_has_is_refused(talk: Talk, broker: Broker) -> None:
+    for request in (Publish(**DEMO, payload=b"x", shard=1), PublishBatch(**DEMO, payloads=[b"x"], shard=1)):
+        assert await talk.ask(request) == Error(message="shard 1 not found: every stream has one, which is 0")
+    assert await talk.ask(Publish(**DEMO, payload=b"x", shard=0)) == Ok()
+    assert await stored(broker) == [b"x"]
+
+
+async def test_a_key_that_a_binary_batch_has_no_room_for_is_refused(talk: Talk) -> None:
+    key = bytes(ROUTING_KEY_BYTES_MAX + 1)
+    answer = await talk.ask(Publish(**DEMO, payload=b"x", key=key))
+    assert isinstance(answer, Error)
+    assert "malformed publish" in answer.message
 
 
 async def test_a_batch_of_which_one_event_is_too_large_is_refused_whole(talk: Talk, broker: Broker) -> None:

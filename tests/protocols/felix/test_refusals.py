@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from penstock import errors
 from penstock.errors import BatchFailed, PenstockError
 from penstock.protocols.felix.answers import error_of
 from penstock.protocols.felix.codec import Frame, encode_frame, encode_message
-from penstock.protocols.felix.messages import Message, Publish, Subscribe
-from penstock.protocols.felix.refusals import TEXT_CHARS_MAX, refusal
+from penstock.protocols.felix.messages import Auth, Error, Message, Publish, PublishError, Subscribe
+from penstock.protocols.felix.refusals import TEXT_CHARS_MAX, StaleClaim, code_of, refusal
 from penstock.protocols.felix.scopes import Scope
 from tests.protocols.felix.conversation import Talk
 
@@ -43,6 +44,57 @@ def test_words_of_other_brokers_are_known_too() -> None:
     assert isinstance(error_of("tenant mismatch"), errors.AccessDenied)
     assert isinstance(error_of("cursor 3 is too old"), errors.OffsetOutOfRange)
     assert isinstance(error_of("something else"), errors.ServerError)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.AuthenticationRequired("x"), ("unauthenticated", 1, "fatal")),
+        (errors.AuthenticationFailed("x"), ("unauthenticated", 1, "fatal")),
+        (errors.AccessDenied("x"), ("forbidden", 2, "fatal")),
+        (errors.TopicNotFound("x"), ("not_found", 3, "fatal")),
+        (errors.GroupNotFound("x"), ("not_found", 3, "fatal")),
+        (errors.PartitionNotFound("x"), ("not_found", 3, "fatal")),
+        (errors.InvalidRequest("x"), ("invalid_request", 4, "fatal")),
+        (errors.RecordTooLarge("x"), ("invalid_request", 4, "fatal")),
+        (errors.LimitExceeded("x"), ("limit_exceeded", 11, "fatal")),
+        (errors.ShuttingDown("x"), ("draining", 12, "retry")),
+        (errors.CorruptBlock("x"), ("storage", 14, "fatal")),
+        (errors.NoSpace("x"), ("storage", 14, "retry_after")),
+        (errors.WriteFailed("x"), ("storage", 14, "outcome_unknown")),
+        (StaleClaim("x"), ("stale_claim", 15, "retry")),
+    ],
+)
+def test_an_error_has_a_code_and_says_what_to_do(error: PenstockError, code: tuple[str, int, str]) -> None:
+    assert code_of(error) == code
+
+
+CODED = Auth(tenant_id="t1", token="x", client_flags=0, client_features=0x800)
+UNCODED = Auth(tenant_id="t1", token="x", client_flags=0, client_features=0x7FFF_F7FF)
+NOPE: Any = {"tenant_id": "t1", "namespace": "default", "stream": "nope"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (Subscribe(**NOPE), "not_found"),
+        (Publish(**NOPE, payload=b""), "not_found"),
+        (Publish(**NOPE, payload=b"", request_id=1), "not_found"),
+        (Publish(**{**NOPE, "tenant_id": "a/b"}, payload=b""), "invalid_request"),
+        (encode_frame(0, b'{"type":"later"}'), "invalid_request"),
+        (encode_frame(0, b"{"), "invalid_request"),
+        (CODED, "invalid_request"),
+    ],
+)
+@pytest.mark.parametrize("auth", [None, CODED, UNCODED])
+async def test_codes_are_for_clients_that_read_them(talk: Talk, auth: Auth | None, request_: Any, code: str) -> None:
+    if auth is not None:
+        await talk.ask(auth)
+    elif request_ is CODED:
+        await talk.ask(UNCODED)
+    answer = await talk.ask(request_)
+    assert isinstance(answer, Error | PublishError)
+    assert (answer.code, answer.retry) == ((code, "fatal") if auth is CODED else (UNSET, UNSET))
 
 
 LONG = "\x7f" * 100_000

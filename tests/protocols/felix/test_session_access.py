@@ -11,13 +11,28 @@ from penstock.broker.access import SYSTEM
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.policy import AccessSettings
+from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
 from penstock.protocols.felix.codec import encode_frame
-from penstock.protocols.felix.messages import Auth, CacheGet, CachePut, Error, Publish, PublishBatch, Subscribe
+from penstock.protocols.felix.messages import (
+    Auth,
+    CacheDelete,
+    CacheGet,
+    CachePut,
+    Error,
+    GroupAck,
+    GroupPoll,
+    Publish,
+    PublishBatch,
+    StreamShards,
+    StreamShardsView,
+    Subscribe,
+)
 from penstock.protocols.felix.session import Felix
 from penstock.testing.clock import ManualClock
+from tests.broker.producing import produce
 from tests.protocols.felix.conversation import Peer, Talk
 
 TENANT = "t1"
@@ -39,6 +54,9 @@ def operations(scope: Any) -> dict[str, Any]:
         "read: subscribe from the earliest": Subscribe(**scope, stream="demo", start="earliest"),
         "write: cache_put": CachePut(**scope, cache="default", key="k", value=b"v"),
         "read: cache_get": CacheGet(**scope, cache="default", key="k"),
+        "read and write: cache_delete": CacheDelete(**scope, cache="default", key="k"),
+        "read: group_poll": GroupPoll(**scope, stream="demo", group="g", max_records=1, request_id=1),
+        "read: group_ack": GroupAck(**scope, stream="demo", group="known", offset=0, request_id=1),
     }
 
 
@@ -61,6 +79,12 @@ async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Br
     await broker.start()
     for topic in ("t1/demo", "t2/demo"):
         await broker.ensure_topic(SYSTEM, topic)
+        await produce(broker, topic, [b"finished"], principal=SYSTEM)
+        group = await broker.subscriptions.subscribe(
+            SYSTEM, topic, ALWAYS_AT_LEAST_ONCE, name="known", start="earliest"
+        )
+        assert broker.subscriptions.take(SYSTEM, topic, group)
+        assert broker.subscriptions.acknowledge(SYSTEM, topic, group, group.tag(0, 0))
     yield broker
     await broker.close()
 
@@ -92,7 +116,7 @@ async def test_each_may_do_what_it_may_and_nothing_else(peer: Peer, broker: Brok
     for scope, allowed in zip((OWN, OTHERS), WHO[who], strict=True):
         answer = await talk.ask(operations(scope)[name])
         refused = isinstance(answer, Error) or (isinstance(answer, PublishAck) and answer.error is not None)
-        assert refused == (name.partition(":")[0] not in allowed), answer
+        assert refused == (not set(name.partition(":")[0].split(" and ")) <= {*allowed}), answer
         if refused:
             assert "unauthorized" in (answer.message if isinstance(answer, Error) else str(answer))
     if not any(WHO[who]):
@@ -102,3 +126,15 @@ async def test_each_may_do_what_it_may_and_nothing_else(peer: Peer, broker: Brok
 
 def written(broker: Broker) -> int:
     return sum(broker.partition(SYSTEM, topic, 0).committed_end for topic in ("t1/demo", "t2/demo"))
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_how_many_shards_a_stream_has_tells_nobody_whether_it_exists(
+    peer: Peer, broker: Broker, who: str
+) -> None:
+    """Every stream has one. A tenant may ask for its own only."""
+    talk = await log_in(broker, peer, who)
+    answers = [await talk.ask(StreamShards(**OWN, stream=name, request_id=1)) for name in ("demo", "none")]
+    assert answers == [StreamShardsView(shards=1, request_id=1)] * 2
+    answer = await talk.ask(StreamShards(**OTHERS, stream="demo", request_id=1))
+    assert isinstance(answer, Error) == (who == "tenant")

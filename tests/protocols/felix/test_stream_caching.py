@@ -14,6 +14,7 @@ from penstock.broker.limits import BrokerLimits
 from penstock.protocols.felix.caching import VALUE_BYTES_MAX
 from penstock.protocols.felix.codec import Frame, encode_frame
 from penstock.protocols.felix.messages import (
+    CacheDelete,
     CacheGet,
     CacheOk,
     CachePut,
@@ -52,6 +53,30 @@ async def test_the_dialect_decides_how_a_put_is_answered(talk: Talk, given: Any,
     assert {name: getattr(answer, name) for name in given} == given
 
 
+@pytest.mark.parametrize("given", [{"request_id": "r1"}, {}, {**PRICES, "request_id": 1}, PRICES])
+async def test_what_is_deleted_comes_back_with_the_answer_and_is_gone(talk: Talk, given: Any) -> None:
+    await talk.ask(CachePut(**given, key="k", value=b"v"))
+    await talk.ask(CachePut(**given, key="other", value=b"w"))
+    for value in (b"v", None):
+        answer = await talk.ask(CacheDelete(**given, key="k"))
+        assert isinstance(answer, CacheValue)
+        assert (answer.key, answer.value) == ("k", value)
+        assert {name: getattr(answer, name) for name in given} == given
+    for key, value in (("k", None), ("other", b"w")):
+        answer = await talk.ask(CacheGet(**given, key=key))
+        assert isinstance(answer, CacheValue)
+        assert answer.value == value
+
+
+async def test_a_value_whose_time_is_over_was_not_there_to_delete(talk: Talk, clock: ManualClock) -> None:
+    await talk.ask(CachePut(**PRICES, key="k", value=b"v", ttl_ms=10, request_id=1))
+    clock.advance(0.01)
+    frame = await asked(talk, CacheDelete(**PRICES, key="k", request_id=2))
+    assert frame.payload == (
+        b'{"type":"cache_value","tenant_id":"t1","namespace":"shop","cache":"prices","key":"k","value":null,"request_id":2}'
+    )
+
+
 async def test_who_has_logged_in_is_answered_as_a_deployed_client(peer: Peer) -> None:
     talk = await peer.log_in()
     assert await talk.ask(CachePut(key="k", value=b"v", request_id=1)) == CacheOk(request_id=1)
@@ -62,7 +87,7 @@ async def test_who_has_logged_in_is_answered_as_a_deployed_client(peer: Peer) ->
     )
 
 
-async def asked(talk: Talk, request: CacheGet) -> Frame:
+async def asked(talk: Talk, request: CacheGet | CacheDelete) -> Frame:
     talk.say(request)
     return await talk.frame()
 

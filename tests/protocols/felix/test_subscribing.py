@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -90,6 +90,15 @@ async def test_the_dialect_decides_the_answer_and_the_kind_of_id(
     peer = Peer(Felix(broker, clock=clock, dialect=dialect))
     assert await peer.open().ask(Subscribe(**DEMO, **given)) == answer
     assert await peer.events.reply() == EventStreamHello(subscription_id=hello)
+
+
+@pytest.mark.parametrize("shard", [0, None])
+async def test_a_stream_has_one_shard(talk: Talk, peer: Peer, broker: Broker, shard: int | None) -> None:
+    assert await talk.ask(Subscribe(**DEMO, shard=1, request_id=1)) == Error(
+        request_id=1, message="shard 1 not found: every stream has one, which is 0"
+    )
+    assert not peer.connection.opened
+    assert await talk.ask(Subscribe(**DEMO, shard=shard)) == Ok()
 
 
 async def test_the_contract_gets_events_and_batches_in_json(talk: Talk, peer: Peer, broker: Broker) -> None:
@@ -489,6 +498,33 @@ async def test_a_slow_subscriber_skips_to_the_end_and_others_notice_nothing(brok
         assert frame.payloads[0] == [*values, b"last"][frame.base_offset]  # offsets show the gap
         got += frame.payloads
     assert len(got) == len(values) + 1 - felix.stats.dropped_events
+
+
+@pytest.mark.parametrize("slow", ["drop", "close"])
+@pytest.mark.parametrize("start", ["earliest", StartOffset(5)], ids=["earliest", "offset"])
+async def test_a_subscriber_that_asks_for_older_records_gets_all_of_them_however_many(
+    broker: Broker, clock: ManualClock, slow: Literal["drop", "close"], start: Literal["earliest"] | StartOffset
+) -> None:
+    felix = Felix(broker, clock=clock, slow_subscriber=slow, subscriber_lag_records_max=100)
+    values = [b"%d:" % number + bytes(3_000) for number in range(3_000)]
+    await published(broker, *values)
+    peer = Peer(felix)
+    replay = await subscribed(await peer.log_in(client_flags=ALL_FLAGS), peer, start=start)
+    first = 0 if start == "earliest" else 5
+    assert await received(replay, len(values) - first) == values[first:]
+    assert felix.stats.dropped_events == 0
+
+
+async def test_a_subscriber_that_has_caught_up_is_held_to_the_lag_limit(broker: Broker, clock: ManualClock) -> None:
+    felix = Felix(broker, clock=clock, slow_subscriber="close", subscriber_lag_records_max=500)
+    await published(broker, *[b"old"] * 600)
+    peer = Peer(felix)
+    slow = await subscribed(await peer.log_in(client_flags=ALL_FLAGS), peer, start="earliest")
+    brisk = await subscribed(await peer.log_in(client_flags=ALL_FLAGS), peer)
+    await received(slow, 600)
+    slow.stream.stalled = True
+    await flooded(broker, peer, slow, brisk)
+    assert slow.stream.was_reset == CLOSE_SLOW
 
 
 async def test_a_slow_subscriber_that_is_paused_reads_everything_later_from_disk(

@@ -198,13 +198,14 @@ def test_bytes_behind_the_last_payload_and_a_bit_nobody_knows_are_ignored() -> N
 
 def test_a_binary_acknowledgement_is_read_and_written() -> None:
     ok = b"\x00" + b"\x00\x00\x00\x00\x00\x00\x00\x07" + b"\x00\x00"
-    assert binary.encode_ack(7, None, None) == ok
+    assert binary.encode_ack(7, None) == ok
     assert decode_reply(Frame(0x0010, ok)) == binary.PublishAck(7, None)
-    assert binary.encode_ack(7, None, 300) == ok + b"\x00\x00\x00\x00\x00\x00\x01\x2c"
-    assert decode_reply(Frame(0x1010, binary.encode_ack(7, None, 300))) == binary.PublishAck(7, None, 300)
+    assert binary.encode_ack(7, 300) == ok + b"\x00\x00\x00\x00\x00\x00\x01\x2c"
+    assert decode_reply(Frame(0x1010, binary.encode_ack(7, 300))) == binary.PublishAck(7, None, 300)
     refused = b"\x01" + b"\x00\x00\x00\x00\x00\x00\x00\x07" + b"\x00\x02no"
-    assert binary.encode_ack(7, "no", None) == refused
+    assert binary.encode_failed_ack(7, "no") == refused
     assert decode_reply(Frame(0x0010, refused)) == binary.PublishAck(7, "no")
+    assert decode_reply(Frame(0x0210, refused + b"\x00\x03\x05")) == binary.PublishAck(7, "no")
 
 
 def test_binary_events_are_read_in_each_of_their_forms() -> None:
@@ -285,7 +286,9 @@ async def test_a_deployed_client_that_logs_in_and_says_what_it_reads(peer: Peer)
     auth = '{"type":"auth","tenant_id":"acme","token":"secret","client_flags":8191,"client_features":4218945535}'
     talk, asking = peer.open(), peer.open()
     for each in (talk, asking):
-        assert await each.ask_raw(frame(auth)) == frame('{"type":"auth_ok","server_flags":4223}')
+        assert await each.ask_raw(frame(auth)) == frame(
+            '{"type":"auth_ok","server_flags":4735,"server_features":690220,"publish_window":256}'
+        )
     asking.say(frame(f'{{"type":"subscribe",{SCOPED}}}'))
     asking.session.ended()
     assert await asking.raw() == frame('{"type":"subscribed","subscription_id":1}')
@@ -298,6 +301,16 @@ async def test_a_deployed_client_that_logs_in_and_says_what_it_reads(peer: Peer)
         0x1010, b"\x00" + b"\x00\x00\x00\x00\x00\x00\x00\x07" + b"\x00\x00" + bytes(8)
     )
     assert await peer.events.raw() == encode_frame(0x0024, bytes(8) + PAYLOADS)
+    text = b"stream not found: tenant=acme namespace=shop stream=nopes!"
+    unknown = acked.replace(b"orders", b"nopes!")
+    assert await talk.ask_raw(encode_frame(0x0009, unknown)) == encode_frame(
+        0x0210, b"\x01" + b"\x00\x00\x00\x00\x00\x00\x00\x07" + bytes((0, len(text))) + text + b"\x00\x03" + b"\x05"
+    )
+    unknown_subscribe = f'{{"type":"subscribe",{SCOPED}}}'.replace("orders", "nope")
+    assert await talk.ask_raw(frame(unknown_subscribe)) == frame(
+        '{"type":"error","message":"stream not found: tenant=acme namespace=shop stream=nope",'
+        '"code":"not_found","retry":"fatal"}'
+    )
 
 
 async def test_every_reply_that_is_json_can_be_read_by_anyone() -> None:

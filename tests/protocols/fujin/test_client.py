@@ -235,6 +235,25 @@ def test_records_are_fetched(client: FujinClient) -> None:
             reader.next(1)
 
 
+@pytest.mark.parametrize("auto_commit", [False, True])
+def test_a_reader_is_pushed_records_that_deployed_clients_do_not_survive(
+    client: FujinClient, broker: RunningBroker, auto_commit: bool
+) -> None:
+    """Though it has written nothing that would show what it is."""
+    values = [bytes(1 << 20), b"x"]
+    broker.connect().create_topic("orders")
+    broker.connect().send_many("orders", values)
+    with client.reader("orders", auto_commit=auto_commit) as reader:
+        messages = [reader.next(20) for _ in values]
+    assert [message.value for message in messages if message is not None] == values
+
+
+@pytest.mark.parametrize("write_form", ["table", "code"])
+def test_a_fetch_that_finds_nothing_is_empty_in_either_form(broker: RunningBroker, write_form: Any) -> None:
+    with FujinClient(broker.fujin_url, write_form=write_form) as client, client.reader("orders", pull=True) as reader:
+        assert reader.fetch() == []
+
+
 def test_with_auto_commit_there_is_nothing_to_acknowledge(client: FujinClient) -> None:
     client.send_many("orders", [b"one", b"two"])
     with client.reader("orders", auto_commit=True) as reader:

@@ -332,17 +332,8 @@ async def test_a_fetch_is_held_until_there_is_something(client: Client, broker: 
     await reader.silence()
 
 
-async def test_a_fetch_for_which_nothing_comes_is_answered_with_an_empty_batch(client: Client, timers: Timers) -> None:
-    reader = await client.reader(b"orders", pull=True)
-    reader.say(fetch(1, 10))
-    await settle()
-    timers.advance(5)
-    assert await reader.hear(10) == fetched(1)
-    assert reader.stream.held_bytes == 0
-
-
-async def test_fetches_in_a_row_are_all_answered(client: Client, broker: Broker, timers: Timers) -> None:
-    reader = await client.reader(b"orders", pull=True, auto_commit=True)
+async def test_fetches_in_a_row_are_all_answered(connect: Connect, broker: Broker, timers: Timers) -> None:
+    reader = await connect(dialect="spec").reader(b"orders", pull=True, auto_commit=True)
     reader.say(fetch(1, 1), fetch(2, 2), fetch(3, 9))
     await settle()
     await produce(broker, "orders", [b"a", b"b", b"c"])
@@ -400,20 +391,6 @@ async def test_a_fetch_is_no_larger_than_memory_allows(client: Client, broker: B
     reader.say(fetch(1, 0xFFFFFFFF))
     await until(lambda: len(reader.stream.sent) > 2)
     assert reader.stream.sent[2:12] == b"\7\0\0\0\1\0\0\0\0\3"
-
-
-async def test_single_bytes_travel_alone_where_deployed_clients_are_expected(connect: Connect, broker: Broker) -> None:
-    await make(broker, "orders", [b"aa", b"b", b"c", b"dd", b"ee"])
-    reader = await connect(empty_fetch="error").reader(b"orders", pull=True, auto_commit=True)
-    for number, values in enumerate([[b"aa"], [b"b"], [b"c"], [b"dd", b"ee"]]):
-        expected = fetched(number, *values)
-        assert await reader.ask(fetch(number, 10), size=len(expected)) == expected
-
-
-async def test_without_them_they_travel_together(client: Client, broker: Broker) -> None:
-    await make(broker, "orders", [b"a", b"b"])
-    reader = await client.reader(b"orders", pull=True, auto_commit=True)
-    assert await reader.ask(fetch(1, 10), size=20) == fetched(1, b"a", b"b")
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------------

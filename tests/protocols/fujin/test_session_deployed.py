@@ -16,7 +16,6 @@ from penstock.testing import RunningBroker
 from tests.protocols.fujin.deployed import DeployedClient, Refused, deployed_client
 
 FUJIN: dict[str, Any] = {
-    "empty_fetch": "error",
     "fetch_wait_s": 0.6,
     "ping_interval_s": 0.1,
     "ping_timeout_s": 20.0,
@@ -238,20 +237,47 @@ async def test_the_server_lets_the_client_close_the_connection(broker: RunningBr
         await stopping
 
 
-async def test_nothing_too_small_or_too_large_reaches_a_subscriber(broker: RunningBroker) -> None:
-    """(m) With the bound that these clients need."""
-    with RunningBroker(clock=SystemClock(), listeners={"fujin": {**FUJIN, "body_bytes_max": "64 KiB"}}) as strict:
-        values = [b"", b"x" * 65_536, b"x" * 65_537, b"", b"last"]
-        strict.connect().create_topic("orders")
-        await asyncio.to_thread(publish, strict, "orders", values)
-        async with deployed_client(strict.addresses["fujin"]) as client:
-            subscriber = await client.subscriber(b"sub")
-            assert [len((await subscriber.next())[1]) for _ in range(2)] == [65_536, 4]
-            writer = await client.writer()
-            await writer.write(b"pub", b"y" * 65_536)
-            with pytest.raises(Refused, match="too large"):
-                await writer.write(b"pub", b"y" * 65_537)
-            await writer.write(b"pub", b"z")
+async def test_nothing_too_small_or_too_large_reaches_a_subscriber(
+    client: DeployedClient, broker: RunningBroker
+) -> None:
+    """(m) It is pushed 64 KiB at most, and may fetch more, because its consumers have no such bound."""
+    broker.connect().create_topic("orders")
+    await asyncio.to_thread(publish, broker, "orders", [b"", b"x" * 65_536, b"x" * 65_537, b"", b"last"])
+    subscriber = await client.subscriber(b"sub")
+    assert [len((await subscriber.next())[1]) for _ in range(2)] == [65_536, 4]
+    await subscriber.close()
+    writer, consumer = await client.writer(), await client.consumer(b"orders")
+    await writer.write(b"pub", b"y" * 65_537)
+    lengths: list[int] = []
+    while len(lengths) < 4:
+        lengths += [len(value) for _, value in await consumer.fetch(10)]
+    assert lengths == [65_536, 65_537, 4, 65_537]
+    await writer.close()
+    await consumer.close()
+
+
+async def test_a_broker_without_any_settings_serves_it() -> None:
+    """Reading first and writing later, as a program that only reads never shows what it is."""
+    with RunningBroker(clock=SystemClock()) as broker:
+        async with deployed_client(broker.addresses["fujin"]) as client:
+            consumer = await client.consumer(b"orders", auto_commit=False)
+            with pytest.raises(Refused, match="no messages"):
+                await consumer.fetch(10)
+            writer = await client.writer(b"wid")
+            for body in (b"a", b"b", b"cc", b"x" * 65_537):
+                await writer.write(b"orders", body)
+            fetched: list[bytes] = []
+            while len(fetched) < 4:
+                messages = await consumer.fetch(10)
+                fetched += [value for _, value in messages]
+                assert await consumer.ack(*(id_ or b"" for id_, _ in messages)) == [(id_, None) for id_, _ in messages]
+            assert fetched == [b"a", b"b", b"cc", b"x" * 65_537]
+            await consumer.close()
+            subscriber = await client.subscriber(b"orders")
+            for body in (b"d", b"x" * 65_537, b"e"):
+                await writer.write(b"orders", body)
+            assert [(await subscriber.next())[1] for _ in range(2)] == [b"d", b"e"]
+            await subscriber.close()
             await writer.close()
 
 

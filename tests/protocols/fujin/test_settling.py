@@ -128,7 +128,7 @@ async def test_a_reader_that_fetches_and_settles_nothing_is_not_remembered_for_e
     connect: Connect, broker: Broker, timers: Timers
 ) -> None:
     await make(broker, "orders", [b"%d" % number for number in range(10)])
-    reader = await connect().reader(b"orders", pull=True)
+    reader = await connect(dialect="spec").reader(b"orders", pull=True)
     subscription = broker.subscriptions.find(1)
     assert subscription is not None
     subscription.policy = DeliveryPolicy(deliveries_max=1, in_flight_max=2, ack_ms=1000)

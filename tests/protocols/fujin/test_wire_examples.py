@@ -97,17 +97,17 @@ async def test_fetch_with_a_message(client: Client, broker: Broker) -> None:
     assert reply == bytes([7, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 5, *HELLO])
 
 
-async def test_fetch_with_nothing(client: Client, timers: Timers) -> None:
-    side = await client.reader(b"pub", pull=True, auto_commit=True)
+async def test_fetch_with_nothing(connect: Connect, timers: Timers) -> None:
+    side = await connect(dialect="spec").reader(b"pub", pull=True, auto_commit=True)
     side.say(bytes([7, 0, 0, 0, 1, 0, 0, 0, 1]))
     await side.silence()
     timers.advance(5.0)
     assert await side.hear(10) == bytes([7, 0, 0, 0, 1, 0, 0, 0, 0, 0])
 
 
-async def test_fetch_with_an_error(connect: Connect, timers: Timers) -> None:
+async def test_fetch_with_an_error(client: Client, timers: Timers) -> None:
     """As in the contract's table; its example has the four bytes of a count before the error."""
-    side = await connect(empty_fetch="error").reader(b"pub", pull=True, auto_commit=True)
+    side = await client.reader(b"pub", pull=True, auto_commit=True)
     side.say(bytes([7, 0, 0, 0, 1, 0, 0, 0, 1]))
     await side.silence()
     timers.advance(5.0)
@@ -222,8 +222,8 @@ async def test_fetches_in_bytes(client: Client, broker: Broker, auto_commit: boo
     assert await reader.ask(hexa(FETCH), size=len(hexa(reply))) == hexa(reply)
 
 
-async def test_a_fetch_that_finds_nothing_in_bytes(client: Client, timers: Timers) -> None:
-    reader = await client.reader(b"orders", pull=True)
+async def test_a_fetch_that_finds_nothing_in_bytes(connect: Connect, timers: Timers) -> None:
+    reader = await connect(dialect="spec").reader(b"orders", pull=True)
     reader.say(hexa(FETCH))
     await reader.silence()
     timers.advance(5)

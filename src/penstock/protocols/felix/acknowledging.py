@@ -29,8 +29,8 @@ from penstock.protocols.felix.messages import (
     PublishError,
     PublishOk,
 )
-from penstock.protocols.felix.refusals import shortened
-from penstock.protocols.felix.wire import ACK_OFFSET, PUBLISH_ACK
+from penstock.protocols.felix.refusals import RETRY_NUMBERS, Refusal, shortened
+from penstock.protocols.felix.wire import ACK_CODE, ACK_OFFSET, CODE, PUBLISH_ACK
 
 
 class Style(Enum):
@@ -46,7 +46,10 @@ class Acknowledgement(NamedTuple):
 
     style: Style
     request_id: Id = UNSET
-    with_offset: bool = False
+    client_flags: int = 0
+    """Those that the client announced."""
+    with_code: bool = False
+    """Whether the client reads codes in JSON."""
 
     @property
     def awaited(self) -> bool:
@@ -54,42 +57,55 @@ class Acknowledgement(NamedTuple):
 
     def ok(self, offset: int | None) -> bytes:
         """Empty where nothing is to be said."""
+        if not self.client_flags & ACK_OFFSET:
+            offset = None
         if self.style is Style.BINARY:
             assert isinstance(self.request_id, int)
-            if self.with_offset and offset is not None:
-                return encode_frame(PUBLISH_ACK | ACK_OFFSET, binary.encode_ack(self.request_id, None, offset))
-            return encode_frame(PUBLISH_ACK, binary.encode_ack(self.request_id, None, None))
+            flags = PUBLISH_ACK if offset is None else PUBLISH_ACK | ACK_OFFSET
+            return encode_frame(flags, binary.encode_ack(self.request_id, offset))
         if self.style is Style.NATIVE:
-            return encode_message(PublishOk(request_id=self.request_id))
+            return encode_message(PublishOk(request_id=self.request_id, offset=UNSET if offset is None else offset))
         return encode_message(Ok(request_id=self.request_id)) if self.style is Style.SPEC else b""
 
-    def error(self, text: str) -> bytes:
+    def error(self, refused: Refusal) -> bytes:
         if self.style is Style.SILENT:
             return b""
         if self.style is Style.BINARY:
             assert isinstance(self.request_id, int)
-            return encode_frame(PUBLISH_ACK, binary.encode_ack(self.request_id, text, None))
-        if self.style is Style.NATIVE:
-            return encode_message(PublishError(request_id=self.request_id, message=shortened(text)))
-        return encode_message(Error(request_id=self.request_id, message=shortened(text)))
+            failed = binary.encode_failed_ack(self.request_id, refused.text)
+            if self.client_flags & ACK_CODE:
+                code = refused.code
+                return encode_frame(PUBLISH_ACK | ACK_CODE, failed + CODE.pack(code.number, RETRY_NUMBERS[code.retry]))
+            return encode_frame(PUBLISH_ACK, failed)
+        form = PublishError if self.style is Style.NATIVE else Error
+        return encode_refusal(form, self.request_id, refused, with_code=self.with_code)
+
+
+def encode_refusal(form: type[Error | PublishError], request_id: Id, refused: Refusal, *, with_code: bool) -> bytes:
+    """`with_code`: whether the client has said that it reads codes."""
+    answer = form(request_id=request_id, message=shortened(refused.text))
+    if with_code:
+        answer.code, answer.retry = refused.code.name, refused.code.retry
+    return encode_message(answer)
 
 
 def acknowledgement(
-    request: Publish | PublishBatch | BinaryPublish, *, native: bool, client_flags: int | None
+    request: Publish | PublishBatch | BinaryPublish, *, native: bool, client_flags: int | None, with_code: bool
 ) -> Acknowledgement:
-    """`client_flags` are those that the client announced; None where it announced none."""
+    """`client_flags` are those that the client announced; None where it announced none. `with_code`: whether it reads codes."""
     if isinstance(request, BinaryPublish):
         if request.request_id is None:
-            return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY)
-        return binary_acknowledgement(request.request_id, client_flags)
+            return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY, with_code=with_code)
+        return binary_acknowledgement(request.request_id, client_flags, with_code=with_code)
     id_ = UNSET if request.request_id is None else request.request_id
     if request.ack == "none":
-        return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY, id_)
-    return Acknowledgement(Style.NATIVE if native and isinstance(id_, int) else Style.SPEC, id_)
+        style = Style.SILENT if native else Style.ERRORS_ONLY
+    else:
+        style = Style.NATIVE if native and isinstance(id_, int) else Style.SPEC
+    return Acknowledgement(style, id_, client_flags or 0, with_code)
 
 
-def binary_acknowledgement(request_id: int, client_flags: int | None) -> Acknowledgement:
+def binary_acknowledgement(request_id: int, client_flags: int | None, *, with_code: bool) -> Acknowledgement:
     """A client that asks in binary reads binary answers, unless it has said that it does not."""
-    if client_flags is not None and not client_flags & PUBLISH_ACK:
-        return Acknowledgement(Style.NATIVE, request_id)
-    return Acknowledgement(Style.BINARY, request_id, bool((client_flags or 0) & ACK_OFFSET))
+    reads_binary = client_flags is None or client_flags & PUBLISH_ACK
+    return Acknowledgement(Style.BINARY if reads_binary else Style.NATIVE, request_id, client_flags or 0, with_code)

@@ -173,10 +173,13 @@ def lay_out(payloads: Sequence[bytes]) -> list[bytes]:
 # -- acknowledging --------------------------------------------------------------------------------------------------------
 
 
-def encode_ack(request_id: int, error: str | None, offset: int | None) -> bytes:
-    if error is None:
-        ok = bytes((STATUS_OK,)) + U64.pack(request_id) + U16.pack(0)
-        return ok if offset is None else ok + U64.pack(offset)
+def encode_ack(request_id: int, offset: int | None) -> bytes:
+    """Of a publish that is committed. Without an offset ACK_OFFSET must not be among its flags."""
+    ok = bytes((STATUS_OK,)) + U64.pack(request_id) + U16.pack(0)
+    return ok if offset is None else ok + U64.pack(offset)
+
+
+def encode_failed_ack(request_id: int, error: str) -> bytes:
     text = error.encode(errors="replace")[:ACK_TEXT_BYTES_MAX].decode(errors="ignore").encode()
     return bytes((STATUS_ERROR,)) + U64.pack(request_id) + U16.pack(len(text)) + text
 

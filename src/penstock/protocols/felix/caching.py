@@ -12,7 +12,15 @@ from msgspec import UNSET
 from penstock.errors import LimitExceeded
 from penstock.protocols.felix.codec import encode_message
 from penstock.protocols.felix.identities import Identity
-from penstock.protocols.felix.messages import CacheGet, CacheOk, CachePut, CacheValue, Ok, SpecCacheValue
+from penstock.protocols.felix.messages import (
+    CacheDelete,
+    CacheGet,
+    CacheOk,
+    CachePut,
+    CacheValue,
+    Ok,
+    SpecCacheValue,
+)
 from penstock.protocols.felix.scopes import Scope
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
@@ -39,7 +47,18 @@ def put(shared: Shared, identity: Identity, request: CachePut, *, native: bool) 
 def get(shared: Shared, identity: Identity, request: CacheGet, *, native: bool) -> bytes:
     """Names come back as they came, those that were left out stay out."""
     cache = shared.topic(identity, _scope(shared, identity, request))
+    return _value(request, shared.broker.cache.get(identity.principal, cache, request.key), native=native)
+
+
+def delete(shared: Shared, identity: Identity, request: CacheDelete, *, native: bool) -> bytes:
+    """Answered with what was removed, as a get is; so it takes the right to read as well as that to write."""
+    cache = shared.topic(identity, _scope(shared, identity, request))
     value = shared.broker.cache.get(identity.principal, cache, request.key)
+    shared.broker.cache.delete(identity.principal, cache, request.key)
+    return _value(request, value, native=native)
+
+
+def _value(request: CacheGet | CacheDelete, value: bytes | None, *, native: bool) -> bytes:
     form = CacheValue if native else SpecCacheValue
     return encode_message(
         form(
@@ -53,11 +72,11 @@ def get(shared: Shared, identity: Identity, request: CacheGet, *, native: bool) 
     )
 
 
-def names_whole_scope(request: CachePut | CacheGet) -> bool:
+def names_whole_scope(request: CachePut | CacheGet | CacheDelete) -> bool:
     return isinstance(request.tenant_id, str) and isinstance(request.namespace, str) and isinstance(request.cache, str)
 
 
-def _scope(shared: Shared, identity: Identity, request: CachePut | CacheGet) -> Scope:
+def _scope(shared: Shared, identity: Identity, request: CachePut | CacheGet | CacheDelete) -> Scope:
     scope = shared.scopes.cache(request.tenant_id, request.namespace, request.cache)
     if not isinstance(request.tenant_id, str) and identity.tenant_id is not None:
         return scope._replace(tenant_id=identity.tenant_id)

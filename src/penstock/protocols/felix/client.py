@@ -35,6 +35,7 @@ from penstock.protocols.felix.codec import Reply, encode_frame, encode_message
 from penstock.protocols.felix.lanes import Lane
 from penstock.protocols.felix.messages import (
     Auth,
+    CacheDelete,
     CacheGet,
     CacheOk,
     CachePut,
@@ -217,7 +218,16 @@ class AsyncFelixClient(AsyncClient):
             raise ProtocolViolation(f"{type(reply).__name__} is no answer to a cache_get")
         return reply.value
 
-    async def _ask_cache(self, request: CachePut | CacheGet) -> Reply:
+    async def cache_delete(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
+        """Remove a value; returns it, None where there was none. Needs the right to read as well as that to write."""
+        reply = await self._ask_cache(
+            CacheDelete(tenant_id=self.tenant, namespace=namespace or self.namespace, cache=cache, key=key)
+        )
+        if not isinstance(reply, CacheValue):
+            raise ProtocolViolation(f"{type(reply).__name__} is no answer to a cache_delete")
+        return reply.value
+
+    async def _ask_cache(self, request: CachePut | CacheGet | CacheDelete) -> Reply:
         lane = (await self._sessions.get()).caching
         request.request_id = request_id = lane.next_id()
         frame = encode_message(request)

@@ -22,15 +22,20 @@ from penstock.protocols.felix.messages import (
     SERVER_TYPES,
     Auth,
     BadRequest,
+    CacheDelete,
     CacheGet,
     CachePut,
     FromClient,
     FromServer,
+    GroupAck,
+    GroupNack,
+    GroupPoll,
     Id,
     Message,
     Publish,
     PublishBatch,
     Request,
+    StreamShards,
     Subscribe,
 )
 from penstock.protocols.felix.wire import (
@@ -123,12 +128,17 @@ class _Loose(msgspec.Struct):
 QUOTED_BYTES_MAX: Final = 256
 """A type or an id of something that is no message is looked into up to this size."""
 _NUMBERS: Final[dict[type[Message], tuple[str, ...]]] = {
-    Auth: ("client_flags",),
-    Publish: ("request_id",),
-    PublishBatch: ("request_id",),
-    Subscribe: ("request_id", "subscription_id"),
+    Auth: ("client_flags", "client_features"),
+    Publish: ("request_id", "shard"),
+    PublishBatch: ("request_id", "shard"),
+    Subscribe: ("request_id", "subscription_id", "shard"),
     CachePut: ("request_id", "ttl_ms"),
     CacheGet: ("request_id",),
+    CacheDelete: ("request_id",),
+    StreamShards: ("request_id",),
+    GroupPoll: ("request_id", "shard", "max_records", "wait_ms", "visibility_ms"),
+    GroupAck: ("request_id", "shard", "offset"),
+    GroupNack: ("request_id", "shard", "offset", "delay_ms", "attempts"),
 }
 """Fields whose numbers are of 64 bits; a JSON number may be of any size."""
 _CLIENT_TYPES: Final = tuple(str(kind.__struct_config__.tag) for kind in _NUMBERS)

@@ -21,10 +21,15 @@ ID_CHARS_MAX: Final = 1024
 NAME_CHARS_MAX: Final = 1024
 """Of the names of a cache, for the same reason; those that exist are shorter."""
 KEY_CHARS_MAX: Final = 4096
+GROUP_CHARS_MAX: Final = 256
+ROUTING_KEY_BYTES_MAX: Final = 0xFFFF
+"""What a binary batch has room for."""
 
 Id = int | Annotated[str, Meta(max_length=ID_CHARS_MAX)] | UnsetType | None
 Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)] | UnsetType | None
 Key = Annotated[str, Meta(max_length=KEY_CHARS_MAX)]
+RoutingKey = Annotated[bytes, Meta(max_length=ROUTING_KEY_BYTES_MAX)] | UnsetType | None
+Group = Annotated[str, Meta(min_length=1, max_length=GROUP_CHARS_MAX)]
 AckMode = Literal["none", "per_message", "per_batch"]
 StartName = Literal["latest", "earliest"]
 
@@ -40,6 +45,7 @@ class Auth(Message, tag="auth", kw_only=True):
     tenant_id: str
     token: str
     client_flags: int | UnsetType | None = UNSET
+    client_features: int | UnsetType | None = UNSET
 
 
 class Publish(Message, tag="publish", kw_only=True):
@@ -47,6 +53,8 @@ class Publish(Message, tag="publish", kw_only=True):
     namespace: str
     stream: str
     payload: bytes
+    key: RoutingKey = UNSET
+    shard: int | UnsetType | None = UNSET
     request_id: Id = UNSET
     ack: AckMode | UnsetType | None = UNSET
 
@@ -56,6 +64,8 @@ class PublishBatch(Message, tag="publish_batch", kw_only=True):
     namespace: str
     stream: str
     payloads: Annotated[list[bytes], Meta(max_length=BATCH_EVENTS_MAX)]
+    key: RoutingKey = UNSET
+    shard: int | UnsetType | None = UNSET
     request_id: Id = UNSET
     ack: AckMode | UnsetType | None = UNSET
 
@@ -71,6 +81,7 @@ class Subscribe(Message, tag="subscribe", kw_only=True):
     subscription_id: Id = UNSET
     request_id: Id = UNSET
     start: StartName | StartOffset | UnsetType | None = UNSET
+    shard: int | UnsetType | None = UNSET
 
 
 class CachePut(Message, tag="cache_put", kw_only=True):
@@ -89,6 +100,56 @@ class CacheGet(Message, tag="cache_get", kw_only=True):
     cache: Name = UNSET
     key: Key
     request_id: Id = UNSET
+
+
+class CacheDelete(Message, tag="cache_delete", kw_only=True):
+    tenant_id: Name = UNSET
+    namespace: Name = UNSET
+    cache: Name = UNSET
+    key: Key
+    request_id: Id = UNSET
+
+
+class StreamShards(Message, tag="stream_shards", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    request_id: Id = UNSET
+
+
+class GroupPoll(Message, tag="group_poll", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    shard: int = 0
+    group: Group
+    max_records: int
+    wait_ms: int = 0
+    request_id: Id = UNSET
+    consumer: str | UnsetType | None = UNSET
+    visibility_ms: int = 0
+
+
+class GroupAck(Message, tag="group_ack", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    shard: int = 0
+    group: Group
+    offset: int
+    request_id: Id = UNSET
+
+
+class GroupNack(Message, tag="group_nack", kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+    shard: int = 0
+    group: Group
+    offset: int
+    request_id: Id = UNSET
+    delay_ms: int = 0
+    attempts: int = 0
 
 
 class BinaryPublish(msgspec.Struct, gc=False):
@@ -112,10 +173,14 @@ class Ok(Message, tag="ok", kw_only=True):
 class Error(Message, tag="error", kw_only=True):
     request_id: Id = UNSET
     message: str
+    code: str | UnsetType = UNSET
+    retry: str | UnsetType = UNSET
 
 
 class AuthOk(Message, tag="auth_ok", kw_only=True):
     server_flags: int
+    server_features: int | UnsetType = UNSET
+    publish_window: int | UnsetType = UNSET
 
 
 class PublishOk(Message, tag="publish_ok", kw_only=True):
@@ -126,6 +191,8 @@ class PublishOk(Message, tag="publish_ok", kw_only=True):
 class PublishError(Message, tag="publish_error", kw_only=True):
     request_id: Id
     message: str
+    code: str | UnsetType = UNSET
+    retry: str | UnsetType = UNSET
 
 
 class Subscribed(Message, tag="subscribed", kw_only=True):
@@ -186,6 +253,23 @@ class SpecCacheValue(Message, tag="cache_value", kw_only=True):
     value: bytes | None
 
 
+class StreamShardsView(Message, tag="stream_shards_view", kw_only=True):
+    shards: int
+    request_id: Id
+
+
+class GroupRecord(msgspec.Struct, gc=False):
+    offset: int
+    payload: bytes
+    attempts: int
+    """Deliveries of this record to the group, this one included."""
+
+
+class GroupRecords(Message, tag="group_records", kw_only=True):
+    records: list[GroupRecord]
+    request_id: Id
+
+
 class BadRequest(msgspec.Struct, gc=False):
     """A frame that is whole and makes no sense: what to answer, and the id to answer with where one could be found."""
 
@@ -195,7 +279,8 @@ class BadRequest(msgspec.Struct, gc=False):
     """Whether it was an acked publish batch, whose answer is binary too."""
 
 
-FromClient = Auth | Publish | PublishBatch | Subscribe | CachePut | CacheGet
+GroupRequest = GroupPoll | GroupAck | GroupNack
+FromClient = Auth | Publish | PublishBatch | Subscribe | CachePut | CacheGet | CacheDelete | StreamShards | GroupRequest
 FromServer = (
     Ok
     | Error
@@ -209,6 +294,8 @@ FromServer = (
     | EventBatch
     | CacheOk
     | CacheValue
+    | StreamShardsView
+    | GroupRecords
 )
 Request = FromClient | BinaryPublish | BadRequest
 

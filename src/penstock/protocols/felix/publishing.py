@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
+from msgspec import UnsetType
+
 from penstock.broker.access import Operation, Resource, ResourceKind, authorize
 from penstock.broker.spreading import Placement, Scattered
 from penstock.errors import InvalidRequest, TopicNotFound
@@ -18,7 +20,8 @@ from penstock.net.quic_session import Stream
 from penstock.protocols.felix.acknowledging import Acknowledgement
 from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import BinaryPublish, Publish, PublishBatch
-from penstock.protocols.felix.scopes import Scope
+from penstock.protocols.felix.refusals import Refusal
+from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 
@@ -82,7 +85,7 @@ class Run:
 class Publisher:
     """What one stream publishes, and what it hears of that."""
 
-    __slots__ = ("_in_flight", "_on_committed", "_replies", "_run", "_shared", "_stream", "_text_of")
+    __slots__ = ("_in_flight", "_on_committed", "_refusal_of", "_replies", "_run", "_shared", "_stream")
 
     def __init__(
         self,
@@ -90,14 +93,14 @@ class Publisher:
         stream: Stream,
         replies: ReplyQueue,
         *,
-        text_of: Callable[[Exception, Scope], str],
+        refusal_of: Callable[[Exception, Scope], Refusal],
         on_committed: Callable[[], None],
     ) -> None:
         """`on_committed` is called whenever publishes were committed or refused, with their answers in `replies`."""
         self._shared = shared
         self._stream = stream
         self._replies = replies
-        self._text_of = text_of
+        self._refusal_of = refusal_of
         self._on_committed = on_committed
         self._run: Run | None = None
         """Publishes that were gathered in this turn and are not on their way yet."""
@@ -118,12 +121,14 @@ class Publisher:
         """Start a publish and see to its answer. Returns what has to be done before the next may start: the making of its stream."""
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         values = [request.payload] if isinstance(request, Publish) else request.payloads
-        key = request.key if isinstance(request, BinaryPublish) else None
+        key = None if isinstance(request.key, UnsetType) else request.key
         more_bytes = EVENT_BYTES * len(values)
         self._stream.hold(more_bytes)
         slot = self._replies.reserve() if ack.awaited else None
         write = Write(scope, values, key, ack, slot, held_bytes + more_bytes)
         try:
+            if not isinstance(request, BinaryPublish):
+                check_shard(request.shard)
             topic = self._shared.topic(identity, scope)
             if self._shared.auto_create and not self._shared.broker.has_topic(topic):
                 self.write_gathered()
@@ -192,7 +197,7 @@ class Publisher:
         """Answer a publish, if it wants an answer. Its place among the answers was kept only where it awaits one."""
         if isinstance(result, Exception):
             self._shared.stats.errors += 1
-            reply = write.ack.error(self._text_of(result, write.scope))
+            reply = write.ack.error(self._refusal_of(result, write.scope))
         else:
             self._shared.stats.published_events += len(write.values)
             reply = write.ack.ok(None if result is None else result.base_offset)

@@ -1,20 +1,81 @@
-"""Errors of the broker as the texts of this protocol, which has no codes.
+"""Errors of the broker as the texts of this protocol, and as the codes that later releases added.
 
-Deployed clients tell errors apart by words in them: "not found" is one kind, "unauthorized" another, "cursor" a third. So each text
-contains the word of its kind, whatever else it says.
+Clients that read no codes tell errors apart by words: "not found" is one kind, "unauthorized" another, "cursor" a third. So each text
+contains the word of its kind, whatever else it says. A code comes with what a client may do about the error (`retry`). The official
+client replaces its connection after a refused publish that has no code.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
-from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, PenstockError, TopicNotFound
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    AuthenticationRequired,
+    CorruptBlock,
+    EntryNotFound,
+    GroupNotFound,
+    LimitExceeded,
+    MissingSegment,
+    NoSpace,
+    PartitionNotFound,
+    PenstockError,
+    ShuttingDown,
+    TopicNotFound,
+    WriteFailed,
+)
 from penstock.protocols.felix.scopes import Scope
 
 UNAUTHORIZED = "unauthorized"
 INTERNAL = "internal error: see the broker's log"
 TEXT_CHARS_MAX: Final = 1024
 """Of an error's text. Ours are shorter, but some quote what the client sent, which may be as long as a frame."""
+Retry = Literal["retry", "retry_after", "outcome_unknown", "fatal"]
+RETRY_NUMBERS: Final[dict[Retry, int]] = {"retry": 1, "retry_after": 2, "outcome_unknown": 4, "fatal": 5}
+
+
+class ErrorCode(NamedTuple):
+    """As JSON has it, by name, and as a binary acknowledgement has it, by number."""
+
+    name: str
+    number: int
+    retry: Retry
+
+
+class StaleClaim(EntryNotFound):
+    """A record of a consumer group is not, or not any more, with the member that settles it."""
+
+
+class Refusal(NamedTuple):
+    """What a client is told of an error."""
+
+    text: str
+    code: ErrorCode
+
+
+INVALID_REQUEST: Final = ErrorCode("invalid_request", 4, "fatal")
+INTERNAL_ERROR: Final = ErrorCode("internal", 13, "outcome_unknown")
+_NOT_FOUND: Final = ErrorCode("not_found", 3, "fatal")
+_UNREADABLE: Final = ErrorCode("storage", 14, "fatal")
+_UNAUTHENTICATED: Final = ErrorCode("unauthenticated", 1, "fatal")
+_CODES: Final[tuple[tuple[type[PenstockError], ErrorCode], ...]] = (
+    (AuthenticationRequired, _UNAUTHENTICATED),
+    (AuthenticationFailed, _UNAUTHENTICATED),
+    (AccessDenied, ErrorCode("forbidden", 2, "fatal")),
+    (StaleClaim, ErrorCode("stale_claim", 15, "retry")),
+    (TopicNotFound, _NOT_FOUND),
+    (PartitionNotFound, _NOT_FOUND),
+    (GroupNotFound, _NOT_FOUND),
+    (LimitExceeded, ErrorCode("limit_exceeded", 11, "fatal")),
+    (ShuttingDown, ErrorCode("draining", 12, "retry")),
+    (CorruptBlock, _UNREADABLE),
+    (MissingSegment, _UNREADABLE),
+    (NoSpace, ErrorCode("storage", 14, "retry_after")),
+    (WriteFailed, ErrorCode("storage", 14, "outcome_unknown")),
+)
+"""The first that fits. What is not listed is refused before anything happens, and would be again."""
+
 _DENIALS = (AccessDenied, AuthenticationFailed, AuthenticationRequired)
 
 
@@ -26,6 +87,10 @@ def refusal(error: PenstockError, scope: Scope | None = None) -> str:
     if isinstance(error, _DENIALS) and UNAUTHORIZED not in text:
         return f"{UNAUTHORIZED}: {text}"
     return text
+
+
+def code_of(error: PenstockError) -> ErrorCode:
+    return next((code for kind, code in _CODES if isinstance(error, kind)), INVALID_REQUEST)
 
 
 def shortened(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from msgspec import UnsetType
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, PartitionNotFound
 
 DEFAULT_CACHE: Final = "default"
 """Where values go that name no cache, as in the contract, whose messages know of none."""
@@ -52,3 +52,9 @@ class Scopes:
             namespace if isinstance(namespace, str) else self.default_namespace,
             cache if isinstance(cache, str) else DEFAULT_CACHE,
         )
+
+
+def check_shard(shard: int | UnsetType | None) -> None:
+    """Raises PartitionNotFound for any but the one shard that every stream has."""
+    if shard:
+        raise PartitionNotFound(f"shard {shard} not found: every stream has one, which is 0")

@@ -15,39 +15,61 @@ and goes on, also an exception that is a bug of ours. A stream on which we canno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, get_args
 
 import structlog
 from msgspec import UNSET
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.quic_session import QuicConnection, Stream
-from penstock.protocols.felix import caching
-from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement
+from penstock.protocols.felix import caching, grouping
+from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement, encode_refusal
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
 from penstock.protocols.felix.messages import (
     Auth,
     AuthOk,
     BadRequest,
     BinaryPublish,
+    CacheDelete,
     CacheGet,
     CachePut,
     Error,
+    FromClient,
+    GroupAck,
+    GroupNack,
+    GroupPoll,
     Id,
     Ok,
     Publish,
     PublishBatch,
     Request,
+    StreamShards,
+    StreamShardsView,
     Subscribe,
     Subscribed,
 )
 from penstock.protocols.felix.publishing import Publisher
-from penstock.protocols.felix.refusals import INTERNAL, refusal, shortened
-from penstock.protocols.felix.scopes import Scope
+from penstock.protocols.felix.refusals import (
+    INTERNAL,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    Refusal,
+    code_of,
+    refusal,
+)
+from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
 from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
-from penstock.protocols.felix.wire import CLOSE_PROTOCOL_ERROR, HEADER_BYTES, SUPPORTED
+from penstock.protocols.felix.wire import (
+    CLOSE_PROTOCOL_ERROR,
+    ERROR_CODES,
+    FEATURES,
+    HEADER_BYTES,
+    PUBLISH_PIPELINE,
+    PUBLISH_WINDOW,
+    SUPPORTED,
+)
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.turns import InTurns
 
@@ -61,11 +83,13 @@ ANSWER_BYTES: Final = 150
 """What an answer that waits takes in memory beside its bytes."""
 
 _NAMES: Final[dict[type, str]] = {
-    **{kind: str(kind.__struct_config__.tag) for kind in (Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet)},
+    **{kind: str(kind.__struct_config__.tag) for kind in get_args(FromClient)},
     BinaryPublish: "publish_binary",
     BadRequest: "malformed",
 }
 """What requests are counted as."""
+
+Answering = Coroutine[Any, Any, bytes]
 
 log = structlog.get_logger("penstock.protocols.felix")
 
@@ -85,15 +109,18 @@ class FelixStream(InTurns):
         "_next",
         "_on_closed",
         "_one_way",
+        "_poll",
         "_publisher",
         "_replies",
         "_said_auth",
         "_said_who",
         "_shared",
         "_stats",
+        "_stopping",
         "_stream",
         "_subscriptions",
         "_waiting",
+        "_with_codes",
     )
 
     def __init__(
@@ -115,7 +142,7 @@ class FelixStream(InTurns):
         self._decoder = FrameDecoder()
         self._replies = ReplyQueue(self._send, self._loop.call_soon)
         self._publisher = Publisher(
-            shared, stream, self._replies, text_of=self._text_of, on_committed=self._go_on_after_commit
+            shared, stream, self._replies, refusal_of=self._refusal_of, on_committed=self._go_on_after_commit
         )
         self._waiting: deque[Frame] = deque()
         self._next: Request | None = None
@@ -127,6 +154,11 @@ class FelixStream(InTurns):
         """Whether somebody logs in here, with or without success: a client that does is a deployed one."""
         self._said_who = False
         self._client_flags: int | None = None
+        self._with_codes = False
+        """Whether the client has said that it reads error codes."""
+        self._poll: grouping.Poll | None = None
+        """The poll that is not answered yet; there is one at most, because requests behind it wait."""
+        self._stopping = False
         self._ended = False
         self._one_way = not stream.can_send
         self._muted = self._one_way
@@ -153,19 +185,25 @@ class FelixStream(InTurns):
     def ended(self) -> None:
         self._ended = True
         if self._decoder.payload_begun:
-            self._replies.fill(self._replies.reserve(), self._error("the stream ended inside a frame"))
+            self._replies.fill(
+                self._replies.reserve(), self._error(Refusal("the stream ended inside a frame", INVALID_REQUEST))
+            )
         self._advance()
 
     def aborted(self, code: int) -> None:
         self._muted = True
+        self._stop_polling()
 
     def closed(self) -> None:
         self._muted = True
+        self._stop_polling()
         self._on_closed(self)
         self._forget_waiting()
 
     def finish(self) -> None:
         """The broker stops: answer what is here, take nothing more."""
+        self._stopping = True
+        self._stop_polling()
         self._stream.close()
 
     # --- the order of things ---
@@ -226,7 +264,7 @@ class FelixStream(InTurns):
             self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         if isinstance(request, Publish | PublishBatch | BinaryPublish):
             native = self._is_native(request.request_id)
-            ack = acknowledgement(request, native=native, client_flags=self._client_flags)
+            ack = acknowledgement(request, native=native, client_flags=self._client_flags, with_code=self._with_codes)
             work = self._publisher.publish(request, self._identity, ack, held_bytes)
             if work is not None:
                 self._in_background(work)
@@ -238,30 +276,55 @@ class FelixStream(InTurns):
             return held_bytes
         slot = self._replies.reserve()
         try:
-            reply = self._reply(request, slot, held_bytes)
+            reply = self._reply(request)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._failed(request, error)
-        if reply is None:
+        if not isinstance(reply, bytes):
+            self._in_background(self._answer_when_done(request, reply, slot, held_bytes))
             return 0
         self._kept_back_bytes += len(reply) + ANSWER_BYTES
         self._replies.fill(slot, reply)
         return held_bytes
 
-    def _reply(
-        self, request: Auth | Subscribe | CachePut | CacheGet | BadRequest, slot: ReplySlot, held_bytes: int
-    ) -> bytes | None:
-        """The answer; None where it comes later."""
-        if isinstance(request, CacheGet):
-            native = self._is_native(request.request_id, caching.names_whole_scope(request))
-            return caching.get(self._shared, self._identity, request, native=native)
-        if isinstance(request, CachePut):
-            native = self._is_native(request.request_id, caching.names_whole_scope(request))
-            return caching.put(self._shared, self._identity, request, native=native)
+    def _reply(self, request: Any) -> bytes | Answering:
+        """The answer, or what will come to it."""
+        if isinstance(request, CacheGet | CachePut | CacheDelete):
+            return self._cache(request)
         if isinstance(request, Auth):
             return self._auth(request)
         if isinstance(request, Subscribe):
-            return self._subscribe(request, slot, held_bytes)
+            return self._subscribe(request)
+        if isinstance(request, GroupPoll):
+            self._poll = grouping.Poll(self._shared, self._identity, request)
+            if self._muted or self._stopping:
+                self._poll.stop()
+            return self._poll.answer()
+        if isinstance(request, GroupAck | GroupNack):
+            return grouping.settle(self._shared, self._identity, request)
+        if isinstance(request, StreamShards):
+            return self._stream_shards(request)
         return self._malformed(request)
+
+    async def _answer_when_done(self, request: Any, work: Answering, slot: ReplySlot, held_bytes: int) -> None:
+        try:
+            reply = await work
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._failed(request, error)
+        self._poll = None
+        self._replies.fill(slot, reply)
+        self._stream.release(held_bytes)
+
+    def _stop_polling(self) -> None:
+        if self._poll is not None:
+            self._poll.stop()
+
+    def _cache(self, request: CacheGet | CachePut | CacheDelete) -> bytes:
+        native = self._is_native(request.request_id, caching.names_whole_scope(request))
+        if isinstance(request, CacheGet):
+            return caching.get(self._shared, self._identity, request, native=native)
+        if isinstance(request, CachePut):
+            return caching.put(self._shared, self._identity, request, native=native)
+        return caching.delete(self._shared, self._identity, request, native=native)
 
     def _is_native(self, id_: Id, whole_scope: bool = True) -> bool:
         dialect = self._shared.dialect
@@ -272,35 +335,40 @@ class FelixStream(InTurns):
     def _auth(self, request: Auth) -> bytes:
         self._said_auth = True
         if self._said_who:
-            return self._error("auth already established on this stream")
+            raise InvalidRequest("auth already established on this stream")
+        if isinstance(request.client_features, int):
+            self._with_codes = bool(request.client_features & ERROR_CODES)
         stranger = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, stranger)
         self._said_who = True
         if not isinstance(request.client_flags, int):
             return encode_message(Ok())
         self._client_flags = request.client_flags
-        return encode_message(AuthOk(server_flags=SUPPORTED))
+        welcome = AuthOk(server_flags=SUPPORTED)
+        if isinstance(request.client_features, int):
+            welcome.server_features = FEATURES
+            if request.client_features & PUBLISH_PIPELINE:
+                welcome.publish_window = PUBLISH_WINDOW
+        return encode_message(welcome)
 
     # --- subscribing ---
 
-    def _subscribe(self, request: Subscribe, slot: ReplySlot, held_bytes: int) -> bytes | None:
+    def _stream_shards(self, request: StreamShards) -> bytes:
+        """Always one: a subscription reads all partitions. The same for streams that do not exist, so it needs no access check."""
+        self._shared.topic(self._identity, Scope(request.tenant_id, request.namespace, request.stream))
+        return encode_message(StreamShardsView(shards=1, request_id=request.request_id))
+
+    def _subscribe(self, request: Subscribe) -> bytes | Answering:
+        check_shard(request.shard)
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         topic = self._shared.topic(self._identity, scope)
         if self._shared.auto_create and not self._shared.broker.has_topic(topic):
-            self._in_background(self._create_and_subscribe(request, scope, topic, slot, held_bytes))
-            return None
+            return self._create_and_subscribe(request, scope, topic)
         return self._subscribed(request, scope, topic)
 
-    async def _create_and_subscribe(
-        self, request: Subscribe, scope: Scope, topic: str, slot: ReplySlot, held_bytes: int
-    ) -> None:
-        try:
-            await self._shared.broker.ensure_topic(self._identity.principal, topic)
-            reply = self._subscribed(request, scope, topic)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._failed(request, error)
-        self._replies.fill(slot, reply)
-        self._stream.release(held_bytes)
+    async def _create_and_subscribe(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
+        await self._shared.broker.ensure_topic(self._identity.principal, topic)
+        return self._subscribed(request, scope, topic)
 
     def _subscribed(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
         given, request_id = request.subscription_id, _known(request.request_id)
@@ -311,7 +379,7 @@ class FelixStream(InTurns):
             )
         except BadCursor as bad:
             if not native:
-                return self._error(str(bad), request_id)
+                return self._error(Refusal(str(bad), INVALID_REQUEST), request_id)
             self._stats.errors += 1
             bad.answer.request_id = request_id
             return encode_message(bad.answer)
@@ -325,27 +393,28 @@ class FelixStream(InTurns):
         if request.binary:
             assert isinstance(request.request_id, int)
             self._stats.errors += 1
-            return binary_acknowledgement(request.request_id, self._client_flags).error(request.text)
-        return self._error(request.text, request.request_id)
+            ack = binary_acknowledgement(request.request_id, self._client_flags, with_code=self._with_codes)
+            return ack.error(Refusal(request.text, INVALID_REQUEST))
+        return self._error(Refusal(request.text, INVALID_REQUEST), request.request_id)
 
     def _failed(self, request: Any, error: Exception) -> bytes:
         scope = None
-        if isinstance(request, Subscribe):
+        if isinstance(request, Subscribe | GroupPoll | GroupAck | GroupNack):
             scope = Scope(request.tenant_id, request.namespace, request.stream)
-        return self._error(self._text_of(error, scope), getattr(request, "request_id", UNSET))
+        return self._error(self._refusal_of(error, scope), getattr(request, "request_id", UNSET))
 
-    def _error(self, text: str, request_id: Id = UNSET) -> bytes:
+    def _error(self, refused: Refusal, request_id: Id = UNSET) -> bytes:
         self._stats.errors += 1
-        return encode_message(Error(request_id=_known(request_id), message=shortened(text)))
+        return encode_refusal(Error, _known(request_id), refused, with_code=self._with_codes)
 
-    def _text_of(self, error: Exception, scope: Scope | None = None) -> str:
+    def _refusal_of(self, error: Exception, scope: Scope | None = None) -> Refusal:
         if isinstance(error, PenstockError):
-            return refusal(error, scope)
+            return Refusal(refusal(error, scope), code_of(error))
         self._stats.internal_errors += 1
         if not self._bug_logged:
             self._bug_logged = True
             log.error("request_failed", listener=self._stream.listener, peer=self._stream.peer, exc_info=error)
-        return INTERNAL
+        return Refusal(INTERNAL, INTERNAL_ERROR)
 
 
 def _known(id_: Id) -> Id:

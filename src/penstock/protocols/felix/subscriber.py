@@ -3,8 +3,9 @@
 When a commit brought something new, or the network takes more, it sends what lies between its cursor and the end; records stay in the
 log, so one that is slow holds no more than its send buffer.
 
-A subscriber that falls too far behind is dealt with as the listener says: it skips to the end (`drop`), stays where it is (`pause`), or is
-ended (`close`). What it did not get is counted.
+A subscriber that falls too far behind is handled as the listener says: it skips to the end (`drop`), stays where it is (`pause`), or is
+ended (`close`). What it did not get is counted. One that asked for older records is not behind until it has caught up once: it gets all of
+them, however many there are.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Subscriber:
         "_loading",
         "_on_gone",
         "_positions",
+        "_replaying",
         "_stream",
         "_turn",
     )
@@ -69,7 +71,11 @@ class Subscriber:
         stream.send(encode_message(EventStreamHello(subscription_id=subscription_id)))
         feed.feeds.stats.subscribers += 1
         feed.add(self)
-        if any(start < partition.committed_end for start, partition in zip(starts, feed.partitions, strict=True)):
+        self._replaying = any(
+            start < partition.committed_end for start, partition in zip(starts, feed.partitions, strict=True)
+        )
+        """Whether it has yet to reach the end of the log for the first time."""
+        if self._replaying:
             feed.wake()
 
     # --- what the network calls ---
@@ -119,10 +125,11 @@ class Subscriber:
             while self._stream.writable:
                 index = self._next_partition()
                 if index is None:
+                    self._replaying = False
                     return
                 if not self._advance(index):
                     break
-        self._keep_up()
+        self._enforce_lag_limit()
 
     def _next_partition(self) -> int | None:
         partitions, positions = self._feed.partitions, self._positions
@@ -183,10 +190,9 @@ class Subscriber:
 
     # --- being slow ---
 
-    def _keep_up(self) -> None:
-        """Whoever is not at the end may be too far from it."""
+    def _enforce_lag_limit(self) -> None:
         feeds, partitions = self._feed.feeds, self._feed.partitions
-        if self._gone or feeds.slow == "pause":
+        if self._gone or self._replaying or feeds.slow == "pause":
             return
         ends = [partition.committed_end for partition in partitions]
         lag = sum(ends) - sum(self._positions)

@@ -107,3 +107,7 @@ class FelixClient(SyncTwin[AsyncFelixClient]):
     def cache_get(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
         """The value, None where there is none or its time is over."""
         return self._thread.run(self._client.cache_get(key, cache=cache, namespace=namespace))
+
+    def cache_delete(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
+        """Remove a value; returns it, None where there was none. Needs the right to read as well as that to write."""
+        return self._thread.run(self._client.cache_delete(key, cache=cache, namespace=namespace))

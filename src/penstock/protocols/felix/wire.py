@@ -9,6 +9,7 @@ Without flags a payload is a JSON object whose `type` says which message it is (
     + 0x0040    ... with a key   [request id and mode], u16 length, key, then as above                       client
     0x0010      publish ack      u8 status (0 ok, 1 error), u64 request id, u16 length, text                 server
     + 0x1000    ... of an ok     as above, then u64 offset of the first record                               server
+    + 0x0200    ... of an error  as above, then u16 code, u8 what to do (see `refusals`)                     server
     0x0002      event batch      u64 subscription id, payloads                                               server
     0x0004      event batch      payloads                                                                    server
     + 0x0020    of either batch  u64 offset of the first event, in front of the payloads                     server
@@ -41,13 +42,37 @@ ACKED: Final = 0x0008
 PUBLISH_ACK: Final = 0x0010
 BASE_OFFSET: Final = 0x0020
 KEYED: Final = 0x0040
+ACK_CODE: Final = 0x0200
 ACK_OFFSET: Final = 0x1000
 KNOWN: Final = 0x7FFF
 """Every bit that some deployed release uses."""
 FROM_CLIENT: Final = PUBLISH_BATCH | ACKED | KEYED
-SUPPORTED: Final = FROM_CLIENT | EVENT_BATCH | SHARED_EVENT_BATCH | PUBLISH_ACK | BASE_OFFSET | ACK_OFFSET
+SUPPORTED: Final = FROM_CLIENT | EVENT_BATCH | SHARED_EVENT_BATCH | PUBLISH_ACK | BASE_OFFSET | ACK_CODE | ACK_OFFSET
 """What we announce to clients that announce theirs."""
 
+CACHE_DELETE: Final = 0x0000_0004
+CONSUMER_GROUPS: Final = 0x0000_0008
+STREAM_SHARDS: Final = 0x0000_0020
+ERROR_CODES: Final = 0x0000_0800
+PUBLISH_PIPELINE: Final = 0x0000_8000
+STREAM_PUBLISH_WINDOW: Final = 0x0002_0000
+ACK_ON_COMMIT: Final = 0x0008_0000
+FEATURES: Final = (
+    CACHE_DELETE
+    | CONSUMER_GROUPS
+    | STREAM_SHARDS
+    | ERROR_CODES
+    | PUBLISH_PIPELINE
+    | STREAM_PUBLISH_WINDOW
+    | ACK_ON_COMMIT
+)
+"""Of the requests and promises that releases after the contract added, those we announce to clients that announce theirs: a client asks
+for nothing that its broker has not announced. `docs/felix.md` lists them all."""
+PUBLISH_WINDOW: Final = 256
+"""Acked publishes that a client which pipelines may have unanswered on one stream; they are answered in order."""
+
+CODE: Final = Struct(">HB")
+"""Of an error, and what to do about it."""
 MODE_PER_MESSAGE: Final = 1
 MODE_PER_BATCH: Final = 2
 STATUS_OK: Final = 0

@@ -17,6 +17,7 @@ from penstock.clients.url import Address
 from penstock.clock import Clock
 from penstock.errors import BatchFailed, InvalidRequest, PenstockError
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
+from penstock.protocols.fujin.request_encoding import FOLLOWS_CONTRACT
 from penstock.protocols.fujin.wire import ALPN, PING
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ class Link:
             random=random,
             sleep=sleep,
         )
+        self._shown: QuicConnection | None = None
+        """The connection whose server knows that this client follows the contract."""
         self._writer: WriterStream | None = None
         self._open: set[WriterStream | ReaderStream] = set()
 
@@ -113,6 +116,9 @@ class Link:
     async def _attach(self, stream: WriterStream | ReaderStream) -> None:
         self._open = {each for each in self._open if each.failure is None or each.stop_requested}
         connection = await self._connections.get()
+        if isinstance(stream, ReaderStream) and self._with_headers and connection is not self._shown:
+            await self.in_time(partial(_show_contract, connection))
+            self._shown = connection
         stream.attach(await connection.open_stream_when_allowed(), stream.hello)
         self._open.add(stream)
 
@@ -160,6 +166,14 @@ class Link:
 async def _begin(connection: QuicConnection) -> QuicConnection:
     connection.on_stream = _answer_ping
     return connection
+
+
+async def _show_contract(connection: QuicConnection) -> None:
+    """Let the server know that readers of this connection take everything the contract allows, before the first of them connects."""
+    stream = await connection.open_stream_when_allowed()
+    await stream.write(FOLLOWS_CONTRACT, end=True)
+    while await stream.read():
+        pass
 
 
 def _answer_ping(stream: QuicStream) -> None:

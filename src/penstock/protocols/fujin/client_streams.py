@@ -39,7 +39,7 @@ from penstock.protocols.fujin.request_encoding import (
     encode_settle,
     encode_writes,
 )
-from penstock.protocols.fujin.wire import Request
+from penstock.protocols.fujin.wire import NOTHING_TO_FETCH, Request
 
 WAITING_MAX: Final = 16_384
 """Messages that were pushed and not yet asked for. With auto commit the server is held back long before."""
@@ -342,7 +342,7 @@ class ReaderStream(ClientStream):
             answer = await answered
         finally:
             self._waiting.pop(number, None)
-        if answer.error is not None:
+        if answer.error is not None and answer.error != NOTHING_TO_FETCH:
             error = error_of(answer.error)
             self.stop_requested = self.stop_requested or isinstance(error, ShuttingDown)
             raise error

@@ -72,12 +72,20 @@ class WriteForm(Enum):
 
 
 class SharedForm:
-    """What the streams of one connection know of each other; None until a WRITE has shown it."""
+    """What the streams of one connection have shown of their client."""
 
-    __slots__ = ("form",)
+    __slots__ = ("form", "numbers_writers")
 
     def __init__(self, form: WriteForm | None = None) -> None:
         self.form = form
+        """None until a WRITE has shown it."""
+        self.numbers_writers = False
+        """Whether a CONNECT WRITER had a number for an id."""
+
+    @property
+    def follows_contract(self) -> bool:
+        """Whether the client has sent what only the contract knows, and no deployed client sends."""
+        return self.numbers_writers or self.form is WriteForm.TABLE
 
 
 class _Role(Enum):
@@ -241,6 +249,7 @@ class Decoder:
             _need(end - at, 6)
             if data[next_at] in _OF_WRITERS:
                 writer_id = number
+                self._shared.numbers_writers = True
             elif number > WRITER_ID_BYTES_MAX:
                 return self._broken(
                     commands, f"a writer id of {number} bytes is longer than {WRITER_ID_BYTES_MAX}", end

@@ -37,6 +37,7 @@ from penstock.protocols.fujin.wire import (
     INVALID_AUTO_COMMIT,
     INVALID_READER_TYPE,
     NOTHING_TO_FETCH,
+    PUSHED_BYTES_DEPLOYED_MAX,
     READER_NOT_FOUND,
     STOPPING,
     ReaderKind,
@@ -281,10 +282,13 @@ class Reader:
         settings, fit = self._talk.settings, []
         skipped: list[int] = []
         subscriptions = self._talk.broker.subscriptions
+        bytes_max, rule = settings.body_bytes_max, "listeners.fujin.body_bytes_max allows"
+        if not self._pull and self._talk.is_deployed and bytes_max > PUSHED_BYTES_DEPLOYED_MAX:
+            bytes_max, rule = PUSHED_BYTES_DEPLOYED_MAX, "a deployed client survives, see listeners.fujin.dialect"
         for delivery in deliveries:
             value_bytes = len(delivery.value or b"")
-            if value_bytes > settings.body_bytes_max:
-                reason = f"{value_bytes} bytes are more than the {settings.body_bytes_max} that listeners.fujin.body_bytes_max allows"
+            if value_bytes > bytes_max:
+                reason = f"{value_bytes} bytes are more than the {bytes_max} that {rule}"
                 self._talk.stats.oversized_events += 1
                 subscriptions.give_up(self._talk.principal, subscription.topic, subscription, delivery.tag, reason)
             elif not value_bytes and settings.empty_values == "skip":
@@ -385,7 +389,7 @@ class Reader:
         if not deliveries:
             return False
         fit = self._fit(subscription, deliveries)
-        if self._talk.settings.empty_fetch == "error":
+        if self._talk.is_deployed:
             fit = self._leave_single_bytes_alone(subscription, fit)
         if not fit:
             return True
@@ -411,11 +415,17 @@ class Reader:
         self._talk.broker.subscriptions.give_back(subscription, left)
         return deliveries[:count]
 
+    @property
+    def _refuses_empty_fetch(self) -> bool:
+        """An error is a reply that every client reads; an empty batch puts deployed clients out of step for good."""
+        empty_fetch = self._talk.settings.empty_fetch
+        return empty_fetch == "error" or (empty_fetch == "auto" and self._talk.is_deployed)
+
     def _nothing_came(self, command: Fetch) -> None:
         for held in self._fetches:
             if held.command is command:
                 self._fetches.remove(held)
-                if self._talk.settings.empty_fetch == "error":
+                if self._refuses_empty_fetch:
                     self._refuse_fetch(command, NOTHING_TO_FETCH, held.held_bytes)
                 else:
                     self._talk.send(reply_encoding.fetched(command.correlation_id, [], None))

@@ -11,6 +11,8 @@ from penstock.protocols.fujin.wire import CORRELATED, HEADER_STRINGS_MAX, Reader
 
 CONNECT_WRITER = bytes((Request.CONNECT_WRITER,)) + U32.pack(0)
 DISCONNECT = bytes((Request.DISCONNECT,))
+FOLLOWS_CONTRACT = bytes((Request.CONNECT_WRITER,)) + U32.pack(1) + DISCONNECT
+"""A writer that leaves at once: its number for an id, which no deployed client has, shows how its connection wants to be answered."""
 NO_HEADERS = U16.pack(0)
 AMBIGUOUS_BYTES = 64 << 10
 """A body from here on, behind an empty field of headers, could be the first of a client that sends none."""

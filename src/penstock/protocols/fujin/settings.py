@@ -11,6 +11,7 @@ from penstock.protocols.fujin.wire import BODY_BYTES_MAX_DEFAULT, Request
 from penstock.stats import PushStats
 
 Start = Literal["earliest", "latest"]
+Dialect = Literal["auto", "spec", "native"]
 GROUP: Final = "fujin"
 
 
@@ -30,12 +31,13 @@ class FujinSettings:
     group: str = GROUP
     start: Start = "earliest"
     auto_create: bool = True
+    dialect: Dialect = "auto"
     write_form: WriteForm | None = None
     body_bytes_max: int = BODY_BYTES_MAX_DEFAULT
     ping_interval_s: float = 2.0
     ping_timeout_s: float = 5.0
     fetch_wait_s: float = 5.0
-    empty_fetch: Literal["batch", "error"] = "batch"
+    empty_fetch: Literal["auto", "batch", "error"] = "auto"
     empty_values: Literal["skip", "deliver"] = "skip"
     unacknowledged_max: int = 256
     ack_ms_max: int = 30_000

@@ -20,6 +20,7 @@ from penstock.broker.broker import Broker
 from penstock.errors import PenstockError
 from penstock.net.quic_session import Stream
 from penstock.protocols.fujin import reply_encoding
+from penstock.protocols.fujin.codec import SharedForm
 from penstock.protocols.fujin.messages import Command, WriteRun
 from penstock.protocols.fujin.settings import FujinSettings, FujinStats
 from penstock.protocols.fujin.wire import INTERNAL_ERROR
@@ -79,6 +80,7 @@ class Talk:
         "_after",
         "_alone",
         "_bug_logged",
+        "_form",
         "_gathered",
         "_goodbye",
         "_input_ended",
@@ -106,7 +108,9 @@ class Talk:
         settings: FujinSettings,
         stats: FujinStats,
         after: After,
+        form: SharedForm,
     ) -> None:
+        self._form = form
         self._loop = asyncio.get_running_loop()
         self._after = after
         self.stream = stream
@@ -130,6 +134,15 @@ class Talk:
         self._stop_due = False
         self._over = False
         self._bug_logged = False
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether replies must avoid the faults of deployed clients: true until the connection has shown that it follows the contract.
+
+        Nothing that a reader sends tells the two apart, and every client can take what deployed ones can.
+        """
+        dialect = self.settings.dialect
+        return dialect == "native" or (dialect == "auto" and not self._form.follows_contract)
 
     @property
     def over(self) -> bool:

@@ -83,6 +83,8 @@ ID_BYTES_MAX: Final = 1024
 ERROR_BYTES_MAX: Final = 480
 """With what stands before it a reply stays under 500 bytes: deployed clients expect the answer to CONNECT READER in one read of 512."""
 BODY_BYTES_MAX_DEFAULT: Final = 1 << 20
+PUSHED_BYTES_DEPLOYED_MAX: Final = 64 << 10
+"""The largest body that deployed subscribers survive; their consumers, which fetch, have no such bound."""
 
 WRITER_NOT_FOUND: Final = "writer not found"
 READER_NOT_FOUND: Final = "reader not found"
