@@ -49,9 +49,9 @@ class Throttle:
         """
         source = source_of(address)
         wait_s = self._left_s(self._sources.get(source))
-        if user is not None and ((user := _bounded(user)), source) not in self._known:
-            wait_s = max(wait_s, self._left_s(self._users.get(user)))
-        return wait_s
+        if user is None or (_bounded(user), source) in self._known:
+            return wait_s
+        return max(wait_s, self._left_s(self._users.get(_bounded(user))))
 
     def failed(self, user: str | None, address: str) -> float:
         """Count a failure; returns how long the next attempt has to wait."""

@@ -156,14 +156,14 @@ class Decoder:
         prefix = data[first + HEAD_BYTES : position - len(run.values[0])]
         head_bytes = HEAD_BYTES + len(prefix)
         length_min = head_bytes - LENGTH_BYTES
-        end, stop = len(data), first + RUN_BYTES_MAX
+        end, stop, length_max = len(data), first + RUN_BYTES_MAX, self.length_max
         unpack, add_id, add_value = HEAD.unpack_from, run.correlation_ids.append, run.values.append
         while end - position >= head_bytes and position < stop:
             length, kind, correlation_id = unpack(data, position)
             frame_end = position + LENGTH_BYTES + length
             if (
                 kind != _PUBLISH
-                or not length_min <= length <= self.length_max
+                or not length_min <= length <= length_max
                 or frame_end > end
                 or not data.startswith(prefix, position + HEAD_BYTES)
             ):

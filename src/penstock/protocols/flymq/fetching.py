@@ -6,9 +6,9 @@ offset. Whatever is in the log's memory is gathered at once. Only when that runs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from penstock.broker.visibility import is_visible, visible_rows
@@ -21,7 +21,7 @@ from penstock.protocols.flymq.reply_encoding import encode_consumed, encode_fetc
 from penstock.protocols.flymq.reply_messages import Rows, UniformRows
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
 from penstock.protocols.values import uniform_values
-from penstock.protocols.workers import Worker
+from penstock.protocols.workers import Check, Worker
 
 READ_BYTES_MIN = 64 << 10
 
@@ -163,10 +163,15 @@ class Fetcher:
     ) -> bytes:
         limits, clock = self._limits, self._clock
         record_filter = await worker.run(lambda _: RecordFilter(wanted))
-        deadline_s = clock.monotonic() + limits.scan_s_max
+        deadline_s = math.inf  # until the search has begun: waiting for a thread is not searching
 
         def out_of_time() -> bool:
             return clock.monotonic() >= deadline_s
+
+        def scan(check: Check) -> int:
+            nonlocal deadline_s
+            deadline_s = min(deadline_s, clock.monotonic() + limits.scan_s_max)
+            return _scan(gathering, blocks, record_filter, limits.scanned_max - scanned, out_of_time, check)
 
         scanned = 0
         while gathering.open and scanned < limits.scanned_max and gathering.next_offset < partition.committed_end:
@@ -178,8 +183,7 @@ class Fetcher:
                 break
             if not blocks:
                 break
-            left = limits.scanned_max - scanned
-            scanned += await worker.run(partial(_scan, gathering, blocks, record_filter, left, out_of_time))
+            scanned += await worker.run(scan)
             if out_of_time():
                 break
         return gathering.encode(opcode, native=native)
@@ -191,7 +195,7 @@ def _scan(
     wanted: RecordFilter,
     scanned_max: int,
     out_of_time: Callable[[], bool],
-    check: Callable[[], None],
+    check: Check,
 ) -> int:
     """Gather the rows that match; returns how many were looked at, one at least. Runs in a thread, alone with its gathering."""
     scanned = 0
