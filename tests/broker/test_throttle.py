@@ -109,3 +109,15 @@ def test_memory_is_bounded_whatever_names_are_tried() -> None:
 )
 def test_a_source_is_a_host_or_an_ipv6_network(address: str, source: str) -> None:
     assert source_of(address) == source
+
+
+def test_secrets_without_a_name_count_for_their_address_alone() -> None:
+    clock = ManualClock()
+    throttle = Throttle(clock)
+    for _ in range(FREE_FAILURES_OF_ADDRESS):
+        assert throttle.failed(None, HOME) == 0
+    assert throttle.failed(None, HOME) == DELAY_S_FIRST
+    assert throttle.wait_s(None, HOME) == throttle.wait_s("ann", HOME) == DELAY_S_FIRST
+    assert throttle.wait_s(None, AWAY) == throttle.wait_s("ann", AWAY) == 0
+    clock.advance(DELAY_S_FIRST)
+    assert throttle.wait_s(None, HOME) == 0

@@ -29,7 +29,7 @@ from penstock.protocols.flymq.codec import (
     Reply,
     ReplyDecoder,
     RequestDecoder,
-    inflate,
+    decode_undecoded,
 )
 from penstock.protocols.flymq.reply_decoding import (
     decode_cluster_metadata_reply,
@@ -46,7 +46,7 @@ from penstock.protocols.flymq.reply_decoding import (
 from penstock.protocols.flymq.reply_encoding import encode_fetched, encode_produced
 from penstock.protocols.flymq.reply_messages import Fetched, Placed, Rows
 from penstock.protocols.flymq.request_encoding import encode_produce
-from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
+from penstock.protocols.flymq.request_messages import BadRequest, Call, ProduceRun, Request, Undecoded
 from penstock.protocols.flymq.staging import layouts as staging
 from penstock.protocols.flymq.staging.messages import Winner
 from penstock.protocols.flymq.transactions.messages import TxnProduce
@@ -226,7 +226,7 @@ def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: in
 @given(st.integers(0, 255), st.binary(max_size=80))
 @settings(deadline=None, derandomize=True)
 def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
-    request = inflate(Call(opcode, Compressed(payload), len(payload)), LIMITS)
+    request = decode_undecoded(Call(opcode, Undecoded(payload, gzip=True), len(payload)), LIMITS, lambda: None)
     assert isinstance(request, Call)
     assert isinstance(request.body, BadRequest)
 

@@ -13,7 +13,7 @@ def test_what_was_written_is_read_back() -> None:
     assert reader.text16("first") == "héllo"
     assert reader.text8("second") == ""
     assert reader.blob32("third") == b"\0\xff"
-    assert reader.texts16("fourth") == ["a", "bc"]
+    assert reader.texts16("fourth", 2) == ["a", "bc"]
     assert reader.boolean("fifth") is True
     reader.finish("fifth")
 
@@ -37,7 +37,14 @@ def test_a_length_that_lies_names_the_field_and_takes_nothing() -> None:
 
 def test_a_count_that_cannot_fit_is_refused_before_the_first_item() -> None:
     with pytest.raises(ProtocolViolation, match="invalid binary format: 4294967295 roles are announced"):
-        ByteReader(bytes.fromhex("ffffffff 0000 0000")).texts16("roles")
+        ByteReader(bytes.fromhex("ffffffff 0000 0000")).texts16("roles", 100)
+
+
+def test_a_list_longer_than_its_maximum_is_refused_before_the_first_item() -> None:
+    reader = ByteReader(bytes.fromhex("00000003 ffff") + bytes(4))
+    with pytest.raises(ProtocolViolation, match="too many roles: 3, at most 2"):
+        reader.texts16("roles", 2)
+    assert ByteReader(texts16(["a", "b"])).texts16("roles", 2) == ["a", "b"]
 
 
 def test_text_that_is_not_utf8_names_the_field_and_the_byte() -> None:

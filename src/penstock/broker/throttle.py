@@ -42,19 +42,22 @@ class Throttle:
         self._sources: OrderedDict[str, _Failures] = OrderedDict()
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def wait_s(self, user: str, address: str) -> float:
-        """How long until a password of this user from this address is looked at; 0 for now."""
-        user, source = _bounded(user), source_of(address)
-        wait_s = self._left_s(self._sources.get(source))
-        if (user, source) not in self._known:
-            wait_s = max(wait_s, self._left_s(self._users.get(user)))
-        return wait_s
+    def wait_s(self, user: str | None, address: str) -> float:
+        """Return how long until credentials of this user from this address are looked at; 0 for now.
 
-    def failed(self, user: str, address: str) -> float:
+        The user is None where a secret comes without a name, as an API key does: then the address alone counts.
+        """
+        source = source_of(address)
+        wait_s = self._left_s(self._sources.get(source))
+        if user is None or (_bounded(user), source) in self._known:
+            return wait_s
+        return max(wait_s, self._left_s(self._users.get(_bounded(user))))
+
+    def failed(self, user: str | None, address: str) -> float:
         """Count a failure; returns how long the next attempt has to wait."""
-        user, source = _bounded(user), source_of(address)
-        self._count(self._users, user, FREE_FAILURES_OF_USER)
-        self._count(self._sources, source, FREE_FAILURES_OF_ADDRESS)
+        if user is not None:
+            self._count(self._users, _bounded(user), FREE_FAILURES_OF_USER)
+        self._count(self._sources, source_of(address), FREE_FAILURES_OF_ADDRESS)
         return self.wait_s(user, address)
 
     def succeeded(self, user: str, address: str) -> None:

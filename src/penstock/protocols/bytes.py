@@ -22,22 +22,26 @@ TEXT8_BYTES_MAX = 0xFF
 
 
 class ByteReader:
-    """A cursor over one payload. Raises ProtocolViolation where a field does not fit or does not make sense."""
+    """A cursor over one payload, which may be a part of `data`. Raises ProtocolViolation where a field does not fit or makes no sense."""
 
     __slots__ = ("_data", "_end", "position")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, start: int = 0, end: int | None = None) -> None:
         self._data = data
-        self._end = len(data)
-        self.position = 0
+        self._end = len(data) if end is None else end
+        self.position = start
 
     @property
     def remaining(self) -> int:
         return self._end - self.position
 
-    def rest(self) -> bytes:
-        """What is left, without taking it."""
-        return self._data[self.position :]
+    def peek(self, size: int) -> bytes:
+        """Up to `size` of the bytes that are left, without taking them."""
+        return self._data[self.position : min(self.position + size, self._end)]
+
+    def fork(self) -> ByteReader:
+        """Another cursor at the same place, for a payload that may have several layouts."""
+        return ByteReader(self._data, self.position, self._end)
 
     def take(self, size: int, field: str) -> bytes:
         start = self._advance(size, field)
@@ -84,19 +88,24 @@ class ByteReader:
         """Raw bytes behind a u32 length."""
         return self.take(self.u32(f"length of {field}"), field)
 
-    def count32(self, field: str, item_bytes_min: int) -> int:
-        """A u32 count of items that take at least `item_bytes_min` each; refused where they cannot all be there."""
+    def count32(self, field: str, item_bytes_min: int, items_max: int) -> int:
+        """A u32 count of at most `items_max` items that take at least `item_bytes_min` each.
+
+        The maximum has no default: a list bounded by the payload alone costs seconds to decode.
+        """
         count = self.u32(f"count of {field}")
         if count * item_bytes_min > self.remaining:
             raise ProtocolViolation(
                 f"invalid binary format: {count} {field} are announced, "
                 f"the {self.remaining} bytes left hold at most {self.remaining // item_bytes_min}"
             )
+        if count > items_max:
+            raise ProtocolViolation(f"invalid binary format: too many {field}: {count}, at most {items_max}")
         return count
 
-    def texts16(self, field: str) -> list[str]:
+    def texts16(self, field: str, items_max: int) -> list[str]:
         """A u32 count of UTF-8 strings, each behind a u16 length."""
-        return [self.text16(field) for _ in range(self.count32(field, 2))]
+        return [self.text16(field) for _ in range(self.count32(field, 2, items_max))]
 
     def finish(self, last_field: str) -> None:
         """Nothing may follow the last field."""

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+import structlog
+
+log = structlog.get_logger("penstock.protocols")
 
 
 class InTurns(ABC):
@@ -37,13 +41,24 @@ class InTurns(ABC):
         self._turn_scheduled = False
         self._advance()
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must wait. Nothing else is started meanwhile, and it is not cancelled: half a new topic helps no one."""
-        self._busy = True
-        self._task = self._loop.create_task(self._until_done(work))
+    def _in_background(
+        self, work: Coroutine[Any, Any, None], failed: Callable[[Exception], None] | None = None
+    ) -> None:
+        """Run what must wait. Nothing else is started meanwhile, and it is not cancelled: half a new topic helps no one.
 
-    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
-        await work
-        self._busy = False
-        self._task = None
+        Work answers its own request, also with an error. `failed` is called with an exception that it let escape, and answers instead.
+        """
+        self._busy = True
+        self._task = self._loop.create_task(self._until_done(work, failed))
+
+    async def _until_done(self, work: Coroutine[Any, Any, None], failed: Callable[[Exception], None] | None) -> None:
+        try:
+            await work
+        except Exception as error:
+            log.exception("background_work_failed")
+            if failed is not None:
+                failed(error)
+        finally:
+            self._busy = False
+            self._task = None
         self._advance()

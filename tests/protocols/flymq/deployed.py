@@ -33,13 +33,13 @@ def wide_identity(payload: bytes) -> Identity:
     """The WHOAMI of Python and Java clients: two-byte lengths of roles, then permissions."""
     reader = ByteReader(payload)
     authenticated, user = reader.boolean("authenticated"), reader.text16("user")
-    return Identity(authenticated, user, reader.texts16("roles"), reader.texts16("permissions"))
+    return Identity(authenticated, user, reader.texts16("roles", 1000), reader.texts16("permissions", 100))
 
 
 def contract_login(payload: bytes) -> Login:
     reader = ByteReader(payload)
     success, error, user = reader.boolean("success"), reader.text16("error"), reader.text16("user")
-    roles = reader.texts16("roles")
+    roles = reader.texts16("roles", 1000)
     reader.finish("roles")
     return Login(success, user, roles, error)
 

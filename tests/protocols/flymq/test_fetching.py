@@ -16,6 +16,7 @@ from penstock.log.embedded.options import EngineOptions
 from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
 from penstock.protocols.flymq.reply_decoding import decode_consumed, decode_fetched
 from penstock.protocols.flymq.reply_messages import Fetched
+from penstock.protocols.workers import WorkerPool
 from penstock.testing.clock import ManualClock
 
 
@@ -37,7 +38,7 @@ async def append(partition: Partition, *values: bytes | None, keys: list[bytes |
 
 
 async def fetch(fetcher: Fetcher, partition: Partition, offset: int, maximum: int, wanted: str | None = "") -> Fetched:
-    answer = fetcher.fetch(partition, offset, maximum, wanted, 0x07, native=True)
+    answer = fetcher.fetch(partition, offset, maximum, wanted, 0x07, native=True, worker=WorkerPool().worker())
     return decode_fetched((answer if isinstance(answer, bytes) else await answer)[8:], native=True)
 
 

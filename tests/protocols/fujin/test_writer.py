@@ -14,6 +14,7 @@ from penstock.log.api import TopicConfig
 from penstock.log.block import decode_headers
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.fujin.settings import Alias
+from penstock.protocols.fujin.writer import Writer
 from penstock.testing.faults import FaultyDisk
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import ENDINGS, Client, Timers, leave, settle, until
@@ -134,6 +135,20 @@ async def test_a_topic_that_cannot_be_is_refused_and_the_conversation_goes_on(cl
     assert head[:6] == b"\2\0\0\0\1\1"
     await side.hear(int.from_bytes(head[6:], "big"))
     assert await side.hear(6) == written(2)
+
+
+async def test_an_exception_out_of_background_work_does_not_hold_up_the_commands_behind_it(
+    client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise MemoryError
+
+    await broker.create_topic(ANONYMOUS, "a", TopicConfig())
+    monkeypatch.setattr(Writer, "_create_and_write", broken)
+    side = client.writer()
+    side.say(write(1, b"new", b"x"), write(2, b"a", b"y"))
+    while await values(broker, "a") != [b"y"]:
+        await asyncio.sleep(0)
 
 
 async def test_only_those_at_fault_fail_where_the_broker_refuses_a_run(client: Client, broker: Broker) -> None:

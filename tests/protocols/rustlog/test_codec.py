@@ -28,8 +28,17 @@ from penstock.protocols.rustlog.messages import (
     Ping,
     ProduceRun,
     Request,
+    Undecoded,
 )
-from penstock.protocols.rustlog.wire import PAYLOAD_BYTES_MAX, Dialect, Opcode, dialect_of, frame
+from penstock.protocols.rustlog.wire import (
+    DECODED_ON_LOOP_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    RECORDS_PER_PRODUCE_MAX,
+    Dialect,
+    Opcode,
+    dialect_of,
+    frame,
+)
 
 CALLS: list[tuple[Opcode, Body]] = [
     (Opcode.FETCH, Fetch("orders", 3, 2**64 - 1, 2**32 - 1, "g")),
@@ -52,6 +61,8 @@ def decode(data: bytes) -> list[Request]:
 def fault(payload: bytes) -> str:
     """What is wrong with the one request of a frame."""
     [request] = decode(frame(payload))
+    if isinstance(request, Undecoded):
+        request = json_dialect.decode_request(request.payload)
     assert isinstance(request, Call)
     assert isinstance(request.body, BadRequest)
     return request.body.message
@@ -282,11 +293,90 @@ def test_more_fields_than_anyone_needs_are_refused_before_they_are_looked_at() -
     assert fault(f'{{"DescribeTopic":{{{fields}"topic":"t"}}}}'.encode()) == "more than 10000 fields in one frame"
 
 
-def test_more_records_than_a_reply_can_name_are_refused() -> None:
-    records = ",".join(["[]"] * (json_dialect.RECORDS_PER_PRODUCE_MAX + 1))
+def test_more_records_than_one_request_may_have_are_refused_in_json() -> None:
+    records = ",".join(["[]"] * (RECORDS_PER_PRODUCE_MAX + 1))
     assert "records in one frame" in fault(
         f'{{"Produce":{{"topic":"t","partition":0,"records":[{records}]}}}}'.encode()
     )
+
+
+def test_more_records_than_one_request_may_have_are_refused_in_binary() -> None:
+    head = bytes.fromhex("01 0001 61 00000000")
+    most = head + RECORDS_PER_PRODUCE_MAX.to_bytes(4, "big") + bytes(4 * RECORDS_PER_PRODUCE_MAX)
+    [run] = decode(frame(most))
+    assert isinstance(run, ProduceRun)
+    many = RECORDS_PER_PRODUCE_MAX + 1
+    assert f"too many records: {many}, at most" in fault(head + many.to_bytes(4, "big") + bytes(4 * many))
+
+
+# --- long JSON ---
+
+
+def test_long_json_is_left_as_it_came() -> None:
+    ping = b'{"Ping":{}}'
+    longest = ping + b" " * (DECODED_ON_LOOP_BYTES_MAX - len(ping))
+    assert decode(frame(longest) + frame(longest + b" ") + frame(ping)) == [
+        Call(Dialect.JSON, Opcode.PING, Ping(), 4 + len(longest)),
+        Undecoded(longest + b" "),
+        Call(Dialect.JSON, Opcode.PING, Ping(), 4 + len(ping)),
+    ]
+
+
+def long_produce(records: str) -> ProduceRun | Call:
+    padding = " " * DECODED_ON_LOOP_BYTES_MAX
+    text = f'{{"Produce":{{"topic":"t","partition":3,{padding}"records":{records}}}}}'
+    return json_dialect.decode_request(text.encode())
+
+
+@pytest.mark.parametrize("size", [1, 40_000, 70_000, 1_000_000])
+def test_long_records_are_decoded_in_steps_of_a_bounded_size(size: int) -> None:
+    values = [b"ab", bytes(range(256)) * (size // 256 + 1), b"", b"\xff", bytes(size), b"z" * size]
+    steps = 0
+
+    def check() -> None:
+        nonlocal steps
+        steps += 1
+
+    payload = json.dumps({"Produce": {"topic": "t", "partition": 3, "records": [list(value) for value in values]}})
+    run = json_dialect.decode_request(payload.encode(), check)
+    assert isinstance(run, ProduceRun)
+    assert run.values == values
+    if len(payload) > DECODED_ON_LOOP_BYTES_MAX:
+        assert steps > len(payload) // (3 * json_dialect.STEP_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        ("[[1],[256]]", "Expected `int` <= 255 - at `$.records`"),
+        ("[[1],[-1]]", "records must be arrays of numbers from 0 to 255"),
+        ('[[1],"x"]', "records must be arrays of numbers from 0 to 255"),
+        ("[[1],[[]]]", "records must be arrays of numbers from 0 to 255"),
+        ("[[1],[1.5]]", "records must be arrays of numbers from 0 to 255"),
+        ("[1]", "Expected `array`, got `int` - at `$.records`"),
+        ("{}", "records must be arrays of numbers from 0 to 255"),
+        ("5", "records must be arrays of numbers from 0 to 255"),
+        ("null", "records must be arrays of numbers from 0 to 255"),
+        ("[[1],]", "JSON is malformed"),
+        ("[[1][2]]", "JSON is malformed"),
+    ],
+)
+def test_what_is_wrong_with_long_records_is_said(records: str, reason: str) -> None:
+    refused = long_produce(records)
+    assert isinstance(refused, Call)
+    assert isinstance(refused.body, BadRequest)
+    assert reason in refused.body.message
+
+
+def test_work_that_is_stopped_ends_within_a_step() -> None:
+    class Stop(Exception):
+        pass
+
+    def check() -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        json_dialect.take_records(b"[[1]]", check)
 
 
 def test_counts_that_lie_allocate_nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,11 +15,12 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.rustlog import binary_client, json_client
+from penstock.protocols.rustlog import binary_client, json_client, json_dialect
 from penstock.protocols.rustlog.codec import ReplyDecoder
 from penstock.protocols.rustlog.messages import CreateTopic, Fetch, ListTopics, Ping, Reply
 from penstock.protocols.rustlog.session import CALLS_PER_TURN_MAX, RustLog, RustLogSession
-from penstock.protocols.rustlog.wire import Opcode
+from penstock.protocols.rustlog.wire import DECODED_ON_LOOP_BYTES_MAX, Opcode, frame
+from penstock.protocols.workers import Check
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import MemoryConnection
 
@@ -88,6 +91,53 @@ async def test_replies_come_in_order_and_everything_held_is_released(talk: Conve
         Opcode.FETCH,
         Opcode.ERROR,
     ]
+    assert talk.connection.held_bytes == 0
+
+
+async def test_long_json_keeps_its_place_among_the_others(talk: Conversation, broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    large = json_client.encode_produce("t", 0, [bytes(100_000), b"x"])
+    small = json_client.encode_produce("t", 0, [b"y"])
+    refused = json_client.encode_produce("t", 7, [bytes(100_000)])
+    padded = b'{"Ping":{}}' + b" " * DECODED_ON_LOOP_BYTES_MAX
+    fetch = binary_client.encode_call(Fetch("t", 0, 0, 1 << 20, ""))
+    talk.session.receive(b"".join([small, large, refused, small, frame(padded), fetch, large, PING]))
+    replies = await talk.hear(8)
+    assert replies[:4] == [Opcode.PRODUCE, Opcode.PRODUCE, Opcode.ERROR, Opcode.PRODUCE]
+    assert replies[4:] == [Opcode.PING, Opcode.FETCH, Opcode.PRODUCE, Opcode.PING]
+    assert broker.partition(ANONYMOUS, "t", 0).committed_end == 6
+    assert talk.connection.held_bytes == 0
+
+
+async def test_decoding_ends_with_its_connection(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def endless(payload: bytes, check: Check) -> None:
+        started.set()
+        try:
+            while True:
+                check()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(json_dialect, "decode_request", endless)
+    talk.session.receive(json_client.encode_produce("t", 0, [bytes(100_000)]) + PING)
+    await asyncio.to_thread(started.wait)
+    talk.session.closed()
+    assert await asyncio.to_thread(ended.wait, 10)
+    while talk.connection.held_bytes:
+        await asyncio.sleep(0)
+
+
+async def test_an_exception_out_of_decoding_is_answered_and_the_conversation_goes_on(
+    talk: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(json_dialect, "decode_request", broken)
+    talk.session.receive(json_client.encode_produce("t", 0, [bytes(100_000)]) + PING)
+    assert await talk.hear(2) == [Opcode.ERROR, Opcode.PING]
     assert talk.connection.held_bytes == 0
 
 

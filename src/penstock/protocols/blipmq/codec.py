@@ -6,7 +6,8 @@ one slice. Everything else is a `Frame`, whose payload is looked into when its t
 state of the conversation.
 
 A frame that is half received is kept as it came, and nothing is allocated by the length it announces. Only framing can be broken (a
-length out of bounds, a type that is none): what came before is still returned, then `violation` is set.
+length out of bounds, a type that is none): what came before is still returned, then `violation` is set. A frame that is too large only
+because its peer has not logged in is returned without its payload, so that it is answered before the connection ends.
 """
 
 from __future__ import annotations
@@ -57,15 +58,24 @@ class PublishRun(NamedTuple):
     size_bytes: int
     """On the wire."""
 
+    def publishes(self) -> list[PublishRun]:
+        """Each publish as a run of its own."""
+        return [
+            PublishRun(self.qos, self.topic, [correlation_id], [value], 0)
+            for correlation_id, value in zip(self.correlation_ids, self.values, strict=True)
+        ]
+
 
 class Decoder:
     """One direction of one connection."""
 
-    __slots__ = ("_runs", "_unfinished", "violation")
+    __slots__ = ("_runs", "_unfinished", "length_max", "violation")
 
-    def __init__(self, *, runs: bool = True) -> None:
+    def __init__(self, *, runs: bool = True, length_max: int = LENGTH_MAX) -> None:
         """Without `runs` every PUBLISH is a `Frame`: a client's side of the conversation, where each answers a POLL."""
         self._runs = runs
+        self.length_max = length_max
+        """Below the protocol's own maximum until the peer has logged in."""
         self._unfinished = Unfinished()
         self.violation: ProtocolViolation | None = None
 
@@ -106,6 +116,15 @@ class Decoder:
                 raise ProtocolViolation(
                     f"frame length {length} is out of bounds: {LENGTH_MIN} to {LENGTH_MAX} are allowed"
                 )
+            if length > self.length_max:
+                self._unfinished.needed_bytes = HEAD_BYTES
+                if messages or end - position < HEAD_BYTES:
+                    return position  # one of the messages may be the login that allows it
+                if kind in _TYPES:
+                    messages.append(Frame(kind, correlation_id, b""))
+                raise ProtocolViolation(
+                    f"frame length {length} is out of bounds: at most {self.length_max} before the peer has authenticated"
+                )
             frame_end = position + LENGTH_BYTES + length
             if frame_end > end:
                 self._unfinished.needed_bytes = frame_end - position
@@ -137,14 +156,14 @@ class Decoder:
         prefix = data[first + HEAD_BYTES : position - len(run.values[0])]
         head_bytes = HEAD_BYTES + len(prefix)
         length_min = head_bytes - LENGTH_BYTES
-        end, stop = len(data), first + RUN_BYTES_MAX
+        end, stop, length_max = len(data), first + RUN_BYTES_MAX, self.length_max
         unpack, add_id, add_value = HEAD.unpack_from, run.correlation_ids.append, run.values.append
         while end - position >= head_bytes and position < stop:
             length, kind, correlation_id = unpack(data, position)
             frame_end = position + LENGTH_BYTES + length
             if (
                 kind != _PUBLISH
-                or not length_min <= length <= LENGTH_MAX
+                or not length_min <= length <= length_max
                 or frame_end > end
                 or not data.startswith(prefix, position + HEAD_BYTES)
             ):

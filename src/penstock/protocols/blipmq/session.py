@@ -12,7 +12,7 @@ Bad framing ends the conversation; everything else is answered with a NACK and g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -24,10 +24,11 @@ from penstock.broker.api_keys import DEFAULT_ROLES, PRINCIPAL_PREFIX, digest_of
 from penstock.broker.broker import Broker
 from penstock.broker.cursor import NOT_IN_MEMORY
 from penstock.broker.producer import ANY_PARTITION
-from penstock.broker.spreading import Placement, Scattered
+from penstock.broker.spreading import OnPlaced, Placement, Scattered
 from penstock.broker.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Delivery, Subscription
+from penstock.broker.throttle import Throttle
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from penstock.net.session import Connection
 from penstock.protocols.blipmq import codec, wire
 from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
@@ -42,6 +43,8 @@ FRAMES_PER_TURN_MAX: Final = 256
 """Frames other than publishes that one session deals with before it lets others have their turn of the loop."""
 SILENCE: Final = b""
 CONFIGURED_KEY: Final = PRINCIPAL_PREFIX + "configured"
+UNKNOWN_KEY: Final = PRINCIPAL_PREFIX + "unknown"
+"""What the audit trail calls whoever presents a key that nobody has."""
 _HELLO, _AUTH, _PUBLISH, _SUBSCRIBE, _ACK = (int(kind) for kind in list(FrameType)[:5])
 _PING, _POLL = int(FrameType.PING), int(FrameType.POLL)
 
@@ -74,15 +77,29 @@ class BlipMQ:
         self.clock = clock
         self.message_ttl_ms = message_ttl_ms
         self.stats = BlipMQStats()
-        self._configured: Mapping[bytes, None] = dict.fromkeys(map(digest_of, api_keys))
+        self._configured = frozenset(map(digest_of, api_keys))
+        self._throttle = Throttle(clock)
 
-    def authenticate(self, key: str, address: str) -> tuple[Principal, bytes | None] | None:
-        """Who presents the key, and its digest where it can be revoked; None where it is not accepted."""
+    def authenticate(self, key: str, address: str) -> tuple[Principal, bytes | None]:
+        """Return who presents the key, and its digest if it can be revoked. Raises AuthenticationFailed.
+
+        Failures are audited and make later attempts from the same address wait. Keys that the broker made are exempt: nobody guesses
+        256 random bits, so a wrong key elsewhere on a shared address need not lock their holders out.
+        """
         digest = digest_of(key)
-        if digest in self._configured:
-            return Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES), address=address), None
         principal = self.broker.api_keys.authenticate(key, address)
-        return None if principal is None else (principal, digest)
+        if principal is not None:
+            return principal, digest
+        wait_s = self._throttle.wait_s(None, address)
+        if not wait_s and digest in self._configured:
+            return Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES), address=address), None
+        self.broker.audit.note_refusal(
+            Principal(UNKNOWN_KEY, address=address), "auth.failure", UNKNOWN_KEY, "login", "failure"
+        )
+        if wait_s:
+            raise AuthenticationFailed(wire.TOO_MANY_ATTEMPTS.format(wait_s))
+        self._throttle.failed(None, address)
+        raise AuthenticationFailed(wire.INVALID_API_KEY)
 
     def __call__(self, connection: Connection) -> BlipMQSession:
         return BlipMQSession(self, connection)
@@ -116,7 +133,7 @@ class BlipMQSession(InTurns):
         self._subscriptions = shared.broker.subscriptions
         self._stats = shared.stats
         self._connection = connection
-        self._decoder = Decoder()
+        self._decoder = Decoder(length_max=wire.LOGIN_LENGTH_MAX)
         self._replies = ReplyQueue(self._send, self._loop.call_soon)
         self._waiting: deque[Frame | PublishRun] = deque()
         self._greeted = False
@@ -133,14 +150,21 @@ class BlipMQSession(InTurns):
     def receive(self, data: bytes) -> None:
         if self._key_digest is not None and not self._broker.api_keys.is_valid(self._key_digest):
             self._principal = self._key_digest = None  # revoked since
+            self._decoder.length_max = wire.LOGIN_LENGTH_MAX
+        authenticated = self._principal is not None
+        self._receive(data)
+        if not authenticated and self._decoder.violation is None:
+            self._receive(b"")  # a frame that was too large before the login is read after it
+        self._connection.frame_pending(self._decoder.partial)
+        if self._decoder.violation is not None:
+            raise self._decoder.violation
+
+    def _receive(self, data: bytes) -> None:
         messages = self._decoder.feed(data)
         if messages:
             self._connection.hold(sum(map(_held_bytes, messages)))
             self._waiting += messages
             self._advance()
-        self._connection.frame_pending(self._decoder.partial)
-        if self._decoder.violation is not None:
-            raise self._decoder.violation
 
     def resume(self) -> None:
         self._advance()
@@ -195,7 +219,10 @@ class BlipMQSession(InTurns):
         elif self._broker.has_topic(run.topic):
             self._write(principal, run, slot, held_bytes)
         else:
-            self._in_background(self._create_and_write(principal, run, slot, held_bytes))
+            self._in_background(
+                self._create_and_write(principal, run, slot, held_bytes),
+                partial(self._work_failed, run.correlation_ids, slot, held_bytes),
+            )
 
     async def _create_and_write(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
         try:
@@ -205,24 +232,27 @@ class BlipMQSession(InTurns):
         else:
             self._write(principal, run, slot, held_bytes)
 
-    def _write(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _produce(self, principal: Principal, run: PublishRun, done: OnPlaced) -> None:
         count, ttl_ms = len(run.values), self._shared.message_ttl_ms
+        self._broker.produce(
+            principal,
+            run.topic,
+            ANY_PARTITION,
+            run.values,
+            headers=None if run.qos == AT_LEAST_ONCE else [QOS0_HEADERS] * count,
+            expiries=None if ttl_ms is None else [self._shared.clock.now_ms() + ttl_ms] * count,
+            done=done,
+        )
+
+    def _write(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
         self._writes_in_flight += 1
         self._qos1_in_flight += run.qos
         try:
-            self._broker.produce(
-                principal,
-                run.topic,
-                ANY_PARTITION,
-                run.values,
-                headers=None if run.qos == AT_LEAST_ONCE else [QOS0_HEADERS] * count,
-                expiries=None if ttl_ms is None else [self._shared.clock.now_ms() + ttl_ms] * count,
-                done=partial(self._written, run, slot, held_bytes),
-            )
+            self._produce(principal, run, partial(self._written, principal, run, slot, held_bytes))
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self._qos1_in_flight -= run.qos
-            if isinstance(error, InvalidRequest) and count > 1:
+            if isinstance(error, InvalidRequest) and len(run.values) > 1:
                 self._write_one_by_one(principal, run, slot, held_bytes)
             else:
                 self._answer(slot, self._publish_failed(run.correlation_ids, error), held_bytes)
@@ -233,16 +263,49 @@ class BlipMQSession(InTurns):
     def _write_one_by_one(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
         """The broker refuses a run whole, but the peer sent single publishes: only those at fault may fail."""
         share_bytes, rest_bytes = divmod(held_bytes, len(run.values))
-        for row, (correlation_id, value) in enumerate(zip(run.correlation_ids, run.values, strict=True)):
-            single = PublishRun(run.qos, run.topic, [correlation_id], [value], 0)
+        for row, single in enumerate(run.publishes()):
             if row == 0:
                 self._write(principal, single, slot, share_bytes + rest_bytes)
             else:
                 self._write(principal, single, self._replies.reserve(), share_bytes)
 
-    def _written(self, run: PublishRun, slot: ReplySlot, held_bytes: int, placed: list[Placement] | Scattered) -> None:
-        self._writes_in_flight -= 1
-        self._qos1_in_flight -= run.qos
+    def _written(
+        self,
+        principal: Principal,
+        run: PublishRun,
+        slot: ReplySlot,
+        held_bytes: int,
+        placed: list[Placement] | Scattered,
+    ) -> None:
+        if len(run.values) > 1 and not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest):
+            self._write_again_one_by_one(principal, run, slot, held_bytes)
+        else:
+            self._settle(run, slot, held_bytes, self._failures(run, placed))
+
+    def _write_again_one_by_one(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
+        """Retry a run that a check in the background refused. Its NACKs are due where its slot is."""
+        replies = [SILENCE] * len(run.values)
+        left = len(replies)
+
+        def settle(row: int, reply: bytes) -> None:
+            nonlocal left
+            replies[row] = reply
+            left -= 1
+            if not left:
+                self._settle(run, slot, held_bytes, b"".join(replies))
+
+        for row, single in enumerate(run.publishes()):
+
+            def written(placed: list[Placement] | Scattered, row: int = row, single: PublishRun = single) -> None:
+                settle(row, self._failures(single, placed))
+
+            try:
+                self._produce(principal, single, written)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+                settle(row, self._publish_failed(single.correlation_ids, error))
+
+    def _failures(self, run: PublishRun, placed: list[Placement] | Scattered) -> bytes:
+        """The NACKs of a run that was placed: none where all of it is stored."""
         reply = SILENCE
         if not isinstance(placed, Scattered):
             for _, rows, result in placed:
@@ -250,6 +313,11 @@ class BlipMQSession(InTurns):
                     ids = run.correlation_ids
                     failed = ids[rows] if isinstance(rows, slice) else [ids[row] for row in rows]
                     reply += self._publish_failed(failed, result)
+        return reply
+
+    def _settle(self, run: PublishRun, slot: ReplySlot, held_bytes: int, reply: bytes) -> None:
+        self._writes_in_flight -= 1
+        self._qos1_in_flight -= run.qos
         if run.qos == AT_MOST_ONCE:  # its place was given up when it was written
             slot = self._replies.reserve()
         self._answer(slot, reply, held_bytes)
@@ -319,10 +387,8 @@ class BlipMQSession(InTurns):
         key = codec.parse_auth(payload)
         if key is None:
             return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_AUTH)
-        accepted = self._shared.authenticate(key, self._connection.peer)
-        if accepted is None:
-            return self._nack(correlation_id, NackCode.UNAUTHENTICATED, wire.INVALID_API_KEY)
-        self._principal, self._key_digest = accepted
+        self._principal, self._key_digest = self._shared.authenticate(key, self._connection.peer)
+        self._decoder.length_max = wire.LENGTH_MAX
         return codec.encode_ack(correlation_id)
 
     def _ack(self, principal: Principal, tag: int, payload: bytes) -> bytes:
@@ -370,7 +436,10 @@ class BlipMQSession(InTurns):
         if qos > wire.QOS_MAX:
             return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_QOS)
         subscribing = self._subscriptions.subscribe(principal, topic, qos)
-        self._in_background(self._subscribed(subscribing, correlation_id, slot, held_bytes))
+        self._in_background(
+            self._subscribed(subscribing, correlation_id, slot, held_bytes),
+            partial(self._work_failed, [correlation_id], slot, held_bytes),
+        )
         return None
 
     async def _subscribed(
@@ -397,7 +466,10 @@ class BlipMQSession(InTurns):
             return SILENCE
         reply = self._take(principal, correlation_id, subscription)
         if reply is None:
-            self._in_background(self._take_from_disk(principal, correlation_id, subscription, slot, held_bytes))
+            self._in_background(
+                self._take_from_disk(principal, correlation_id, subscription, slot, held_bytes),
+                partial(self._work_failed, [correlation_id], slot, held_bytes),
+            )
         return reply
 
     async def _take_from_disk(
@@ -434,6 +506,12 @@ class BlipMQSession(InTurns):
     def _nack(self, correlation_id: int, code: int, reason: str) -> bytes:
         self._stats.errors += 1
         return codec.encode_nack(correlation_id, code, reason)
+
+    def _work_failed(self, correlation_ids: Sequence[int], slot: ReplySlot, held_bytes: int, error: Exception) -> None:
+        """Answer what background work left unanswered when it raised."""
+        if slot.data is None:
+            code, reason = self._reason(error, len(correlation_ids) - 1)
+            self._answer(slot, b"".join([self._nack(each, code, reason) for each in correlation_ids]), held_bytes)
 
     def _reason(self, error: Exception, more: int = 0) -> tuple[NackCode, str]:
         """The code and the words for an error. `more`: how many others ended the same way."""

@@ -51,6 +51,8 @@ LENGTH_BYTES: Final = 4
 LENGTH_MIN: Final = 9
 """Type and correlation id."""
 LENGTH_MAX: Final = 16 << 20
+LOGIN_LENGTH_MAX: Final = 64 << 10
+"""Until AUTH has succeeded. The longest AUTH there can be has nine bytes and a few more than that; keys have 46."""
 PUBLISH_FIXED_BYTES: Final = 3
 """QoS and the length of the topic."""
 QOS_MAX: Final = 1
@@ -64,6 +66,7 @@ HELLO_NOT_PERFORMED: Final = "HELLO not performed"
 ALREADY_AUTHENTICATED: Final = "already authenticated"
 INVALID_AUTH: Final = "invalid AUTH payload"
 INVALID_API_KEY: Final = "invalid API key"
+TOO_MANY_ATTEMPTS: Final = "too many failed attempts: try again in {:.1f} s"
 UNAUTHENTICATED: Final = "unauthenticated"
 INVALID_PUBLISH: Final = "invalid PUBLISH payload"
 EMPTY_TOPIC: Final = "empty topic"

@@ -74,9 +74,7 @@ def decode_publish(flags: int, payload: bytes) -> BinaryPublish:
     names_end = _end_of_names(payload, names_at)
     tenant_id, namespace, stream = _names(payload[names_at:names_end])
     reader.position = names_end
-    count = reader.count32("payloads", LENGTH_BYTES)
-    if count > BATCH_EVENTS_MAX:
-        raise ProtocolViolation(f"{count} payloads are too many for one batch: send at most {BATCH_EVENTS_MAX}")
+    count = reader.count32("payloads", LENGTH_BYTES, BATCH_EVENTS_MAX)
     payloads = split_payloads(payload, reader.position, count)
     return BinaryPublish(tenant_id, namespace, stream, payloads, key, request_id)
 
@@ -203,5 +201,5 @@ def decode_events(flags: int, payload: bytes) -> Events:
     reader = ByteReader(payload)
     subscription_id = reader.u64("subscription id") if flags & EVENT_BATCH else None
     base_offset = reader.u64("base offset") if flags & BASE_OFFSET else None
-    count = reader.count32("payloads", LENGTH_BYTES)
+    count = reader.count32("payloads", LENGTH_BYTES, BATCH_EVENTS_MAX)
     return Events(split_payloads(payload, reader.position, count), base_offset, subscription_id)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -27,14 +27,19 @@ import numpy.typing as npt
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import I32, U16, U32
+from penstock.protocols.flymq.limits import (
+    DECODED_ON_LOOP_BYTES_MAX,
+    GZIP_MEMBERS_MAX,
+    LOGIN_PAYLOAD_BYTES_MAX,
+)
 from penstock.protocols.flymq.reply_decoding import decode_produced
 from penstock.protocols.flymq.request_decoding import decode_request, produce_fault
 from penstock.protocols.flymq.request_messages import (
     BadRequest,
     Call,
-    Compressed,
     ProduceRun,
     Request,
+    Undecoded,
 )
 from penstock.protocols.flymq.transactions.messages import TxnProduce
 from penstock.protocols.flymq.transactions.requests import take_alike
@@ -55,7 +60,11 @@ from penstock.protocols.unfinished import Unfinished
 _PRODUCE = int(Opcode.PRODUCE)
 _UNIFORM_FRAMES_MIN = 16
 """Below this many frames, setting up arrays costs more than it saves."""
+_LONG_LISTS = frozenset({Opcode.READ_PLAN, Opcode.STAGE_COMMIT, Opcode.TXN_COMMIT})
+"""Requests whose lists may have tens of thousands of items."""
 _GZIP_WINDOW_BITS = 31
+_GZIP_STEP_BYTES = 64 << 10
+"""Of compressed input taken at a time, and of output made: a fraction of a millisecond."""
 
 Message = TypeVar("Message")
 
@@ -72,10 +81,10 @@ class CodecLimits:
 class _FrameDecoder(ABC, Generic[Message]):
     """Cuts a stream into frames; subclasses say what a frame means."""
 
-    __slots__ = ("_limits", "_unfinished", "violation")
+    __slots__ = ("_unfinished", "payload_bytes_max", "violation")
 
     def __init__(self, limits: CodecLimits | None = None) -> None:
-        self._limits = limits or CodecLimits()
+        self.payload_bytes_max = (limits or CodecLimits()).payload_bytes_max
         self._unfinished = Unfinished()
         self.violation: ProtocolViolation | None = None
 
@@ -104,7 +113,7 @@ class _FrameDecoder(ABC, Generic[Message]):
     def _decode(self, data: bytes, messages: list[Message]) -> int:
         """Append what is complete to `messages`; returns where the incomplete rest begins."""
         position, end = 0, len(data)
-        payload_bytes_max = self._limits.payload_bytes_max
+        payload_bytes_max = self.payload_bytes_max
         while end - position >= HEADER_BYTES:
             magic, version, opcode, flags, length = HEADER.unpack_from(data, position)
             if magic != MAGIC or version != VERSION:
@@ -112,6 +121,7 @@ class _FrameDecoder(ABC, Generic[Message]):
                     f"not a FlyMQ frame: it begins with {data[position : position + 2].hex(' ')}, af 01 is expected"
                 )
             if length > payload_bytes_max:
+                self._refuse(opcode, length, messages)
                 raise ProtocolViolation(f"frame of {length} payload bytes, at most {payload_bytes_max} are allowed")
             frame_end = position + HEADER_BYTES + length
             if frame_end > end:
@@ -128,6 +138,9 @@ class _FrameDecoder(ABC, Generic[Message]):
         if start and (start[0] != MAGIC or (len(start) > 1 and start[1] != VERSION)):
             raise ProtocolViolation(f"not a FlyMQ frame: it begins with {start[:2].hex(' ')}, af 01 is expected")
 
+    def _refuse(self, opcode: int, length: int, messages: list[Message]) -> None:
+        """Add what answers a frame that is too large, if anything does."""
+
     @abstractmethod
     def _take(
         self, opcode: int, flags: int, data: bytes, position: int, frame_end: int, messages: list[Message]
@@ -138,19 +151,48 @@ class _FrameDecoder(ABC, Generic[Message]):
 class RequestDecoder(_FrameDecoder[Request]):
     """The server's side."""
 
-    __slots__ = ()
+    __slots__ = ("_limits", "_login_required")
+
+    def __init__(self, limits: CodecLimits | None = None, *, login_required: bool = False) -> None:
+        """Where a login is required, `authenticated` lifts the smaller bound that holds before it."""
+        super().__init__(limits)
+        self._limits = limits or CodecLimits()
+        self._login_required = login_required
+        if login_required:
+            self.payload_bytes_max = min(self.payload_bytes_max, LOGIN_PAYLOAD_BYTES_MAX)
+
+    @property
+    def limits(self) -> CodecLimits:
+        """What a request may make us hold now."""
+        if not self._login_required:
+            return self._limits
+        return CodecLimits(self.payload_bytes_max, min(self._limits.inflated_bytes_max, LOGIN_PAYLOAD_BYTES_MAX))
+
+    def authenticated(self) -> None:
+        self._login_required = False
+        self.payload_bytes_max = self._limits.payload_bytes_max
+
+    def _refuse(self, opcode: int, length: int, messages: list[Request]) -> None:
+        if self._login_required and length <= self._limits.payload_bytes_max:
+            fault = f"authentication required: a request before the login has at most {self.payload_bytes_max} bytes, not {length}"
+            messages.append(Call(opcode, BadRequest(fault), HEADER_BYTES))
 
     def _take(
         self, opcode: int, flags: int, data: bytes, position: int, frame_end: int, messages: list[Request]
     ) -> int:
         if flags & COMPRESSION_MASK in COMPRESSION_GZIP:
-            messages.append(Call(opcode, Compressed(data[position + HEADER_BYTES : frame_end]), frame_end - position))
+            payload = data[position + HEADER_BYTES : frame_end]
+            messages.append(Call(opcode, Undecoded(payload, gzip=True), frame_end - position))
+            return frame_end
+        if opcode in _LONG_LISTS and frame_end - position > DECODED_ON_LOOP_BYTES_MAX:
+            payload = data[position + HEADER_BYTES : frame_end]
+            messages.append(Call(opcode, Undecoded(payload, gzip=False), frame_end - position))
             return frame_end
         if opcode != _PRODUCE:
-            body = decode_request(opcode, data[position + HEADER_BYTES : frame_end])
+            body = decode_request(opcode, data, position + HEADER_BYTES, frame_end)
             first, position = position, frame_end
             if isinstance(body, TxnProduce) and len(data) > frame_end:
-                position = take_alike(body, data, first, frame_end, self._limits.payload_bytes_max)
+                position = take_alike(body, data, first, frame_end, self.payload_bytes_max)
             messages.append(Call(opcode, body, position - first))
             return position
         run, topic_field_bytes = _first_of_run(data, position, frame_end)
@@ -166,7 +208,7 @@ class RequestDecoder(_FrameDecoder[Request]):
         if len(data) == frame_end:
             return frame_end
         frame_end = _take_uniform(run, data, position, frame_end, topic_field_bytes)
-        return _take_alike(run, data, position, frame_end, topic_field_bytes, self._limits.payload_bytes_max)
+        return _take_alike(run, data, position, frame_end, topic_field_bytes, self.payload_bytes_max)
 
 
 def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRun | Call, int]:
@@ -187,7 +229,7 @@ def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRu
     except (struct.error, UnicodeDecodeError):
         pass
     # Something is wrong with it: read it again, slowly, to say what.
-    fault = produce_fault(data[position + HEADER_BYTES : frame_end])
+    fault = produce_fault(data, position + HEADER_BYTES, frame_end)
     return Call(_PRODUCE, BadRequest(fault), frame_end - position), 0
 
 
@@ -341,38 +383,53 @@ def _take_alike(
     return position
 
 
-def inflate(call: Call, limits: CodecLimits) -> Request:
-    """The request inside a gzip payload; its size is that of the payload inflated."""
-    assert isinstance(call.body, Compressed)
-    try:
-        payload = _gunzip(call.body.payload, limits.inflated_bytes_max)
-    except ProtocolViolation as violation:
-        return Call(call.opcode, BadRequest(violation.message), call.request_bytes)
+def decode_undecoded(call: Call, limits: CodecLimits, check: Callable[[], None]) -> Request:
+    """Decode a request whose payload was left as it came; its size is that of the payload inflated.
+
+    Made for a thread: `check` is called between pieces of work, and raises what it likes to end it.
+    """
+    assert isinstance(call.body, Undecoded)
+    payload = call.body.payload
+    if call.body.gzip:
+        try:
+            payload = _gunzip(payload, limits.inflated_bytes_max, check)
+        except ProtocolViolation as violation:
+            return Call(call.opcode, BadRequest(violation.message), call.request_bytes)
+    check()
     request_bytes = HEADER_BYTES + len(payload)
     if call.opcode == _PRODUCE:
         return _first_of_run(bytes(HEADER_BYTES) + payload, 0, request_bytes)[0]
     return Call(call.opcode, decode_request(call.opcode, payload), request_bytes)
 
 
-def _gunzip(data: bytes, bytes_max: int) -> bytes:
+def _gunzip(data: bytes, bytes_max: int, check: Callable[[], None]) -> bytes:
+    """Inflate in small steps, so that neither input nor output is copied more than once and `check` is called often."""
+    view = memoryview(data)
     parts: list[bytes] = []
-    room = bytes_max
-    while True:
+    room, position = bytes_max, 0
+    for _ in range(GZIP_MEMBERS_MAX):
         member = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        try:
-            # One byte more than allowed tells a payload that is exactly full from one that goes on.
-            part = member.decompress(data, room + 1)
-        except zlib.error as error:
-            raise ProtocolViolation(f"gzip: invalid header or data: {error}") from None
-        room -= len(part)
-        if room < 0:
-            raise ProtocolViolation(f"gzip: the payload inflates to more than {bytes_max} bytes")
-        if not member.eof:
-            raise ProtocolViolation("gzip: unexpected end of the compressed payload")
-        parts.append(part)
-        data = member.unused_data
-        if not data:
+        while not member.eof:
+            check()
+            step: bytes | memoryview = member.unconsumed_tail
+            if not step:
+                step = view[position : position + _GZIP_STEP_BYTES]
+                position += len(step)
+            try:
+                # One byte more than allowed tells a payload that is exactly full from one that goes on.
+                part = member.decompress(step, min(room + 1, _GZIP_STEP_BYTES))
+            except zlib.error as error:
+                raise ProtocolViolation(f"gzip: invalid header or data: {error}") from None
+            if not part and not step:
+                raise ProtocolViolation("gzip: unexpected end of the compressed payload")
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                raise ProtocolViolation(f"gzip: the payload inflates to more than {bytes_max} bytes")
+        position -= len(member.unused_data)
+        if position == len(data):
             return b"".join(parts)
+    raise ProtocolViolation(f"gzip: more than {GZIP_MEMBERS_MAX} members: compress the payload as one")
 
 
 # --- the client's side ---

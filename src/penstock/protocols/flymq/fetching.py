@@ -6,7 +6,7 @@ offset. Whatever is in the log's memory is gathered at once. Only when that runs
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from penstock.protocols.flymq.reply_encoding import encode_consumed, encode_fetc
 from penstock.protocols.flymq.reply_messages import Rows, UniformRows
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
 from penstock.protocols.values import uniform_values
+from penstock.protocols.workers import Check, Worker
 
 READ_BYTES_MIN = 64 << 10
 
@@ -107,9 +108,17 @@ class Fetcher:
         return _consumed(partition, await partition.read(offset, 1), offset, opcode, self._clock.now_ms())
 
     def fetch(
-        self, partition: Partition, offset: int, max_records: int, wanted: str | None, opcode: int, *, native: bool
+        self,
+        partition: Partition,
+        offset: int,
+        max_records: int,
+        wanted: str | None,
+        opcode: int,
+        *,
+        native: bool,
+        worker: Worker,
     ) -> bytes | Coroutine[Any, Any, bytes]:
-        """The reply to a FETCH, or what will become it.
+        """The reply to a FETCH, or what will become it. `worker` compiles and evaluates a filter.
 
         Where retention has passed the offset, it goes on with the first record that is left: a deployed reader would otherwise
         ask for the same offset for ever. Beyond the end there is nothing, and the next offset is the one asked for.
@@ -122,7 +131,7 @@ class Fetcher:
             return gathering.encode(opcode, native=native)
         gathering.next_offset = max(offset, partition.start_offset)
         if wanted:
-            return self._fetch_filtered(partition, gathering, RecordFilter(wanted), opcode, native)
+            return self._fetch_filtered(partition, gathering, wanted, opcode, native, worker)
         while gathering.open and gathering.next_offset < partition.committed_end:
             blocks = partition.read_cached(
                 gathering.next_offset, _read_bytes(partition, gathering.records_left, self._limits)
@@ -150,13 +159,19 @@ class Fetcher:
         return gathering.encode(opcode, native=native)
 
     async def _fetch_filtered(
-        self, partition: Partition, gathering: Gathering, wanted: RecordFilter, opcode: int, native: bool
+        self, partition: Partition, gathering: Gathering, wanted: str, opcode: int, native: bool, worker: Worker
     ) -> bytes:
         limits, clock = self._limits, self._clock
-        deadline_s = clock.monotonic() + limits.scan_s_max
+        record_filter = await worker.run(lambda _: RecordFilter(wanted))
+        deadline_s = math.inf  # until the search has begun: waiting for a thread is not searching
 
         def out_of_time() -> bool:
             return clock.monotonic() >= deadline_s
+
+        def scan(check: Check) -> int:
+            nonlocal deadline_s
+            deadline_s = min(deadline_s, clock.monotonic() + limits.scan_s_max)
+            return _scan(gathering, blocks, record_filter, limits.scanned_max - scanned, out_of_time, check)
 
         scanned = 0
         while gathering.open and scanned < limits.scanned_max and gathering.next_offset < partition.committed_end:
@@ -168,9 +183,7 @@ class Fetcher:
                 break
             if not blocks:
                 break
-            scanned += await asyncio.to_thread(
-                _scan, gathering, blocks, wanted, limits.scanned_max - scanned, out_of_time
-            )
+            scanned += await worker.run(scan)
             if out_of_time():
                 break
         return gathering.encode(opcode, native=native)
@@ -182,6 +195,7 @@ def _scan(
     wanted: RecordFilter,
     scanned_max: int,
     out_of_time: Callable[[], bool],
+    check: Check,
 ) -> int:
     """Gather the rows that match; returns how many were looked at, one at least. Runs in a thread, alone with its gathering."""
     scanned = 0
@@ -191,7 +205,7 @@ def _scan(
         start = block.index_of(gathering.next_offset)
         stop = min(block.count, start + scanned_max - scanned)
         offsets, keys, values = block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
-        rows, looked_at = select(wanted, keys, values, gathering.records_left, out_of_time)
+        rows, looked_at = select(wanted, keys, values, gathering.records_left, out_of_time, check)
         scanned += looked_at
         visible = visible_rows(block, start, stop, gathering.now_ms)
         if visible is not None:

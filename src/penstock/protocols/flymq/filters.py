@@ -5,7 +5,8 @@ it is text that the value or the key contains, whatever its case; else a regular
 expression matches nothing in the third way.
 
 The expressions are RE2's, which deployed brokers use too. It never backtracks, so the time is bounded by the size of expression and
-text; both are bounded here. Evaluating still takes microseconds a record, so callers do it in a thread and within a time.
+text; both are bounded here. Compiling still takes up to 20 milliseconds and evaluating microseconds a record, so callers do both in a
+thread. Large values are searched in windows, so that no step keeps the interpreter's lock for long.
 """
 
 from __future__ import annotations
@@ -18,12 +19,22 @@ import re2
 from penstock.errors import InvalidRequest
 
 FILTER_BYTES_MAX = 1024
+EXPRESSION_MEMORY_BYTES_MAX = 256 << 10
+"""For the compiled expression and the states it is searched with. Less makes searches slow that are allowed; with RE2's own 8 MiB, eleven
+characters take 90 ms to compile."""
 EXPRESSION_INSTRUCTIONS_MAX = 1000
 """Of the compiled expression. The slowest of this size take about a quarter of a microsecond a byte."""
 EXPRESSION_TEXT_BYTES_MAX = 1 << 20
 """How far into a value an expression looks."""
+PATH_TEXT_BYTES_MAX = 4 << 20
+"""Larger values have no paths: skipping over JSON takes about 3 ns a byte."""
+PATH_NAMES_MAX = 64
+WINDOW_BYTES = 256 << 10
+"""Of a value that are searched for text at a time; a window of non-ASCII text takes about 2 ms."""
+ROWS_PER_CHECK = 64
 _EXPRESSION_CHARACTERS = frozenset("\\.+*?()|[]{}^$")
 _PATH_PREFIX = "$."
+_TOO_COMPLEX = "filter is too complex: use a simpler expression, with smaller repetition counts"
 
 
 class RecordFilter:
@@ -32,16 +43,23 @@ class RecordFilter:
     def __init__(self, text: str) -> None:
         if len(text.encode()) > FILTER_BYTES_MAX:
             raise InvalidRequest(f"filter is too long: use at most {FILTER_BYTES_MAX} bytes")
-        self._path = text.removeprefix(_PATH_PREFIX).split(".") if text.startswith(_PATH_PREFIX) else None
+        self._has_path = _path_search(text.removeprefix(_PATH_PREFIX)) if text.startswith(_PATH_PREFIX) else None
         self._lowered = text.lower()
         self._lowered_bytes = self._lowered.encode() if text.isascii() else None
         self._expression = _compile(text)
 
-    def matches(self, key: bytes | None, value: bytes | None) -> bool:
+    def matches(self, key: bytes | None, value: bytes | None, check: Callable[[], None] = lambda: None) -> bool:
+        """Whether a record matches. `check` is called between the windows of a large value."""
         key, value = key or b"", value or b""
-        if self._path is not None and _has_path(value, self._path):
+        if self._has_path is not None and self._has_path(value):
             return True
-        if self._contains(value) or self._contains(key):
+        for start in range(0, len(value) or 1, WINDOW_BYTES):
+            if start:
+                check()
+            # What begins in one window may end in the next; a lower-case character is at most four times as long in bytes.
+            if self._contains(value[start : start + WINDOW_BYTES + 4 * FILTER_BYTES_MAX]):
+                return True
+        if self._contains(key):
             return True
         search = self._expression
         return search is not None and (search(value) or search(key))
@@ -58,27 +76,40 @@ def select(
     values: Sequence[bytes | None],
     matches_max: int,
     out_of_time: Callable[[], bool],
+    check: Callable[[], None],
 ) -> tuple[list[int], int]:
     """The rows that match, and how many rows were looked at: fewer than there are once matches or time are used up."""
     rows: list[int] = []
     for row, value in enumerate(values):
+        if row % ROWS_PER_CHECK == 0:
+            check()
         if len(rows) == matches_max or (row and out_of_time()):
             return rows, row
-        if wanted.matches(keys[row] if keys is not None else None, value):
+        if wanted.matches(keys[row] if keys is not None else None, value, check):
             rows.append(row)
     return rows, len(values)
 
 
-def _has_path(value: bytes, path: list[str]) -> bool:
-    try:
-        node = msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    for name in path:
-        if not isinstance(node, dict) or name not in node:
+def _path_search(path: str) -> Callable[[bytes], bool]:
+    """A function that tells whether a JSON value has a path. It decodes nothing beside the path: the rest is skipped over."""
+    names = path.split(".")
+    if len(names) > PATH_NAMES_MAX:
+        raise InvalidRequest(f"filter path is too deep: {len(names)} names, at most {PATH_NAMES_MAX}")
+    kind: type = msgspec.Raw
+    for name in reversed(names):
+        kind = msgspec.defstruct("Node", [("field", kind)], rename={"field": name})
+    decode: Callable[[bytes], object] = msgspec.json.Decoder(kind).decode
+
+    def found(value: bytes) -> bool:
+        if len(value) > PATH_TEXT_BYTES_MAX:
             return False
-        node = node[name]
-    return True
+        try:
+            decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
+    return found
 
 
 def _compile(text: str) -> Callable[[bytes], bool] | None:
@@ -87,14 +118,17 @@ def _compile(text: str) -> Callable[[bytes], bool] | None:
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
+    options.max_mem = EXPRESSION_MEMORY_BYTES_MAX
     try:
         expression = re2.compile(text, options)
-    except re2.error:
+    except re2.error as error:
+        if b"too large" in error.args[0]:
+            raise InvalidRequest(_TOO_COMPLEX) from None
         return None
     finally:
         re2.purge()  # its cache would keep the memory of 128 strangers' expressions
     if expression.programsize > EXPRESSION_INSTRUCTIONS_MAX:
-        raise InvalidRequest("filter is too complex: use a simpler expression, with smaller repetition counts")
+        raise InvalidRequest(_TOO_COMPLEX)
 
     def found(data: bytes) -> bool:
         return expression.search(data, 0, EXPRESSION_TEXT_BYTES_MAX) is not None

@@ -73,6 +73,7 @@ from penstock.protocols.flymq.request_messages import (
 from penstock.protocols.flymq.schemas import operations as schema_operations
 from penstock.protocols.flymq.staging import operations as staging_operations
 from penstock.protocols.flymq.transactions import operations as transaction_operations
+from penstock.protocols.workers import Worker
 
 LEADER_ID = 0
 SCHEMA_SETTING = "schema"
@@ -100,7 +101,17 @@ class Node:
 
 
 class Operations:
-    __slots__ = ("_clock", "_dialect", "_fetcher", "_node", "_session_id", "_shown_native", "broker", "principal")
+    __slots__ = (
+        "_clock",
+        "_dialect",
+        "_fetcher",
+        "_node",
+        "_session_id",
+        "_shown_native",
+        "_worker",
+        "broker",
+        "principal",
+    )
 
     def __init__(
         self,
@@ -111,6 +122,7 @@ class Operations:
         dialect: Dialect,
         principal: Principal,
         session_id: str,
+        worker: Worker,
     ) -> None:
         self.broker = broker
         self._clock = clock
@@ -120,6 +132,7 @@ class Operations:
         self.principal = principal
         """Who is asking: changes when they log in."""
         self._session_id = session_id
+        self._worker = worker
         self._shown_native: bool | None = None
 
     def answer(self, opcode: int, body: object) -> Answer:
@@ -142,7 +155,7 @@ class Operations:
 
     @property
     def _caller(self) -> Caller:
-        return Caller(self.broker, self.principal, self._node, self.native)
+        return Caller(self.broker, self.principal, self._node, self.native, self._worker)
 
     def note_dialect(self, *, native: bool) -> None:
         """The peer sent something that only one of the two dialects has."""
@@ -163,7 +176,9 @@ class Operations:
         self.note_dialect(native=body.filter is not None)
         partition = self.broker.partition(self.principal, body.topic, body.partition)
         native = bool(self.native)
-        return self._fetcher.fetch(partition, body.offset, body.max_records, body.filter, opcode, native=native)
+        return self._fetcher.fetch(
+            partition, body.offset, body.max_records, body.filter, opcode, native=native, worker=self._worker
+        )
 
     # --- topics ---
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32, U64, ByteReader
+from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.reply_messages import (
     VECTOR_ROWS_MIN,
     ClusterPartition,
@@ -44,7 +45,7 @@ def decode_consumed(payload: bytes) -> tuple[bytes | None, bytes]:
 
 def decode_fetched(payload: bytes, *, native: bool) -> Fetched:
     reader = ByteReader(payload)
-    count = reader.count32("records", ROW_FIXED_BYTES)
+    count = reader.count32("records", ROW_FIXED_BYTES, REPLY_ITEMS_MAX)
     next_offset = reader.u64("next offset") if native else 0
     fetched = _decode_uniform(payload, reader.position, count, native) if count >= VECTOR_ROWS_MIN else None
     if fetched is None:
@@ -97,7 +98,7 @@ def _decode_rows(payload: bytes, position: int, count: int, native: bool) -> tup
 
 
 def decode_names(payload: bytes) -> list[str]:
-    return ByteReader(payload).texts16("topics")
+    return ByteReader(payload).texts16("topics", REPLY_ITEMS_MAX)
 
 
 def decode_topic_metadata(payload: bytes) -> TopicMetadata:
@@ -105,11 +106,11 @@ def decode_topic_metadata(payload: bytes) -> TopicMetadata:
     topic = reader.text16("topic")
     partitions = [
         PartitionMetadata(*PARTITION_METADATA.unpack(reader.take(PARTITION_METADATA.size, "partition")))
-        for _ in range(reader.count32("partitions", PARTITION_METADATA.size))
+        for _ in range(reader.count32("partitions", PARTITION_METADATA.size, REPLY_ITEMS_MAX))
     ]
     config = {}
     if reader.remaining:
-        for _ in range(reader.count32("settings", 4)):
+        for _ in range(reader.count32("settings", 4, REPLY_ITEMS_MAX)):
             name = reader.text16("setting name")
             config[name] = reader.text16("setting value")
     return TopicMetadata(topic, partitions, config)
@@ -120,16 +121,16 @@ def decode_cluster_metadata_reply(payload: bytes) -> tuple[str, dict[str, list[C
     reader = ByteReader(payload)
     cluster = reader.text16("cluster")
     topics: dict[str, list[ClusterPartition]] = {}
-    for _ in range(reader.count32("topics", 6)):
+    for _ in range(reader.count32("topics", 6, REPLY_ITEMS_MAX)):
         partitions = topics[reader.text16("topic")] = []
-        for _ in range(reader.count32("partitions", 28)):
+        for _ in range(reader.count32("partitions", 28, REPLY_ITEMS_MAX)):
             partitions.append(
                 ClusterPartition(reader.i32("partition"), reader.text16("leader"), reader.text16("address"))
             )
             reader.u64("epoch")
             reader.text16("state")
-            reader.texts16("replicas")
-            reader.texts16("in-sync replicas")
+            reader.texts16("replicas", REPLY_ITEMS_MAX)
+            reader.texts16("in-sync replicas", REPLY_ITEMS_MAX)
     return cluster, topics
 
 
@@ -143,7 +144,7 @@ def decode_lag(payload: bytes) -> GroupLag:
 
 def decode_groups(payload: bytes) -> list[GroupState]:
     reader = ByteReader(payload)
-    return [_read_group(reader) for _ in range(reader.count32("groups", 12))]
+    return [_read_group(reader) for _ in range(reader.count32("groups", 12, REPLY_ITEMS_MAX))]
 
 
 def decode_group(payload: bytes) -> GroupState:
@@ -152,7 +153,7 @@ def decode_group(payload: bytes) -> GroupState:
 
 def _read_group(reader: ByteReader) -> GroupState:
     topic, group, members = reader.text16("topic"), reader.text16("group"), reader.u32("members")
-    count = reader.count32("offsets", GROUP_OFFSET.size)
+    count = reader.count32("offsets", GROUP_OFFSET.size, REPLY_ITEMS_MAX)
     offsets = dict(GROUP_OFFSET.iter_unpack(reader.take(count * GROUP_OFFSET.size, "offsets")))
     return GroupState(topic, group, members, offsets)
 

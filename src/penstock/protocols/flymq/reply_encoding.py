@@ -38,6 +38,7 @@ from penstock.protocols.flymq.wire import (
     VERSION,
     Opcode,
     frame,
+    header,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -159,7 +160,7 @@ def encode_fetched(opcode: int, parts: Sequence[Rows | UniformRows], next_offset
     following = U64.pack(next_offset)
     payload = (count, following, *encoded) if native else (count, *encoded, following)
     length = sum(map(len, payload))
-    return b"".join((HEADER.pack(MAGIC, VERSION, opcode, FLAG_BINARY, length), *payload))
+    return b"".join((header(opcode, length), *payload))
 
 
 def _encode_uniform(part: UniformRows, native: bool) -> memoryview:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.bytes import ByteReader, decode_text
+from penstock.protocols.bytes import ByteReader
 from penstock.protocols.flymq.access import requests as access_requests
 from penstock.protocols.flymq.blocks import layouts as block_layouts
 from penstock.protocols.flymq.keys import layouts as key_layouts
 from penstock.protocols.flymq.lifetime import requests as lifetime_requests
+from penstock.protocols.flymq.limits import SETTINGS_MAX
 from penstock.protocols.flymq.pipelines import layouts as pipeline_layouts
 from penstock.protocols.flymq.request_messages import (
     Authenticate,
@@ -43,20 +44,21 @@ from penstock.protocols.flymq.transactions import requests as transaction_reques
 from penstock.protocols.flymq.wire import Opcode
 
 
-def decode_request(opcode: int, payload: bytes) -> Body:
+def decode_request(opcode: int, data: bytes, start: int = 0, end: int | None = None) -> Body:
+    """The request whose payload is `data[start:end]`."""
     reader = _READERS.get(opcode)
     if reader is None:
         return BadRequest(f"unknown opcode: {opcode}")
     try:
-        return reader(ByteReader(payload))
+        return reader(ByteReader(data, start, end))
     except ProtocolViolation as violation:
         # What deployed brokers say of bad credentials; deployed clients show it.
         return BadRequest(f"invalid auth request: {violation.message}" if opcode == Opcode.AUTH else violation.message)
 
 
-def produce_fault(payload: bytes) -> str:
-    """What is wrong with a PRODUCE payload that `codec` could not read."""
-    reader = ByteReader(payload)
+def produce_fault(data: bytes, start: int, end: int) -> str:
+    """What is wrong with the PRODUCE payload `data[start:end]`, which `codec` could not read."""
+    reader = ByteReader(data, start, end)
     try:
         reader.text16("topic")
         reader.blob32("key")
@@ -80,7 +82,7 @@ def _create_topic(reader: ByteReader) -> CreateTopic:
     if reader.remaining:
         settings = [
             (reader.text16("setting name"), reader.text16("setting value"))
-            for _ in range(reader.count32("settings", 4))
+            for _ in range(reader.count32("settings", 4, SETTINGS_MAX))
         ]
         reader.finish("settings")
     return CreateTopic(topic, partitions, settings)
@@ -94,10 +96,10 @@ def _metadata(reader: ByteReader) -> Metadata:
 
 def _subscribe(reader: ByteReader) -> Subscribe:
     topic, group, partition = reader.text16("topic"), reader.text16("group"), reader.i32("partition")
-    rest = reader.rest()
+    start = reader.peek(1)
     # A u8 length can only equal what follows it where the u16 reading does not, so the two forms never both fit.
-    if rest and rest[0] == len(rest) - 1:
-        return Subscribe(topic, group, partition, decode_text(rest[1:], "mode"), native=True)
+    if start and start[0] == reader.remaining - 1:
+        return Subscribe(topic, group, partition, reader.text8("mode"), native=True)
     mode = reader.text16("mode")
     reader.finish("mode")
     return Subscribe(topic, group, partition, mode, native=False)
@@ -145,7 +147,7 @@ def _get_offset(reader: ByteReader) -> GetOffset:
 def _reset_offset(reader: ByteReader) -> ResetOffset:
     topic, group, partition = reader.text16("topic"), reader.text16("group"), reader.i32("partition")
     # A mode is never empty nor 256 bytes long, so a first byte of zero is the high half of a u16 length.
-    mode = reader.text16("mode") if reader.rest()[:1] == b"\0" else reader.text8("mode")
+    mode = reader.text16("mode") if reader.peek(1) == b"\0" else reader.text8("mode")
     offset = reader.u64("offset") if reader.remaining or mode == "offset" else None
     reader.finish("offset")
     return ResetOffset(topic, group, partition, mode, offset)

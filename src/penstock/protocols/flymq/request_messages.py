@@ -172,10 +172,12 @@ class BadRequest:
 
 
 @dataclass(slots=True)
-class Compressed:
-    """A gzip payload, still packed: it is inflated only when its turn comes, so that many of them cannot fill the memory at once."""
+class Undecoded:
+    """A payload that takes too long for the event loop, and is decoded elsewhere when its turn comes. Several gzip payloads are thus
+    never in memory inflated at once."""
 
     payload: bytes
+    gzip: bool
 
 
 Body = (
@@ -206,7 +208,7 @@ Body = (
     | StagingBody
     | TransactionBody
     | BadRequest
-    | Compressed
+    | Undecoded
 )
 
 

@@ -11,7 +11,6 @@ of ours: it is logged once per session, answered with `internal error`, and the 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -24,19 +23,20 @@ from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
 from penstock.net.session import Connection
-from penstock.protocols.flymq.codec import CodecLimits, RequestDecoder, inflate
+from penstock.protocols.flymq.codec import CodecLimits, RequestDecoder, decode_undecoded
 from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
 from penstock.protocols.flymq.operations import Answer, Dialect, Node, Operations, refusal
 from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced, encode_scattered
 from penstock.protocols.flymq.reply_messages import Failed, Placed
-from penstock.protocols.flymq.request_messages import BadRequest, Call, Compressed, ProduceRun, Request
+from penstock.protocols.flymq.request_messages import BadRequest, Call, ProduceRun, Request, Undecoded
 from penstock.protocols.flymq.transactions.messages import TxnProduce
 from penstock.protocols.flymq.transactions.operations import RunRefused
 from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.turns import InTurns
+from penstock.protocols.workers import WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a header alone takes 8 bytes on the wire, its message some 200 in memory."""
@@ -80,11 +80,16 @@ class FlyMQ:
         clock: Clock,
         node: Node,
         principal: Principal = ANONYMOUS,
+        login_required: bool = False,
         dialect: Dialect = Dialect.AUTO,
         codec_limits: CodecLimits | None = None,
         fetch_limits: FetchLimits | None = None,
+        workers: WorkerPool | None = None,
     ) -> None:
+        """Where a login is required, clients that have not logged in may send small requests only."""
         self.broker = broker
+        self.login_required = login_required
+        self.workers = workers or WorkerPool()
         self.clock = clock
         self.node = node
         self.principal = principal
@@ -106,18 +111,19 @@ class FlyMQSession(InTurns):
         "_connection",
         "_decoder",
         "_id",
-        "_limits",
+        "_login_pending",
         "_operations",
         "_replies",
         "_stats",
         "_waiting",
+        "_worker",
         "_writes_in_flight",
     )
 
     def __init__(self, shared: FlyMQ, connection: Connection) -> None:
         super().__init__()
         self._broker = shared.broker
-        self._limits = shared.codec_limits
+        self._worker = shared.workers.worker()
         self._stats = shared.stats
         self._connection = connection
         self._id = f"{connection.listener}/{connection.peer}"
@@ -129,8 +135,10 @@ class FlyMQSession(InTurns):
             shared.dialect,
             shared.principal.seen_at(connection.peer, connection.principal_hint),
             self._id,
+            self._worker,
         )
-        self._decoder = RequestDecoder(shared.codec_limits)
+        self._login_pending = shared.login_required and not self._principal.name
+        self._decoder = RequestDecoder(shared.codec_limits, login_required=self._login_pending)
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
         self._waiting: deque[Request] = deque()
         self._writes_in_flight = 0
@@ -143,6 +151,7 @@ class FlyMQSession(InTurns):
     # --- what the network calls ---
 
     def receive(self, data: bytes) -> None:
+        self._note_login()
         requests = self._decoder.feed(data)
         if requests:
             self._connection.hold(sum(map(_held_bytes, requests)))
@@ -156,6 +165,7 @@ class FlyMQSession(InTurns):
         self._advance()
 
     def closed(self) -> None:
+        self._worker.stop()
         self._broker.unsubscribe(self._id)
         waiting, self._waiting = self._waiting, deque()
         if waiting:
@@ -172,6 +182,10 @@ class FlyMQSession(InTurns):
                 self._waiting.popleft()
                 self._produce(request)
                 continue
+            if isinstance(request.body, Undecoded):
+                self._waiting.popleft()
+                self._decode(request)
+                break
             single_write = self._operations.writes(request.body)
             if self._writes_in_flight and not single_write:
                 break
@@ -186,6 +200,40 @@ class FlyMQSession(InTurns):
                 self._call(request)
         self._replies.flush()
 
+    def _note_login(self) -> None:
+        """Lift the bounds that hold before a login once there was one."""
+        if self._login_pending and self._principal.name:
+            self._login_pending = False
+            self._decoder.authenticated()
+
+    # --- requests that are decoded in a thread ---
+
+    def _decode(self, call: Call) -> None:
+        """Put what a payload holds in its place at the head of the queue. Writes before it may still be in flight."""
+        assert isinstance(call.body, Undecoded)
+        if call.body.gzip:
+            self._operations.note_dialect(native=True)
+
+        def failed(error: Exception) -> None:
+            self._answer(self._replies.reserve(), self._error(call.opcode, call.body, error), _held_bytes(call))
+
+        self._in_background(self._decode_in_thread(call), failed)
+
+    async def _decode_in_thread(self, call: Call) -> None:
+        self._note_login()
+        try:
+            request = await self._worker.run(partial(decode_undecoded, call, self._decoder.limits))
+        except ShuttingDown as error:
+            self._answer(self._replies.reserve(), self._error(call.opcode, call.body, error), _held_bytes(call))
+            return
+        if self._worker.stopped:
+            self._connection.release(_held_bytes(call))
+            return
+        # Held before the other is released, so that the connection never seems to owe nothing.
+        self._connection.hold(_held_bytes(request))
+        self._connection.release(_held_bytes(call))
+        self._waiting.appendleft(request)
+
     # --- writes ---
 
     def _produce(self, run: ProduceRun) -> None:
@@ -193,7 +241,10 @@ class FlyMQSession(InTurns):
         if self._broker.has_topic(run.topic):
             self._write(run, self._replies.reserve(), _held_bytes(run))
         else:
-            self._in_background(self._create_and_write(run, self._replies.reserve(), _held_bytes(run)))
+            slot, held_bytes = self._replies.reserve(), _held_bytes(run)
+            self._in_background(
+                self._create_and_write(run, slot, held_bytes), partial(self._work_failed, run, slot, held_bytes)
+            )
 
     async def _create_and_write(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
         try:
@@ -296,7 +347,10 @@ class FlyMQSession(InTurns):
         if self._broker.has_topic(call.body.topic):  # type: ignore[union-attr]  # a write names a topic
             self._write_single(call, slot, held_bytes)
         else:
-            self._in_background(self._create_and_write_single(call, slot, held_bytes))
+            self._in_background(
+                self._create_and_write_single(call, slot, held_bytes),
+                partial(self._work_failed, call, slot, held_bytes),
+            )
 
     async def _create_and_write_single(self, call: Call, slot: ReplySlot, held_bytes: int) -> None:
         try:
@@ -322,16 +376,14 @@ class FlyMQSession(InTurns):
     # --- everything else ---
 
     def _call(self, call: Call) -> None:
-        slot = self._replies.reserve()
-        if isinstance(call.body, Compressed):
-            self._operations.note_dialect(native=True)
-            self._in_background(self._inflate(call, slot))
-            return
+        slot, held_bytes = self._replies.reserve(), _held_bytes(call)
         answer = self._start(call)
         if isinstance(answer, bytes):
-            self._answer(slot, answer, _held_bytes(call))
+            self._answer(slot, answer, held_bytes)
         else:
-            self._in_background(self._finish(call, answer, slot, _held_bytes(call)))
+            self._in_background(
+                self._finish(call, answer, slot, held_bytes), partial(self._work_failed, call, slot, held_bytes)
+            )
 
     def _start(self, call: Call) -> Answer:
         self._stats.requests[call.opcode] += _requests_in(call)
@@ -351,30 +403,18 @@ class FlyMQSession(InTurns):
             reply = self._failed(call, error)
         self._answer(slot, reply, held_bytes)
 
-    async def _inflate(self, call: Call, slot: ReplySlot) -> None:
-        held_bytes = _held_bytes(call)
-        request = await asyncio.to_thread(inflate, call, self._limits)
-        grown_bytes = _held_bytes(request) - held_bytes
-        if grown_bytes > 0:
-            self._connection.hold(grown_bytes)
-            held_bytes += grown_bytes
-        if isinstance(request, ProduceRun):
-            self._stats.requests[_PRODUCE] += 1
-            await self._create_and_write(request, slot, held_bytes)
-            return
-        if self._operations.writes(request.body):
-            self._stats.requests[request.opcode] += 1
-            await self._create_and_write_single(request, slot, held_bytes)
-            return
-        answer = self._start(request)
-        if isinstance(answer, bytes):
-            self._answer(slot, answer, held_bytes)
-        else:
-            await self._finish(request, answer, slot, held_bytes)
-
     def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
         self._replies.fill(slot, reply)
         self._connection.release(held_bytes)
+
+    def _work_failed(self, request: Request, slot: ReplySlot, held_bytes: int, error: Exception) -> None:
+        """Answer what background work left unanswered when it raised."""
+        if slot.data is not None:
+            return
+        if isinstance(request, ProduceRun):
+            self._refuse(request, slot, held_bytes, error)
+        else:
+            self._answer(slot, self._failed(request, error), held_bytes)
 
     def _failed(self, call: Call, error: Exception) -> bytes:
         if isinstance(error, RunRefused):

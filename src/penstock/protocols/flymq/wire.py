@@ -145,8 +145,12 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from struct import Struct
+from typing import Final
+
+from penstock.errors import LimitExceeded
 
 MAGIC = 0xAF
 VERSION = 0x01
@@ -260,5 +264,28 @@ class Opcode(IntEnum):
 REPLY_ONLY = frozenset({Opcode.AUTH_RESPONSE, Opcode.ERROR})
 
 
+_LESS: Final[Mapping[int, str]] = {
+    Opcode.READ_PLAN: "plan fewer topics at a time",
+    Opcode.LIST_SCHEMAS: "name the schema whose versions to list",
+    Opcode.FETCH_DLQ: "ask for fewer dead letters",
+    Opcode.CLUSTER_METADATA: "name a topic",
+    Opcode.LIST_GROUPS: "describe one group at a time",
+    Opcode.DESCRIBE_GROUP: "name a topic too",
+    Opcode.AUDIT_QUERY: "set a smaller limit",
+    Opcode.AUDIT_EXPORT: "set a smaller limit",
+}
+"""How to get a smaller reply."""
+
+
 def frame(opcode: int, payload: bytes = b"", flags: int = FLAG_BINARY) -> bytes:
-    return HEADER.pack(MAGIC, VERSION, opcode, flags, len(payload)) + payload
+    return header(opcode, len(payload), flags) + payload
+
+
+def header(opcode: int, payload_bytes: int, flags: int = FLAG_BINARY) -> bytes:
+    """The header of a request or reply. Raises LimitExceeded where the contract allows no frame of that size."""
+    if payload_bytes > PAYLOAD_BYTES_MAX:
+        raise LimitExceeded(
+            f"{Opcode(opcode).name} takes a frame of {payload_bytes} bytes, at most {PAYLOAD_BYTES_MAX} are allowed: "
+            + _LESS.get(opcode, "ask for less at a time")
+        )
+    return HEADER.pack(MAGIC, VERSION, opcode, flags, payload_bytes)

@@ -212,8 +212,12 @@ class Talk:
         self.run(self._until_done(work))
 
     async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
-        await work
-        self._waits = False
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  an exception that escapes must not leave the commands behind it waiting
+            self.reason(error)
+        finally:
+            self._waits = False
         self.advance()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:

@@ -22,7 +22,14 @@ from penstock.protocols.rustlog.messages import (
     Ping,
     Produced,
 )
-from penstock.protocols.rustlog.wire import FETCH_REPLY_FIXED_BYTES, Opcode, frame
+from penstock.protocols.rustlog.wire import (
+    FETCH_REPLY_FIXED_BYTES,
+    LENGTH_BYTES,
+    PAYLOAD_BYTES_MAX,
+    TOPICS_MAX,
+    Opcode,
+    frame,
+)
 
 # --- requests ---
 
@@ -84,7 +91,7 @@ def decode_fetched(payload: bytes) -> Fetched:
     fields = Fields(payload)
     count = fields.u32("record count")
     fields.position -= 4
-    values = take_values(fields)
+    values = take_values(fields, PAYLOAD_BYTES_MAX // LENGTH_BYTES)
     reader = ByteReader(payload)
     reader.take(1 + 4 + 4 * count + sum(map(len, values)), "records")
     following = reader.u64("next offset")
@@ -112,7 +119,7 @@ def decode_committed_offset(payload: bytes) -> int | None:
 
 def decode_topics(payload: bytes) -> list[tuple[str, int]]:
     reader = _body(payload)
-    return [(reader.text16("topic"), reader.u32("partitions")) for _ in range(reader.count32("topics", 6))]
+    return [(reader.text16("topic"), reader.u32("partitions")) for _ in range(reader.count32("topics", 6, TOPICS_MAX))]
 
 
 def decode_metrics(payload: bytes) -> str:

@@ -38,6 +38,7 @@ from penstock.protocols.rustlog.wire import (
     FETCH_REPLY_FIXED_BYTES,
     LENGTH_BYTES,
     PRODUCED,
+    RECORDS_PER_PRODUCE_MAX,
     Dialect,
     Opcode,
     frame,
@@ -95,7 +96,11 @@ def decode_request(payload: bytes) -> ProduceRun | Call:
     try:
         fields = Fields(payload)
         if opcode == Opcode.PRODUCE:
-            topic, partition, values = fields.text("topic"), fields.u32("partition"), take_values(fields)
+            topic, partition, values = (
+                fields.text("topic"),
+                fields.u32("partition"),
+                take_values(fields, RECORDS_PER_PRODUCE_MAX),
+            )
             held_bytes = request_bytes + RECORD_BYTES_IN_MEMORY * len(values)
             return ProduceRun(Dialect.BINARY, topic, partition, values, [len(values)], held_bytes)
         read = _READERS.get(opcode)
@@ -105,12 +110,14 @@ def decode_request(payload: bytes) -> ProduceRun | Call:
     return Call(Dialect.BINARY, opcode, body, request_bytes)
 
 
-def take_values(fields: Fields) -> list[bytes]:
+def take_values(fields: Fields, records_max: int) -> list[bytes]:
     count = fields.u32("record count")
     data, position = fields.data, fields.position
     end = len(data)
     if count * 4 > end - position:
         raise ProtocolViolation("truncated record length")
+    if count > records_max:
+        raise ProtocolViolation(f"too many records: {count}, at most {records_max} in one request")
     if count >= UNIFORM_RECORDS_MIN:
         uniform = _uniform_values(data, position, count)
         if uniform is not None:

@@ -10,8 +10,16 @@ from __future__ import annotations
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32
 from penstock.protocols.rustlog import binary_dialect, json_dialect
-from penstock.protocols.rustlog.messages import BrokenFrame, ProduceRun, Reply, Request
-from penstock.protocols.rustlog.wire import JSON_NAMES, LENGTH_BYTES, PAYLOAD_BYTES_MAX, Dialect, Opcode, dialect_of
+from penstock.protocols.rustlog.messages import BrokenFrame, ProduceRun, Reply, Request, Undecoded
+from penstock.protocols.rustlog.wire import (
+    DECODED_ON_LOOP_BYTES_MAX,
+    JSON_NAMES,
+    LENGTH_BYTES,
+    PAYLOAD_BYTES_MAX,
+    Dialect,
+    Opcode,
+    dialect_of,
+)
 from penstock.protocols.unfinished import Unfinished
 
 RUN_RECORDS_MAX = 100_000
@@ -73,10 +81,13 @@ class RequestDecoder:
         return self._frames.partial
 
     def feed(self, data: bytes) -> list[Request]:
-        """Every request that is complete. A BrokenFrame is the last message there is."""
+        """Every request that is complete; long JSON as it came. A BrokenFrame is the last message there is."""
         requests: list[Request] = []
         for payload in self._frames.cut(data):
             dialect = self._last_dialect = dialect_of(payload)
+            if dialect is Dialect.JSON and len(payload) > DECODED_ON_LOOP_BYTES_MAX:
+                requests.append(Undecoded(payload))
+                continue
             decode = json_dialect.decode_request if dialect is Dialect.JSON else binary_dialect.decode_request
             request = decode(payload)
             if not (isinstance(request, ProduceRun) and requests and _join(requests[-1], request)):

@@ -14,6 +14,8 @@ A payload is an object with one key that names the request; its value has these 
 The key is found by a pattern, so that the value is parsed once, by msgspec into a typed struct: numbers in their range, no floats, no
 booleans for numbers. msgspec lets the last of several fields of one name win, where the contract's parser refuses: field names that
 occur more than once, or text with escapes that could hide one, are looked at again with every key noted. Unknown fields are ignored.
+
+The records of a long Produce are decoded in steps: msgspec does not let other threads run before it is done.
 """
 
 from __future__ import annotations
@@ -43,10 +45,17 @@ from penstock.protocols.rustlog.messages import (
     ProduceRun,
     TopicState,
 )
-from penstock.protocols.rustlog.wire import JSON_NAMES, LENGTH_BYTES, U64_MAX, Dialect, Opcode, frame
+from penstock.protocols.rustlog.wire import (
+    DECODED_ON_LOOP_BYTES_MAX,
+    JSON_NAMES,
+    LENGTH_BYTES,
+    RECORDS_PER_PRODUCE_MAX,
+    U64_MAX,
+    Dialect,
+    Opcode,
+    frame,
+)
 
-RECORDS_PER_PRODUCE_MAX = 500_000
-"""The reply names every offset, in up to 20 characters each, and must fit into a frame."""
 FIELDS_MAX = 10_000
 """In one payload, unknown ones too. Requests have five at most; a million of them would take seconds to look at."""
 
@@ -59,6 +68,12 @@ class _Produce(msgspec.Struct):
     topic: str
     partition: _U32
     records: list[list[_U8]]
+
+
+class _LongProduce(msgspec.Struct):
+    topic: str
+    partition: _U32
+    records: msgspec.Raw
 
 
 class _Fetch(msgspec.Struct):
@@ -147,6 +162,11 @@ _READERS: Mapping[bytes, _Reader] = {
         _reader(Opcode.PING, _Nothing | None, lambda _: Ping()),
     )
 }
+_LONG_PRODUCE = msgspec.json.Decoder(_LongProduce)
+_RECORDS = msgspec.json.Decoder(list[list[_U8]])
+_NUMBERS = msgspec.json.Decoder(list[_U8])
+STEP_BYTES = 32 << 10
+"""Of the text of records that are decoded at a time, which takes a millisecond or two."""
 _BARE_NAMES = {b'"ListTopics"', b'"MetricsFetch"', b'"Ping"'}
 
 
@@ -159,7 +179,8 @@ def _check_u64(number: int) -> int:
 # --- requests, as the server reads them ---
 
 
-def decode_request(payload: bytes) -> ProduceRun | Call:
+def decode_request(payload: bytes, check: Callable[[], None] = lambda: None) -> ProduceRun | Call:
+    """The request in a payload. Long ones are for a thread: `check` is called between steps, and raises what it likes to end it."""
     request_bytes = LENGTH_BYTES + len(payload)
     opcode = 0
     try:
@@ -168,7 +189,11 @@ def decode_request(payload: bytes) -> ProduceRun | Call:
         if name not in _READERS:
             raise ProtocolViolation(f"unknown request {name.decode(errors='replace')[:64]!r}")
         opcode, decoder, fields, make = _READERS[name]
+        if opcode == Opcode.PRODUCE and len(body) > DECODED_ON_LOOP_BYTES_MAX:
+            decoder, make = _LONG_PRODUCE, lambda body: take_records(bytes(body.records), check)
+        check()
         decoded = decoder.decode(body)
+        check()
         if b"\\" in body or any(body.count(field) > 1 for field in fields):
             _refuse_duplicates(body, fields)
         made = make(decoded)
@@ -178,6 +203,53 @@ def decode_request(payload: bytes) -> ProduceRun | Call:
         return Call(Dialect.JSON, opcode, made, request_bytes)
     held_bytes = request_bytes + RECORD_BYTES_IN_MEMORY * len(made)
     return ProduceRun(Dialect.JSON, decoded.topic, decoded.partition, made, [len(made)], held_bytes)
+
+
+def take_records(text: bytes, check: Callable[[], None], step_bytes: int = STEP_BYTES) -> list[bytes]:
+    """The records in the text of a JSON array, which is well-formed, decoded in steps of about `step_bytes`.
+
+    One call for ten megabytes would keep Python's lock for half a second.
+    """
+    # Without numbers and white space nothing but brackets may be left: one pair around one for each record.
+    brackets = text.translate(None, b"0123456789," + _WHITE_SPACE)
+    if brackets != b"[]" and brackets.replace(b"[]", b"") != b"[]":
+        raise ProtocolViolation("records must be arrays of numbers from 0 to 255")
+    values: list[bytes] = []
+    position, end = text.index(b"[") + 1, text.rindex(b"]")
+    try:
+        while position < end:
+            check()
+            close = text.find(b"]", position + step_bytes, end)
+            if close < 0:
+                values += _short_records(text[position:end])
+                break
+            if close - position <= 2 * step_bytes:
+                values += _short_records(text[position : close + 1])
+            else:
+                # The last of these records ends far beyond the step; the others end within it.
+                start = text.rindex(b"[", position, close)
+                values += _short_records(text[position:start])
+                values.append(_long_record(text, start + 1, close, check, step_bytes))
+            position = close + 1
+    except msgspec.ValidationError as error:
+        reason, _, _ = str(error).partition(" - at ")
+        raise ProtocolViolation(f"{reason} - at `$.records`") from None
+    return values
+
+
+def _short_records(text: bytes) -> list[bytes]:
+    return [bytes(record) for record in _RECORDS.decode(b"[%b]" % text.strip(b"," + _WHITE_SPACE))]
+
+
+def _long_record(text: bytes, position: int, end: int, check: Callable[[], None], step_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    while position < end:
+        check()
+        stop = text.find(b",", position + step_bytes, end)
+        stop = end if stop < 0 else stop
+        parts.append(bytes(_NUMBERS.decode(b"[%b]" % text[position:stop])))
+        position = stop + 1
+    return b"".join(parts)
 
 
 def _check_cost(payload: bytes) -> None:

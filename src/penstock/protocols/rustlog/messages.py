@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.protocols.rustlog.wire import Dialect, Opcode
+from penstock.protocols.rustlog.wire import LENGTH_BYTES, Dialect, Opcode
 
 RECORD_BYTES_IN_MEMORY = 48
 """What a record takes in memory beside its payload; on the wire it may be as little as three bytes."""
@@ -131,7 +131,18 @@ class BrokenFrame:
     message: str
 
 
-Request = ProduceRun | Call | BrokenFrame
+@dataclass(frozen=True, slots=True)
+class Undecoded:
+    """JSON that takes too long for the event loop, and is decoded elsewhere when its turn comes."""
+
+    payload: bytes
+
+    @property
+    def request_bytes(self) -> int:
+        return LENGTH_BYTES + len(self.payload)
+
+
+Request = ProduceRun | Call | BrokenFrame | Undecoded
 
 # --- replies ---
 

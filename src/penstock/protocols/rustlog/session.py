@@ -22,19 +22,20 @@ from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
 from penstock.log.api import Appended
 from penstock.net.session import Connection
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.rustlog import binary_dialect, json_dialect
 from penstock.protocols.rustlog.codec import RequestDecoder
 from penstock.protocols.rustlog.fetching import Fetcher
-from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, ProduceRun, Request
+from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, ProduceRun, Request, Undecoded
 from penstock.protocols.rustlog.metrics import RustLogStats
 from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Code, Dialect, Opcode
 from penstock.protocols.turns import InTurns
+from penstock.protocols.workers import WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
@@ -48,8 +49,16 @@ log = structlog.get_logger("penstock.protocols.rustlog")
 class RustLog:
     """What all sessions of one listener share. Called with a connection, it opens a session: it is the listener's factory."""
 
-    def __init__(self, broker: Broker, *, clock: Clock, principal: Principal = ANONYMOUS) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        principal: Principal = ANONYMOUS,
+        workers: WorkerPool | None = None,
+    ) -> None:
         self.broker = broker
+        self.workers = workers or WorkerPool()
         self.clock = clock
         self.principal = principal
         self.fetcher = Fetcher(clock)
@@ -73,6 +82,7 @@ class RustLogSession(InTurns):
         "_replies",
         "_stats",
         "_waiting",
+        "_worker",
         "_writes_in_flight",
     )
 
@@ -81,6 +91,7 @@ class RustLogSession(InTurns):
         self._broker = shared.broker
         self._clock = shared.clock
         self._stats = shared.stats
+        self._worker = shared.workers.worker()
         self._connection = connection
         self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
@@ -106,6 +117,7 @@ class RustLogSession(InTurns):
 
     def closed(self) -> None:
         self._stats.sessions_open -= 1
+        self._worker.stop()
         waiting, self._waiting = self._waiting, deque()
         if waiting:
             self._connection.release(sum(map(_held_bytes, waiting)))
@@ -122,6 +134,10 @@ class RustLogSession(InTurns):
                 self._stats.requests[_PRODUCE] += len(request.counts)
                 self._write(request, self._replies.reserve(), _held_bytes(request))
                 continue
+            if isinstance(request, Undecoded):
+                self._waiting.popleft()
+                self._in_background(self._decode(request), partial(self._decoding_failed, request))
+                break
             if self._writes_in_flight:
                 break
             if calls == CALLS_PER_TURN_MAX:
@@ -145,6 +161,27 @@ class RustLogSession(InTurns):
         )
         self._replies.flush()
         self._connection.close()
+
+    # --- requests that are decoded in a thread ---
+
+    async def _decode(self, undecoded: Undecoded) -> None:
+        """Put what a payload holds in its place at the head of the queue. Writes before it may still be in flight."""
+        try:
+            request = await self._worker.run(partial(json_dialect.decode_request, undecoded.payload))
+        except ShuttingDown as error:
+            self._decoding_failed(undecoded, error)
+            return
+        if self._worker.stopped:
+            self._connection.release(_held_bytes(undecoded))
+            return
+        # Held before the other is released, so that the connection never seems to owe nothing.
+        self._connection.hold(_held_bytes(request))
+        self._connection.release(_held_bytes(undecoded))
+        self._waiting.appendleft(request)
+
+    def _decoding_failed(self, undecoded: Undecoded, error: Exception) -> None:
+        call = Call(Dialect.JSON, 0, BadRequest("not decoded"), undecoded.request_bytes)
+        self._answer(self._replies.reserve(), self._error(call, error), _held_bytes(undecoded))
 
     # --- writes ---
 
@@ -255,7 +292,7 @@ class RustLogSession(InTurns):
         if isinstance(answer, bytes):
             self._answer(slot, self._within_frame(call, answer), _held_bytes(call))
         else:
-            self._in_background(self._finish(call, answer, slot))
+            self._in_background(self._finish(call, answer, slot), partial(self._work_failed, call, slot))
 
     async def _finish(self, call: Call, answer: Coroutine[Any, Any, bytes], slot: ReplySlot) -> None:
         try:
@@ -263,6 +300,11 @@ class RustLogSession(InTurns):
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._error(call, error)
         self._answer(slot, reply, _held_bytes(call))
+
+    def _work_failed(self, call: Call, slot: ReplySlot, error: Exception) -> None:
+        """Answer what background work left unanswered when it raised."""
+        if slot.data is None:
+            self._answer(slot, self._error(call, error), _held_bytes(call))
 
     def _within_frame(self, call: Call, reply: bytes) -> bytes:
         """Lists of very many topics fit into no frame."""

@@ -45,8 +45,14 @@ PORT: Final = 9292
 LENGTH_BYTES: Final = U32.size
 PAYLOAD_BYTES_MAX: Final = 10_485_760
 """Of requests and replies, as the contract has it."""
+RECORDS_PER_PRODUCE_MAX: Final = 100_000
+"""A frame has room for millions of empty records. So many take 20 ms to split and to check, and fill a frame at 100 bytes each."""
+DECODED_ON_LOOP_BYTES_MAX: Final = 64 << 10
+"""Longer JSON is decoded in a thread: it takes up to 70 ns a byte."""
 PARTITIONS_MAX: Final = 1000
 """Of a topic created here, as the documentation of deployed brokers has it."""
+TOPICS_MAX: Final = 1 << 20
+"""In a list that a client reads: a hundred times what a broker holds by default."""
 U32_MAX: Final = 0xFFFF_FFFF
 U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 ERROR_TEXT_BYTES_MAX: Final = 0xFFFF

@@ -11,6 +11,7 @@ from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.flymq.blocks import layouts
 from penstock.protocols.flymq.blocks.messages import PartitionSpan, Plan, TopicSpans
 from penstock.protocols.flymq.blocks.operations import BLOCKS_BYTES_MAX
+from penstock.protocols.flymq.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import Opcode
 from tests.log.records import append, start_append
@@ -182,12 +183,12 @@ async def test_a_reader_that_waits_does_not_keep_writers_of_other_connections_wa
 async def test_a_plan_names_each_topic_once_and_not_too_many(talk: Conversation) -> None:
     reply = await talk.ask(layouts.encode_read_plan([TopicSpans("orders", []), TopicSpans("orders", [])]))
     assert reply.error == "invalid request: a plan names each topic once"
-    many = [TopicSpans("t", [])] * (layouts.TOPICS_MAX + 1)
+    many = [TopicSpans("t", [])] * (PLAN_TOPICS_MAX + 1)
     reply = await talk.ask(layouts.encode_read_plan(many))
-    assert f"{layouts.TOPICS_MAX + 1} topics in one plan, at most {layouts.TOPICS_MAX} are allowed" in reply.error
-    spans = [PartitionSpan(0, 0, 0)] * (layouts.SPANS_MAX // 2 + 1)
+    assert f"too many topics: {PLAN_TOPICS_MAX + 1}, at most {PLAN_TOPICS_MAX}" in reply.error
+    spans = [PartitionSpan(0, 0, 0)] * (PLAN_PARTITIONS_MAX // 2 + 1)
     reply = await talk.ask(layouts.encode_read_plan([TopicSpans("a", spans), TopicSpans("b", spans)]))
-    assert "partitions in one plan" in reply.error
+    assert "too many partitions" in reply.error
 
 
 async def test_a_topic_that_is_created_again_during_a_wait_is_seen(engine: EmbeddedEngine, talk: Conversation) -> None:

@@ -55,6 +55,7 @@ from penstock.protocols.flymq.access.replies import (
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
     from penstock.protocols.flymq.operations import Node
+    from penstock.protocols.workers import Worker
 
 REPLY_BYTES_MAX: Final = 16 << 20
 """Of the events in one reply: half of what a frame holds, because an exported event takes more than a stored one."""
@@ -83,6 +84,8 @@ class Caller(NamedTuple):
     node: Node
     native: bool | None
     """Whether the peer is a deployed client; None while nothing it sent tells."""
+    worker: Worker
+    """Runs what takes too long for the event loop."""
 
 
 # --- users and roles ---

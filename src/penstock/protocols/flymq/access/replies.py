@@ -14,6 +14,7 @@ from penstock.protocols.flymq.access.messages import (
     RoleDescription,
     UserDescription,
 )
+from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.wire import Opcode, frame
 
 _REFUSAL_INDENT = b"  "
@@ -89,8 +90,8 @@ def decode_identity(payload: bytes) -> Identity | None:
     """Return None if nobody has logged in."""
     reader = ByteReader(payload)
     authenticated = reader.boolean("authenticated")
-    user, roles = reader.text16("user"), [role for role in reader.texts16("roles") if role]
-    identity = Identity(user, roles, reader.texts16("permissions"))
+    user, roles = reader.text16("user"), [role for role in reader.texts16("roles", REPLY_ITEMS_MAX) if role]
+    identity = Identity(user, roles, reader.texts16("permissions", REPLY_ITEMS_MAX))
     return identity if authenticated else None
 
 
@@ -129,14 +130,14 @@ def decode_user(payload: bytes) -> UserDescription:
 
 def decode_users(payload: bytes) -> list[UserDescription]:
     reader = ByteReader(payload)
-    return [_read_user(reader) for _ in range(reader.count32("users", 27))]
+    return [_read_user(reader) for _ in range(reader.count32("users", 27, REPLY_ITEMS_MAX))]
 
 
 def _read_user(reader: ByteReader) -> UserDescription:
     return UserDescription(
         reader.text16("user"),
-        reader.texts16("roles"),
-        reader.texts16("permissions"),
+        reader.texts16("roles", REPLY_ITEMS_MAX),
+        reader.texts16("permissions", REPLY_ITEMS_MAX),
         reader.boolean("enabled"),
         reader.i64("created"),
         reader.i64("updated"),
@@ -151,8 +152,10 @@ def encode_roles(roles: Sequence[RoleDescription]) -> bytes:
 def decode_roles(payload: bytes) -> list[RoleDescription]:
     reader = ByteReader(payload)
     return [
-        RoleDescription(reader.text16("role"), reader.texts16("permissions"), reader.text16("description"))
-        for _ in range(reader.count32("roles", 8))
+        RoleDescription(
+            reader.text16("role"), reader.texts16("permissions", REPLY_ITEMS_MAX), reader.text16("description")
+        )
+        for _ in range(reader.count32("roles", 8, REPLY_ITEMS_MAX))
     ]
 
 
@@ -168,7 +171,14 @@ def decode_acl(payload: bytes) -> AclDescription:
     reader = ByteReader(payload)
     topic, exists, public = reader.text16("topic"), reader.boolean("exists"), reader.boolean("public")
     default_public = reader.boolean("default public")
-    return AclDescription(topic, exists, public, reader.texts16("users"), reader.texts16("roles"), default_public)
+    return AclDescription(
+        topic,
+        exists,
+        public,
+        reader.texts16("users", REPLY_ITEMS_MAX),
+        reader.texts16("roles", REPLY_ITEMS_MAX),
+        default_public,
+    )
 
 
 def encode_acls(acls: Sequence[AclDescription], default_public: bool) -> bytes:
@@ -185,10 +195,10 @@ def decode_acls(payload: bytes) -> list[AclDescription]:
             reader.text16("topic"),
             reader.boolean("exists"),
             reader.boolean("public"),
-            reader.texts16("users"),
-            reader.texts16("roles"),
+            reader.texts16("users", REPLY_ITEMS_MAX),
+            reader.texts16("roles", REPLY_ITEMS_MAX),
         )
-        for _ in range(reader.count32("ACLs", 12))
+        for _ in range(reader.count32("ACLs", 12, REPLY_ITEMS_MAX))
     ]
 
 
@@ -208,7 +218,9 @@ def _event(event: AuditRecord) -> bytes:
 
 def decode_audit(payload: bytes) -> AuditRecords:
     reader = ByteReader(payload)
-    events = [_read_event(ByteReader(reader.blob32("event"))) for _ in range(reader.count32("events", 4))]
+    events = [
+        _read_event(ByteReader(reader.blob32("event"))) for _ in range(reader.count32("events", 4, REPLY_ITEMS_MAX))
+    ]
     return AuditRecords(events, reader.i32("total"), reader.boolean("more"))
 
 
@@ -216,7 +228,7 @@ def _read_event(reader: ByteReader) -> AuditRecord:
     event_id, ts_ms = reader.text16("id"), reader.i64("time")
     texts = [reader.text16(name) for name in ("type", "user", "client", "resource", "action", "result", "node")]
     details = {}
-    for _ in range(reader.count32("details", 4)):
+    for _ in range(reader.count32("details", 4, REPLY_ITEMS_MAX)):
         name = reader.text16("name")
         details[name] = reader.text16("value")
     kind, user, client_ip, resource, action, result, node = texts
@@ -250,7 +262,7 @@ def decode_cluster_status(payload: bytes) -> ClusterState:
     name, leader = reader.text16("cluster"), reader.text16("leader")
     nodes = [
         (reader.text16("node"), reader.text16("address"), reader.text16("state"))
-        for _ in range(reader.count32("nodes", 6))
+        for _ in range(reader.count32("nodes", 6, REPLY_ITEMS_MAX))
     ]
     return ClusterState(
         name, leader, nodes, reader.u32("topics"), reader.u32("partitions"), reader.u32("failed partitions")

@@ -28,6 +28,7 @@ from penstock.protocols.flymq.access.messages import (
     UserRequest,
     UserUpdate,
 )
+from penstock.protocols.flymq.limits import ACL_USERS_MAX, AUDIT_TYPES_MAX, PERMISSIONS_MAX, ROLES_MAX
 from penstock.protocols.flymq.wire import Opcode, frame
 
 # --- the server's side ---
@@ -38,7 +39,7 @@ _User = TypeVar("_User", bound=UserRequest)
 def _user_request(kind: type[_User]) -> Callable[[ByteReader], _User]:
     def read(reader: ByteReader) -> _User:
         user, password, old_password = reader.text16("user"), reader.text16("password"), reader.text16("old password")
-        roles = reader.texts16("roles")
+        roles = reader.texts16("roles", ROLES_MAX)
         enabled = reader.boolean("enabled") if reader.remaining else None
         reader.finish("enabled")
         return kind(user, password, old_password, roles, enabled)
@@ -70,13 +71,18 @@ def _empty(kind: Callable[[], _Empty], opcode: Opcode) -> Callable[[ByteReader],
 
 
 def _acl_set(reader: ByteReader) -> AclSet:
-    body = AclSet(reader.text16("topic"), reader.boolean("public"), reader.texts16("users"), reader.texts16("roles"))
+    body = AclSet(
+        reader.text16("topic"),
+        reader.boolean("public"),
+        reader.texts16("users", ACL_USERS_MAX),
+        reader.texts16("roles", ROLES_MAX),
+    )
     reader.finish("roles")
     return body
 
 
 def _role_set(reader: ByteReader) -> RoleSet:
-    body = RoleSet(reader.text16("role"), reader.texts16("permissions"), reader.text16("description"))
+    body = RoleSet(reader.text16("role"), reader.texts16("permissions", PERMISSIONS_MAX), reader.text16("description"))
     reader.finish("description")
     return body
 
@@ -91,7 +97,7 @@ def _audit_query(reader: ByteReader) -> AuditQueryRequest:
     body = AuditQueryRequest(
         reader.i64("start"),
         reader.i64("end"),
-        reader.texts16("types"),
+        reader.texts16("types", AUDIT_TYPES_MAX),
         reader.text16("user"),
         reader.text16("resource"),
         reader.text16("result"),

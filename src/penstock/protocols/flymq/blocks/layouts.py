@@ -7,7 +7,6 @@ from itertools import chain
 from struct import Struct, pack, unpack_from
 from typing import NamedTuple
 
-from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32, ByteReader, text16
 from penstock.protocols.flymq.blocks.messages import (
     BlocksBody,
@@ -20,7 +19,8 @@ from penstock.protocols.flymq.blocks.messages import (
     ReadPlan,
     TopicSpans,
 )
-from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, VERSION, Opcode, frame
+from penstock.protocols.flymq.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX, REPLY_ITEMS_MAX
+from penstock.protocols.flymq.wire import Opcode, frame, header
 
 _FETCH = Struct(">iQII")
 _SPAN = Struct(">iQQQ")
@@ -28,10 +28,6 @@ _BLOCKS_HEAD = Struct(">QQI")
 _PARTITION = Struct(">iQQ")
 _EXTENT = Struct(">QQQ")
 _MARK_BYTES = 16
-TOPICS_MAX = 65_536
-SPANS_MAX = 131_072
-"""Of one plan: as many as brokers have, by default and beyond."""
-
 EXTENTS_MAX = 16_384
 """Of one reply; a reader asks again for what lies behind them."""
 
@@ -54,23 +50,16 @@ def _fetch_blocks(reader: ByteReader) -> FetchBlocks:
 
 def _read_plan(reader: ByteReader) -> ReadPlan:
     topics: list[TopicSpans] = []
-    spans_left = SPANS_MAX
-    for _ in range(_bounded(reader.count32("topics", 6), TOPICS_MAX, "topics")):
+    spans_left = PLAN_PARTITIONS_MAX
+    for _ in range(reader.count32("topics", 6, PLAN_TOPICS_MAX)):
         topic = reader.text16("topic")
-        count = _bounded(reader.count32("partitions", _SPAN.size), spans_left, "partitions")
+        count = reader.count32("partitions", _SPAN.size, spans_left)
         spans_left -= count
         spans = [PartitionSpan(*_SPAN.unpack(reader.take(_SPAN.size, "partition"))) for _ in range(count)]
         topics.append(TopicSpans(topic, spans))
     body = ReadPlan(topics, reader.u32("step"), reader.u32("wait"))
     reader.finish("wait")
     return body
-
-
-def _bounded(count: int, most: int, what: str) -> int:
-    """Fields take less room on the wire than in memory."""
-    if count > most:
-        raise ProtocolViolation(f"invalid binary format: {count} {what} in one plan, at most {most} are allowed")
-    return count
 
 
 READERS: Mapping[int, Callable[[ByteReader], BlocksBody]] = {
@@ -107,8 +96,7 @@ class BlocksPiece(NamedTuple):
 def encode_blocks(start_offset: int, end_offset: int, missing: int, data: Sequence[bytes]) -> bytes:
     """`data` is joined here, once: it is large."""
     length = _BLOCKS_HEAD.size + sum(map(len, data))
-    head = HEADER.pack(MAGIC, VERSION, Opcode.FETCH_BLOCKS, FLAG_BINARY, length)
-    return b"".join((head, _BLOCKS_HEAD.pack(start_offset, end_offset, missing), *data))
+    return b"".join((header(Opcode.FETCH_BLOCKS, length), _BLOCKS_HEAD.pack(start_offset, end_offset, missing), *data))
 
 
 def decode_blocks(payload: bytes) -> BlocksPiece:
@@ -139,7 +127,7 @@ def decode_plan(payload: bytes) -> Plan:
         reader.text16("directory"),
         reader.text16("proof"),
         reader.text16("token"),
-        [_topic(reader) for _ in range(reader.count32("topics", 9))],
+        [_topic(reader) for _ in range(reader.count32("topics", 9, REPLY_ITEMS_MAX))],
     )
     reader.finish("topics")
     return plan
@@ -150,7 +138,7 @@ def _topic(reader: ByteReader) -> PlannedTopic:
         reader.text16("topic"),
         reader.text16("topic id"),
         reader.boolean("retained"),
-        [_partition(reader) for _ in range(reader.count32("partitions", _PARTITION.size + 4))],
+        [_partition(reader) for _ in range(reader.count32("partitions", _PARTITION.size + 4, REPLY_ITEMS_MAX))],
     )
 
 
@@ -159,13 +147,13 @@ def _partition(reader: ByteReader) -> PlannedPartition:
         reader.i32("partition"),
         reader.u64("start offset"),
         reader.u64("end offset"),
-        [_extent(reader) for _ in range(reader.count32("extents", 30))],
+        [_extent(reader) for _ in range(reader.count32("extents", 30, REPLY_ITEMS_MAX))],
     )
 
 
 def _extent(reader: ByteReader) -> PlannedExtent:
     path = reader.text16("path")
     end, next_offset, file_bytes = reader.u64("end"), reader.u64("next offset"), reader.u64("size of the file")
-    count = reader.count32("marks", _MARK_BYTES)
+    count = reader.count32("marks", _MARK_BYTES, REPLY_ITEMS_MAX)
     numbers = unpack_from(f">{2 * count}Q", reader.take(count * _MARK_BYTES, "marks"))
     return PlannedExtent(path, list(zip(numbers[::2], numbers[1::2], strict=True)), end, next_offset, file_bytes)

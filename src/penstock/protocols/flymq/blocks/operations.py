@@ -65,15 +65,16 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
         ]
         await _until_moved(known, min(body.wait_ms, WAIT_MS_MAX) / 1000)
         topics = await _resolved(caller, body.topics)  # some may have come or gone meanwhile
-    marks_max = max(MARKS_MAX // max(sum(len(spans) for *_, spans in topics), 1), _MARKS_PER_PARTITION_MIN)
+    marks_max = max(MARKS_MAX // max(sum(len(each.spans) for each in body.topics), 1), _MARKS_PER_PARTITION_MIN)
     files = next((topic.files for _, topic, _ in topics if topic is not None), None)
     planned: list[PlannedTopic] = []
     extents_left = EXTENTS_MAX
-    for name, topic, spans in topics:
+    for number, (name, topic, spans) in enumerate(topics):
+        if topic is not None or number % TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)  # there may be thousands
         if topic is None:
             planned.append(PlannedTopic(name, "", False, []))
             continue
-        await asyncio.sleep(0)  # there may be thousands
         wanted = {span.partition: span for span in spans} if body.step_bytes else {}
         partitions: list[PlannedPartition] = []
         for partition in topic.partitions:
@@ -89,7 +90,10 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
         config = topic.info.config
         retained = config.retention_ms is not None or config.retention_bytes is not None
         planned.append(PlannedTopic(name, topic.info.id, retained, partitions))
-    return encode_plan(Plan(*(files or ("", "", "")), planned))
+    plan = Plan(*(files or ("", "", "")), planned)
+    if len(planned) <= TOPICS_PER_TURN:
+        return encode_plan(plan)
+    return await caller.worker.run(lambda _: encode_plan(plan))
 
 
 async def _resolved(

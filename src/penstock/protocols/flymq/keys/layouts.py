@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.protocols.bytes import I64, U32, ByteReader, text16, texts16
 from penstock.protocols.flymq.keys.messages import KeyBody, KeyCreate, KeyDescription, KeyList, KeyRevoke
+from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX, ROLES_MAX
 from penstock.protocols.flymq.wire import Opcode, frame
 
 # --- requests ---
 
 
 def _key_create(reader: ByteReader) -> KeyCreate:
-    body = KeyCreate(reader.text16("name"), reader.texts16("roles"))
+    body = KeyCreate(reader.text16("name"), reader.texts16("roles", ROLES_MAX))
     reader.finish("roles")
     return body
 
@@ -65,9 +66,12 @@ def decode_keys(payload: bytes) -> list[KeyDescription]:
     reader = ByteReader(payload)
     return [
         KeyDescription(
-            reader.text16("name"), reader.texts16("roles"), reader.i64("time of creation"), reader.text16("creator")
+            reader.text16("name"),
+            reader.texts16("roles", ROLES_MAX),
+            reader.i64("time of creation"),
+            reader.text16("creator"),
         )
-        for _ in range(reader.count32("keys", 16))
+        for _ in range(reader.count32("keys", 16, REPLY_ITEMS_MAX))
     ]
 
 

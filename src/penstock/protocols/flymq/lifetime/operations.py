@@ -127,7 +127,9 @@ async def _replay_dlq_at(caller: Caller, opcode: int, body: ReplayDlqAt) -> byte
 
 
 async def _replay_dlq_all(caller: Caller, opcode: int, body: ReplayDlqAll) -> bytes:
-    wanted = _wanted(RecordFilter(body.filter)) if body.filter else None
+    wanted = None
+    if body.filter:
+        wanted = _wanted(await caller.worker.run(lambda _: RecordFilter(body.filter)))
     count = await caller.broker.dead_letters.replay_all(caller.principal, body.topic, wanted, dry_run=body.dry_run)
     return encode_replayed_all("OK", count)
 

@@ -11,6 +11,7 @@ from struct import Struct
 from penstock.clients.records import RecordMetadata
 from penstock.protocols.bytes import U32, ByteReader, blob32, text16
 from penstock.protocols.flymq.lifetime.messages import DeadLetterInfo, DelayedRecord
+from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.wire import RECORD_METADATA, Opcode, frame
 
 _STORY = Struct(">iqqq")
@@ -88,7 +89,7 @@ def decode_letters(payload: bytes) -> list[DeadLetterInfo]:
     reader = ByteReader(payload)
     letters = [
         (reader.text16("id"), reader.blob32("payload"), reader.text16("error"), reader.u32("retries"))
-        for _ in range(reader.count32("dead letters", _LETTER_BYTES_MIN))
+        for _ in range(reader.count32("dead letters", _LETTER_BYTES_MIN, REPLY_ITEMS_MAX))
     ]
     if not reader.remaining:
         return [DeadLetterInfo(*letter) for letter in letters]

@@ -58,10 +58,10 @@ def _fetch_dlq(reader: ByteReader) -> FetchDlq:
 
 def _replay_dlq(reader: ByteReader) -> ReplayDlq | ReplayDlqAt | ReplayDlqAll:
     topic = reader.text16("topic")
-    rest = reader.rest()
-    if len(rest) >= 2 and int.from_bytes(rest[:2], "big") == len(rest) - 2:
+    start = reader.peek(2)
+    if len(start) == 2 and int.from_bytes(start, "big") == reader.remaining - 2:
         return ReplayDlq(topic, reader.text16("id"))
-    if rest[:2] == ALL_LETTERS:
+    if start == ALL_LETTERS:
         reader.take(2, "mark")
         body = ReplayDlqAll(topic, reader.text16("filter"), reader.boolean("dry run"))
         reader.finish("dry run")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
 
 from penstock.protocols.bytes import I64, U32, ByteReader, text16
+from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX, STAGES_MAX
 from penstock.protocols.flymq.pipelines.messages import (
     PipelineBody,
     PipelineDescription,
@@ -42,7 +43,7 @@ def _stages(reader: ByteReader) -> list[StageReport]:
             reader.u64("batches"),
             reader.u64("duration"),
         )
-        for _ in range(reader.count32("stages", _STAGE_BYTES_MIN))
+        for _ in range(reader.count32("stages", _STAGE_BYTES_MIN, STAGES_MAX))
     ]
 
 
@@ -138,5 +139,5 @@ def decode_pipelines(payload: bytes) -> list[PipelineDescription]:
             reader.boolean("alive"),
             _stages(reader),
         )
-        for _ in range(reader.count32("pipelines", _PIPELINE_BYTES_MIN))
+        for _ in range(reader.count32("pipelines", _PIPELINE_BYTES_MIN, REPLY_ITEMS_MAX))
     ]

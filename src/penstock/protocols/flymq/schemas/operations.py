@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker.limits import SCHEMA_BYTES_CEILING
 from penstock.broker.schemas.reference import LATEST, parse_reference
 from penstock.broker.schemas.registry import SchemaVersion
 from penstock.broker.spreading import Placement, Scattered
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 
 async def _register_schema(caller: Caller, opcode: int, body: RegisterSchema) -> bytes:
+    if len(body.definition) > SCHEMA_BYTES_CEILING:
+        raise SchemaInvalid(
+            f"the definition has {len(body.definition)} bytes: at most {SCHEMA_BYTES_CEILING} are allowed"
+        )
     try:
         definition = body.definition.decode()
     except UnicodeDecodeError as error:

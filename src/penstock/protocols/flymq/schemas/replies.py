@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.protocols.bytes import I64, U32, ByteReader, blob32, text8, text16, texts16
+from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.schemas.messages import SchemaInfo
 from penstock.protocols.flymq.wire import Opcode, frame
 
@@ -75,7 +76,7 @@ def decode_schemas(payload: bytes) -> list[SchemaInfo]:
     reader = ByteReader(payload)
     rows = [
         (reader.text16("id"), reader.text8("type"), reader.u32("version"))
-        for _ in range(reader.count32("schemas", _SCHEMA_BYTES_MIN))
+        for _ in range(reader.count32("schemas", _SCHEMA_BYTES_MIN, REPLY_ITEMS_MAX))
     ]
     told = [(reader.text8("compatibility"), reader.i64("creation time")) for _ in rows] if reader.remaining else []
     schemas = []
@@ -89,5 +90,5 @@ def decode_schemas(payload: bytes) -> list[SchemaInfo]:
 def decode_validated(payload: bytes) -> list[str]:
     reader = ByteReader(payload)
     valid = reader.boolean("valid")
-    reasons = reader.texts16("errors")
+    reasons = reader.texts16("errors", REPLY_ITEMS_MAX)
     return [] if valid else reasons or ["the broker gives no reason"]

@@ -25,7 +25,7 @@ from penstock.protocols.flymq.wire import PARTITION_AUTO, PAYLOAD_BYTES_MAX, Opc
 def _register_schema(reader: ByteReader) -> RegisterSchema:
     name = reader.text16("name")
     # A type is never empty nor 256 bytes long, so a first byte of zero is the high half of a u16 length.
-    type_name = reader.text16("type") if reader.rest()[:1] == b"\0" else reader.text8("type")
+    type_name = reader.text16("type") if reader.peek(1) == b"\0" else reader.text8("type")
     body = RegisterSchema(name, type_name, reader.blob32("definition"), None)
     if reader.remaining:
         body.compatibility = reader.text8("compatibility") or None
@@ -53,19 +53,22 @@ def _validate_schema(reader: ByteReader) -> ValidateSchema:
 
 def _produce_with_schema(reader: ByteReader) -> ProduceWithSchema:
     topic = reader.text16("topic")
-    readings = []
-    for read in (_schema_first, _data_first, _schema_first_with_key):
-        try:
-            reading = read(ByteReader(reader.rest()))
-        except ProtocolViolation:
-            continue
-        if reading.schema:
-            readings.append(reading)
-    if not readings:
+    readings = [_reading(_schema_first, reader), _reading(_data_first, reader)]
+    if readings[0] is None:  # what ends after the data has no key behind it
+        readings.append(_reading(_schema_first_with_key, reader))
+    possible = [reading for reading in readings if reading is not None and reading.schema]
+    if not possible:
         raise ProtocolViolation(
             "invalid binary format: what follows the topic is neither schema and data nor data and schema"
         )
-    return ProduceWithSchema(topic, readings)
+    return ProduceWithSchema(topic, possible)
+
+
+def _reading(read: Callable[[ByteReader], SchemaReading], reader: ByteReader) -> SchemaReading | None:
+    try:
+        return read(reader.fork())
+    except ProtocolViolation:
+        return None
 
 
 def _schema_first(reader: ByteReader) -> SchemaReading:

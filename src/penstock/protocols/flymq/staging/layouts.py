@@ -7,8 +7,9 @@ from struct import Struct
 
 from penstock.errors import ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import U32, ByteReader, text16
+from penstock.protocols.flymq.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX
 from penstock.protocols.flymq.staging.messages import BeginRun, Run, Stage, StageAbort, StageCommit, StagingBody, Winner
-from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, PAYLOAD_BYTES_MAX, VERSION, Opcode, frame
+from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, Opcode, frame, header
 
 _EPOCH = Struct(">QQ")
 _RUN = Struct(">Qq")
@@ -27,7 +28,10 @@ def _stage(reader: ByteReader) -> Stage:
         reader.text16("attempt"),
         reader.u32("sequence"),
         reader.text16("topic"),
-        [(reader.i32("partition"), reader.blob32("block")) for _ in range(reader.count32("blocks", _PART_BYTES_MIN))],
+        [
+            (reader.i32("partition"), reader.blob32("block"))
+            for _ in range(reader.count32("blocks", _PART_BYTES_MIN, STAGED_BLOCKS_MAX))
+        ],
     )
     reader.finish("blocks")
     return body
@@ -40,7 +44,7 @@ def _commit(reader: ByteReader) -> StageCommit:
         reader.u64("epoch"),
         [
             Winner(reader.text16("attempt"), reader.u32("requests"))
-            for _ in range(reader.count32("attempts", _WINNER_BYTES_MIN))
+            for _ in range(reader.count32("attempts", _WINNER_BYTES_MIN, STAGED_ATTEMPTS_MAX))
         ],
     )
     reader.finish("attempts")
@@ -94,8 +98,7 @@ def encode_stage(
             f"{payload_bytes} bytes for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX}, so a record with its key "
             "and headers must be smaller than that"
         )
-    header = HEADER.pack(MAGIC, VERSION, Opcode.STAGE, FLAG_BINARY, payload_bytes)
-    return b"".join((header, *pieces))
+    return b"".join((header(Opcode.STAGE, payload_bytes), *pieces))
 
 
 def encode_commit(application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bytes:

@@ -11,6 +11,7 @@ from struct import Struct
 
 from penstock.errors import RecordTooLarge
 from penstock.protocols.bytes import I32, U32, U64, ByteReader, blob32, text16
+from penstock.protocols.flymq.limits import TXN_OFFSETS_MAX
 from penstock.protocols.flymq.transactions.messages import (
     GroupOffset,
     TransactionBody,
@@ -94,7 +95,7 @@ def _commit(reader: ByteReader) -> TxnCommit:
     if reader.remaining:
         body.offsets = [
             GroupOffset(reader.text16("group"), reader.text16("topic"), reader.i32("partition"), reader.u64("offset"))
-            for _ in range(reader.count32("offsets", _OFFSET_BYTES_MIN))
+            for _ in range(reader.count32("offsets", _OFFSET_BYTES_MIN, TXN_OFFSETS_MAX))
         ]
         reader.finish("offsets")
     return body
