@@ -12,7 +12,7 @@ from penstock.errors import BatchFailed, PenstockError
 from penstock.protocols.felix.answers import error_of
 from penstock.protocols.felix.codec import Frame, encode_frame, encode_message
 from penstock.protocols.felix.messages import Auth, Error, Message, Publish, PublishError, Subscribe
-from penstock.protocols.felix.refusals import TEXT_CHARS_MAX, StaleClaim, code_of, refusal
+from penstock.protocols.felix.refusals import TEXT_CHARS_MAX, code_of, refusal
 from penstock.protocols.felix.scopes import Scope
 from tests.protocols.felix.conversation import Talk
 
@@ -62,7 +62,7 @@ def test_words_of_other_brokers_are_known_too() -> None:
         (errors.CorruptBlock("x"), ("storage", 14, "fatal")),
         (errors.NoSpace("x"), ("storage", 14, "retry_after")),
         (errors.WriteFailed("x"), ("storage", 14, "outcome_unknown")),
-        (StaleClaim("x"), ("stale_claim", 15, "retry")),
+        (errors.EntryNotFound("x"), ("stale_claim", 15, "retry")),
     ],
 )
 def test_an_error_has_a_code_and_says_what_to_do(error: PenstockError, code: tuple[str, int, str]) -> None:

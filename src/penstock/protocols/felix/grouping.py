@@ -15,6 +15,7 @@ from penstock.broker.cursor import NotInMemory
 from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, Subscription
 from penstock.errors import (
     AuthenticationFailed,
+    EntryNotFound,
     GroupNotFound,
     InvalidRequest,
     PenstockError,
@@ -32,7 +33,6 @@ from penstock.protocols.felix.messages import (
     GroupRecords,
     GroupRequest,
 )
-from penstock.protocols.felix.refusals import StaleClaim
 from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
 
@@ -150,7 +150,7 @@ class Poll:
 
 
 async def settle(shared: Shared, identity: Identity, request: GroupAck | GroupNack) -> bytes:
-    """Finish a record, once that is on disk, or hand it back. Raises StaleClaim where it is with no member."""
+    """Finish a record, once that is on disk, or hand it back. Raises EntryNotFound if it is with no member."""
     topic = _topic(shared, identity, request)
     _check_readable(shared, identity, topic)
     subscriptions = shared.broker.subscriptions
@@ -205,7 +205,7 @@ def _check_readable(shared: Shared, identity: Identity, topic: str) -> None:
         )
 
 
-def _stale(request: GroupAck | GroupNack) -> StaleClaim:
-    return StaleClaim(
+def _stale(request: GroupAck | GroupNack) -> EntryNotFound:
+    return EntryNotFound(
         f"stale claim: offset {request.offset} is not with a member of group {request.group}; it may be delivered again"
     )

@@ -43,10 +43,6 @@ class ErrorCode(NamedTuple):
     retry: Retry
 
 
-class StaleClaim(EntryNotFound):
-    """A record of a consumer group is not, or not any more, with the member that settles it."""
-
-
 class Refusal(NamedTuple):
     """What a client is told of an error."""
 
@@ -63,7 +59,7 @@ _CODES: Final[tuple[tuple[type[PenstockError], ErrorCode], ...]] = (
     (AuthenticationRequired, _UNAUTHENTICATED),
     (AuthenticationFailed, _UNAUTHENTICATED),
     (AccessDenied, ErrorCode("forbidden", 2, "fatal")),
-    (StaleClaim, ErrorCode("stale_claim", 15, "retry")),
+    (EntryNotFound, ErrorCode("stale_claim", 15, "retry")),  # the only entries Felix has are claims of groups
     (TopicNotFound, _NOT_FOUND),
     (PartitionNotFound, _NOT_FOUND),
     (GroupNotFound, _NOT_FOUND),
