@@ -20,7 +20,7 @@ from penstock.admin.metrics import Metrics
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NoSpace
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.disk import Disk
@@ -164,6 +164,27 @@ async def test_a_partition_that_cannot_write_makes_it_not_ready_and_is_named(nod
     assert named["orders", 0]
     assert answer["failed"] == len(named)
     assert samples((await node.get("/metrics"))[2])["penstock_partitions_failed"] == len(named)
+
+
+async def test_a_background_task_that_fails_makes_it_not_ready_until_a_run_succeeds(node: Node) -> None:
+    node.admin.state = "ready"
+    task = node.broker.background.health("subscription_states")
+    task.failed(NoSpace("the disk is full"))
+    status, _, body = await node.get("/readyz")
+    assert status == 503
+    assert json.loads(body) == {
+        "ready": False,
+        "state": "ready",
+        "failing_tasks": [{"task": "subscription_states", "failure": "NoSpace: the disk is full"}],
+    }
+    found = samples((await node.get("/metrics"))[2])
+    assert found['penstock_background_failures_total{task="subscription_states"}'] == 1
+    assert found['penstock_background_failing{task="subscription_states"}'] == 1
+    task.succeeded()
+    assert (await node.get("/readyz"))[0] == 200
+    found = samples((await node.get("/metrics"))[2])
+    assert found['penstock_background_failures_total{task="subscription_states"}'] == 1
+    assert found['penstock_background_failing{task="subscription_states"}'] == 0
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------------

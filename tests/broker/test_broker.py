@@ -125,3 +125,44 @@ async def test_partitions_are_bounded_for_one_topic_and_for_all(engine: Embedded
     with pytest.raises(LimitExceeded, match="3 more partitions do not fit beside the 3 there are"):
         await broker.create_topic(WHO, "u", TopicConfig(partitions=3))
     await broker.create_topic(WHO, "u", TopicConfig(partitions=2))
+
+
+async def test_nobody_waits_for_a_delete_of_another_topic(
+    engine: EmbeddedEngine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("doomed", "hot"):
+        await broker.create_topic(WHO, name, TopicConfig())
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    delete = engine.delete_topic
+
+    async def slow_delete(name: str) -> None:
+        begun.set()
+        await may_end.wait()
+        await delete(name)
+
+    monkeypatch.setattr(engine, "delete_topic", slow_delete)
+    deleting = asyncio.create_task(broker.delete_topic(WHO, "doomed"))
+    await begun.wait()
+    await broker.ensure_topic(WHO, "hot")
+    await broker.ensure_topic(WHO, "doomed")
+    await broker.create_topic(WHO, "new", TopicConfig())
+    await broker.subscriptions.subscribe(WHO, "hot", 1)
+    assert not deleting.done()
+    may_end.set()
+    await deleting
+    assert broker.topic_names(WHO) == ["hot", "new"]
+
+
+async def test_a_topic_is_created_again_only_once_its_delete_is_over(
+    engine: EmbeddedEngine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig())
+    await broker.commit_offset(WHO, "t", "g", 0, 7)
+    before = broker.describe_topic(WHO, "t").info.id
+    deleting = asyncio.create_task(broker.delete_topic(WHO, "t"))
+    while broker.has_topic("t"):
+        await asyncio.sleep(0)
+    await broker.ensure_topic(WHO, "t")
+    assert deleting.done()
+    assert broker.describe_topic(WHO, "t").info.id != before
+    assert broker.start_position(WHO, "t", "g", 0, "committed") == 0

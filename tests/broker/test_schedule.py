@@ -323,7 +323,6 @@ async def test_large_records_are_read_a_few_at_a_time(
 async def test_a_full_disk_delays_delivery_and_repeats_nothing(
     engine: EmbeddedEngine, broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "RETRY_S", 0.001)
     refusals = 3
     original = engine.append_atomic
 

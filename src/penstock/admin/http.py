@@ -61,6 +61,7 @@ class AdminServer:
         self.state: State = "starting"
         self._bind = parse_address(bind)
         self._engine = engine
+        self._background = broker.background
         # The loop is late by real time, whatever time the broker is told.
         self._loop_lag = LoopLag(SystemClock())
         self._metrics = Metrics(Sources(engine, broker, listeners, sessions, self._loop_lag.histogram))
@@ -140,15 +141,19 @@ class AdminServer:
     async def _readyz(self, _: Request) -> Response:
         if self.state != "ready":
             return JSONResponse({"ready": False, "state": self.state}, status_code=503)
-        failures = failed_partitions(self._engine)
+        failures, failing_tasks = failed_partitions(self._engine), self._background.failing
+        if not failures and not failing_tasks:
+            return JSONResponse({"ready": True, "state": self.state})
+        body: dict[str, object] = {"ready": False, "state": self.state}
         if failures:
-            named = [
+            body["failed"] = len(failures)
+            body["failed_partitions"] = [
                 {"topic": topic, "partition": index, "failure": failure}
                 for (topic, index), failure in list(failures.items())[:FAILURES_NAMED_MAX]
             ]
-            body = {"ready": False, "state": self.state, "failed": len(failures), "failed_partitions": named}
-            return JSONResponse(body, status_code=503)
-        return JSONResponse({"ready": True, "state": self.state})
+        if failing_tasks:
+            body["failing_tasks"] = [{"task": task, "failure": failure} for task, failure in failing_tasks.items()]
+        return JSONResponse(body, status_code=503)
 
     async def _serve_metrics(self, _: Request) -> Response:
         return Response(await self._metrics.render(), media_type=CONTENT_TYPE)

@@ -28,7 +28,7 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from penstock.errors import AccessDenied
+from penstock.errors import AccessDenied, PenstockError
 
 INTERNAL_PREFIX: Final = "__"
 
@@ -115,6 +115,15 @@ def authorize(policy: AccessPolicy, principal: Principal, operation: Operation, 
             f"topic {resource.name} is internal: names beginning with {INTERNAL_PREFIX} belong to the broker, choose another name"
         )
     policy.check(principal, operation, resource)
+
+
+def is_allowed(policy: AccessPolicy, principal: Principal, operation: Operation, resource: Resource) -> bool:
+    """Whether the check would pass, for lists that show what a principal may know of."""
+    try:
+        authorize(policy, principal, operation, resource)
+    except PenstockError:
+        return False
+    return True
 
 
 class Guarded(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, is_internal, on_broker
 from penstock.broker.audit import Audit
 from penstock.broker.directory import Acl, Directory, check_name, parse_entry
@@ -28,14 +29,18 @@ class AclInfo(NamedTuple):
 
 
 class Acls:
-    def __init__(self, directory: Directory, settings: AccessSettings, access: AccessPolicy, audit: Audit) -> None:
+    def __init__(
+        self, directory: Directory, settings: AccessSettings, access: AccessPolicy, audit: Audit, background: Background
+    ) -> None:
         self.access = access
+        self.background = background
         self.default_public = settings.default_public
         self._settings = settings
         self._directory = directory
         self._audit = audit
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def set_acl(
         self,
         principal: Principal,
@@ -75,6 +80,7 @@ class Acls:
         return AclInfo(topic, False, False) if acl is None else _info(topic, acl)
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def delete_acl(self, principal: Principal, topic: str) -> None:
         """One that does not exist is no error."""
         _check_pattern(topic)

@@ -1,8 +1,8 @@
 """Dead letters: records that could not be dealt with, put aside with their story, to be looked at, replayed or thrown away.
 
 Topic `orders` has its dead letters in the topic `orders.dlq`, made when the first one comes: a topic like any other, that every protocol
-can read. `send` is the one way in for subscriptions and pipelines: a single append of the letter and of whatever marks the record as
-dealt with where it came from.
+can read. `append` is the one way in for subscriptions: a single append of the letter and of whatever marks the record as settled where it
+came from.
 
 A replay is a single append too: the record to its topic, with its own key and headers, and a mark in the table `__deadletters`. So it
 happens once, whoever asks how often, and whatever crashes. A mark is a bit, 4 096 letters to an entry of the table; marked letters are
@@ -19,10 +19,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
-from weakref import WeakValueDictionary
 
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
 from penstock.broker.deadletter_entries import DeadLetter, FailedRecord, headers_with_story, letters_of
+from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
 from penstock.broker.producer import ANY_PARTITION, Producer
 from penstock.broker.schemas.validation import Validation
@@ -39,8 +40,6 @@ LETTERS_MAX: Final = 10_000
 LETTERS_BYTES_MAX: Final = 8 << 20
 REPLAY_LETTERS_MAX: Final = 1_000
 REPLAY_BYTES_MAX: Final = 4 << 20
-# A dead-letter topic may be purged between being made sure of and being written to.
-_SEND_TRIES: Final = 3
 _DELETES_PER_APPEND_MAX: Final = 4096
 
 
@@ -72,10 +71,12 @@ class DeadLetters:
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
+        background: Background,
         ensure_topic: Callable[[str], Awaitable[None]],
         delete_topic: Callable[[str], Awaitable[None]],
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = DeadLetterStats()
         self._engine = engine
         self._producer = producer
@@ -84,8 +85,8 @@ class DeadLetters:
         self._ensure_topic = ensure_topic
         self._delete_topic = delete_topic
         self._marks = Table(engine, DEADLETTERS_TOPIC, MarkKey, bytes, entries_max=limits.dead_letter_marks_max)
-        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By topic, while somebody replays or purges: a mark is read, changed and written, one at a time."""
+        self._changing: KeyedLocks[str] = KeyedLocks()
+        """By topic: a mark is read, changed and written by one replay or purge at a time."""
 
     async def start(self) -> None:
         """Load the marks, and end those whose dead-letter topic is gone."""
@@ -98,35 +99,32 @@ class DeadLetters:
 
     # -- putting aside ----------------------------------------------------------------------------------------------------
 
-    async def send(self, failed: Sequence[FailedRecord], changes: Sequence[PreparedChange[Any, Any]] = ()) -> None:
-        """Put records aside, each in the dead-letter topic of its topic, together with changes of tables: all or nothing.
+    async def ensure_topics(self, failed: Sequence[FailedRecord]) -> None:
+        """Create the dead-letter topics of these records where they are missing."""
+        for name in {dead_letter_topic(record.topic) for record in failed}:
+            await self._ensure_topic(name)
 
-        For the broker itself: whoever calls it has asked what had to be asked. After WriteFailed only a restart can tell whether it
-        happened; after any other error it did not.
+    async def append(self, failed: Sequence[FailedRecord], changes: Sequence[PreparedChange[Any, Any]] = ()) -> None:
+        """Append records to the dead-letter topics of their topics, together with changes of tables: all or nothing.
+
+        For the broker itself: whoever calls it has checked the rights. Raises TopicNotFound if a dead-letter topic does not exist, which
+        a purge may cause. After WriteFailed only a restart can tell whether it happened; after any other error it did not.
         """
-        for turn in range(1, _SEND_TRIES + 1):
-            by_topic: dict[str, list[FailedRecord]] = {}
-            for record in failed:
-                by_topic.setdefault(dead_letter_topic(record.topic), []).append(record)
-            for name in by_topic:
-                await self._ensure_topic(name)
-            try:
-                parts = [
-                    BatchFor(
-                        self._engine.partition(name, 0),
-                        Batch(
-                            [record.value for record in records],
-                            [record.key for record in records],
-                            [headers_with_story(record) for record in records],
-                        ),
-                    )
-                    for name, records in by_topic.items()
-                ]
-                await self._append(parts, changes)
-                break
-            except TopicNotFound:
-                if turn == _SEND_TRIES:
-                    raise
+        by_topic: dict[str, list[FailedRecord]] = {}
+        for record in failed:
+            by_topic.setdefault(dead_letter_topic(record.topic), []).append(record)
+        parts = [
+            BatchFor(
+                self._engine.partition(name, 0),
+                Batch(
+                    [record.value for record in records],
+                    [record.key for record in records],
+                    [headers_with_story(record) for record in records],
+                ),
+            )
+            for name, records in by_topic.items()
+        ]
+        await self._append(parts, changes)
         self.stats.sent += len(failed)
 
     # -- operations -------------------------------------------------------------------------------------------------------
@@ -150,17 +148,19 @@ class DeadLetters:
         return found
 
     @on_topic(Operation.WRITE)
+    @run_to_completion
     async def replay(self, principal: Principal, topic: str, letter_id: str) -> DeadLetter:
         """Write a dead letter's record to its topic again. Raises EntryNotFound where none is listed under this id."""
-        async with self._lock(topic):
+        async with self._changing.of(topic):
             letter = await self._find(topic, letter_id)
             await self._replay(topic, [letter])
         return letter
 
     @on_topic(Operation.WRITE)
+    @run_to_completion
     async def replay_at(self, principal: Principal, topic: str, offset: int, partition: int = 0) -> DeadLetter:
         """The same for the dead letter at an offset of the dead-letter topic."""
-        async with self._lock(topic):
+        async with self._changing.of(topic):
             letter = await self._letter_at(topic, partition, offset)
             if letter is None:
                 raise _not_listed(topic, f"offset {offset}")
@@ -168,6 +168,7 @@ class DeadLetters:
         return letter
 
     @on_topic(Operation.WRITE)
+    @run_to_completion
     async def replay_all(
         self, principal: Principal, topic: str, wanted: Wanted | None = None, *, dry_run: bool = False
     ) -> int:
@@ -184,7 +185,7 @@ class DeadLetters:
                 await self._replay(topic, chosen)
             return len(chosen)
 
-        async with self._lock(topic), aclosing(self._unreplayed(topic)) as unreplayed:
+        async with self._changing.of(topic), aclosing(self._unreplayed(topic)) as unreplayed:
             async for letter in unreplayed:
                 batch.append(letter)
                 size_bytes += letter.size_bytes
@@ -195,18 +196,16 @@ class DeadLetters:
         return replayed
 
     @on_topic(Operation.DELETE)
+    @run_to_completion
     async def purge(self, principal: Principal, topic: str) -> None:
         """Delete the dead letters of a topic for good. Where there are none, none are left."""
-        async with self._lock(topic):
+        async with self._changing.of(topic):
             info = self._dead_letter_topic(topic)
             if info is not None:
                 await self._delete_topic(info.name)
                 await self._unmark([key for key, _ in self._marks.items() if key.topic_id == info.id])
 
     # -- inside -----------------------------------------------------------------------------------------------------------
-
-    def _lock(self, topic: str) -> asyncio.Lock:
-        return self._changing.setdefault(topic, asyncio.Lock())
 
     def _dead_letter_topic(self, topic: str) -> TopicInfo | None:
         return self._engine.topics().get(dead_letter_topic(topic))

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from penstock.background import Background, Loop
 from penstock.broker.access import (
     AccessPolicy,
     Operation,
@@ -131,9 +132,11 @@ class Transactions:
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
+        background: Background,
         new_token: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = TransactionStats()
         self._engine = engine
         self._producer = producer
@@ -157,17 +160,16 @@ class Transactions:
             value_bytes_max=OUTCOME_BYTES_MAX,
         )
         self._forgetting: asyncio.Future[None] | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeping: Loop | None = None
 
     async def start(self) -> None:
         await self._table.load()
-        self._sweeping = asyncio.create_task(self._sweep_for_ever(), name="penstock-transactions")
+        self._sweeping = self.background.loop("transaction_sweep", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
         """Wait for commits under way. What is open is dropped, as it would be by a crash."""
         if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+            await self._sweeping.stop()
         await self._table.close()
 
     # -- operations -------------------------------------------------------------------------------------------------------
@@ -466,10 +468,9 @@ class Transactions:
                 self._time_out(transaction)
         self._forget()
 
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.sweep()
+    async def _sweep_step(self) -> float:
+        self.sweep()
+        return SWEEP_S
 
     def _forget(self) -> None:
         """Delete the oldest entries of the table, a bounded number at a time. They are in the order of their commits."""

@@ -64,6 +64,8 @@ class Publication:
         self.records = 0
         self.failure: PenstockError | None = None
         """Set where only a restart can tell how far it has come."""
+        self.stalled = False
+        """Whether the last attempt to publish the rest failed; the next sweep makes another."""
         self.task: asyncio.Task[None] | None = None
         self._engine = engine
         self._tickets_table = tickets_table

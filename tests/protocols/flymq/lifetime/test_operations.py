@@ -17,6 +17,7 @@ from penstock.protocols.flymq.lifetime.replies import decode_delayed, decode_let
 from penstock.protocols.flymq.reply_decoding import decode_fetched
 from penstock.protocols.flymq.wire import HEADER, MAGIC, VERSION, Opcode
 from penstock.testing.clock import START_MS, ManualClock
+from tests.broker.producing import dead_letter
 from tests.protocols.flymq.conversation import Conversation, Frame
 
 DAY_MS = 24 * 3600 * 1000
@@ -39,11 +40,12 @@ async def values_of(talk: Conversation, topic: str = "test", partition: int = 0)
 
 
 async def fail(broker: Broker, *values: bytes, reason: str = "boom") -> None:
-    await broker.dead_letters.send(
+    await dead_letter(
+        broker,
         [
             FailedRecord("test", 0, offset, value, b"key", None, reason, 2, START_MS - 5, START_MS)
             for offset, value in enumerate(values)
-        ]
+        ],
     )
 
 
