@@ -26,6 +26,7 @@ from penstock.broker.access import (
     on_broker,
     on_group,
     on_topic,
+    on_topic_group,
 )
 from penstock.broker.accounts import Accounts
 from penstock.broker.api_keys import ApiKeys
@@ -334,7 +335,7 @@ class Broker:
 
     # -- a group's own place ----------------------------------------------------------------------------------------------
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT)
     def commit_offset(
         self, principal: Principal, topic: str, group: str, partition: int, offset: int
     ) -> asyncio.Future[None]:
@@ -375,7 +376,7 @@ class Broker:
         """The session has ended: it is a member of nothing any more. Never fails; the id is the session's own."""
         self._groups.leave(session_id)
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT)
     async def seek_to_time(
         self, principal: Principal, topic: str, group: str, partition: int, timestamp_ms: int
     ) -> int:
@@ -390,9 +391,7 @@ class Broker:
         """How many records the group is behind. Raises GroupNotFound."""
         return self._lags.lag(topic, group, partition)
 
-    # -- everybody's groups -----------------------------------------------------------------------------------------------
-
-    @on_topic(Operation.ADMIN)
+    @on_topic_group(Operation.COMMIT)
     @run_to_completion
     async def reset_offset(
         self, principal: Principal, topic: str, group: str, partition: int, mode: str, offset: int | None = None
@@ -412,6 +411,8 @@ class Broker:
         details = {"topic": topic, "partition": str(partition), "offset": str(position)}
         self.audit.note(principal, "group.reset", group, details=details)
         return position
+
+    # -- everybody's groups -----------------------------------------------------------------------------------------------
 
     @on_broker(Operation.ADMIN)
     def list_groups(self, principal: Principal) -> list[GroupInfo]:

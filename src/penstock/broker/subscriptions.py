@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
 import structlog
 
 from penstock.background import Background, Loop, run_to_completion
-from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
+from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic_group
 from penstock.broker.cursor import NOT_IN_MEMORY, NotInMemory
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.keyed_locks import KeyedLocks
@@ -51,6 +52,9 @@ FORGET_S: Final = 1.0
 DELETES_PER_APPEND_MAX: Final = 4096
 _NUMBERS: Final = 0
 """The key of the entry that holds the next number, as the start of its only cursor: numbers are never given twice."""
+
+_GROUP_OF: Final = attrgetter("name")
+"""The group that a subscription is: readers of a named one share its position."""
 
 log = structlog.get_logger("penstock.broker.subscriptions")
 
@@ -139,7 +143,7 @@ class Subscriptions:
 
     # -- operations -------------------------------------------------------------------------------------------------------
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "name")
     @run_to_completion
     async def subscribe(
         self,
@@ -153,8 +157,9 @@ class Subscriptions:
     ) -> Subscription:
         """A new subscription, stored before this returns; or, where a name is given, the one of this name on this topic.
 
-        Creates a topic that is missing. "latest" begins with the first record after this call. `ack_ms`: how long a delivery waits
-        for its acknowledgement, from now on; as the policy says where it is not given.
+        Creates a topic that is missing, with the rights of the principal and in its name. A name is that of a group. "latest" begins
+        with the first record after this call. `ack_ms`: how long a delivery waits for its acknowledgement, from now on; as the policy
+        says if it is not given.
         """
         if qos not in (AT_MOST_ONCE, AT_LEAST_ONCE, ALWAYS_AT_LEAST_ONCE):
             raise InvalidRequest(f"QoS {qos} does not exist: use 0 or 1")
@@ -168,7 +173,7 @@ class Subscriptions:
             subscription.policy = replace(self._policy, ack_ms=ack_ms)
         return subscription
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def take(self, principal: Principal, topic: str, subscription: Subscription) -> Delivery | NotInMemory | None:
         """The next record of a subscription. Where it is not in memory, await `load` and take again."""
         subscription.used_s = self._clock.monotonic()
@@ -178,7 +183,7 @@ class Subscriptions:
             self.stats.delivered += 1
         return taken
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def take_many(
         self, principal: Principal, topic: str, subscription: Subscription, records_max: int, bytes_max: int
     ) -> list[Delivery] | NotInMemory:
@@ -199,12 +204,12 @@ class Subscriptions:
         self.stats.delivered += len(deliveries)
         return deliveries
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     async def load(self, principal: Principal, topic: str, subscription: Subscription) -> None:
         """Read from disk what `take` needs next."""
         await subscription.load()
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def acknowledge(self, principal: Principal, topic: str, subscription: Subscription, tag: int) -> bool:
         """Settle a delivery; False where it is not in flight."""
         subscription.used_s = self._clock.monotonic()
@@ -214,7 +219,7 @@ class Subscriptions:
             self._writer.store_soon(subscription)
         return acknowledged
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def acknowledge_many(
         self, principal: Principal, topic: str, subscription: Subscription, tags: Sequence[int]
     ) -> list[bool]:
@@ -228,7 +233,7 @@ class Subscriptions:
             self._writer.store_soon(subscription)
         return acknowledged
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def refuse(self, principal: Principal, topic: str, subscription: Subscription, tag: int) -> bool:
         """Have a delivery repeated, or made a dead letter if that was its last; False where it is not in flight."""
         refused = subscription.refuse(tag, self._clock.now_ms())
@@ -236,7 +241,7 @@ class Subscriptions:
             self._writer.bury_soon(subscription)
         return refused
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def give_up(self, principal: Principal, topic: str, subscription: Subscription, tag: int, reason: str) -> None:
         """Make a delivery's record a dead letter, because it can never arrive."""
         subscription.give_up(tag, reason)

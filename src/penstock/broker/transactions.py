@@ -40,6 +40,7 @@ from penstock.broker.access import (
     authorize,
     on_broker,
     on_topic,
+    on_topic_group,
 )
 from penstock.broker.applications import Applications, Once
 from penstock.broker.groups import Groups, OffsetKey, PreparedOffsets
@@ -237,7 +238,7 @@ class Transactions:
         transaction.records.add(topic, topic_id, partitions, batch)
         return partitions
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT)
     def commit_offset(
         self, principal: Principal, topic: str, transaction_id: str, group: str, partition: int, offset: int
     ) -> None:
@@ -360,7 +361,7 @@ class Transactions:
 
     def _offsets(self, principal: Principal, transaction: _Transaction) -> PreparedOffsets | None:
         for key in transaction.offsets:
-            authorize(self.access, principal, Operation.READ, Resource(ResourceKind.TOPIC, key.topic))
+            authorize(self.access, principal, Operation.COMMIT, Resource(ResourceKind.GROUP, key.group, key.topic))
         return self._groups.prepare(transaction.offsets) if transaction.offsets else None
 
     def _settle(
