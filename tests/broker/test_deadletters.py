@@ -14,7 +14,7 @@ import pytest
 from penstock.broker import deadletters
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
-from penstock.broker.deadletter_entries import REASON_BYTES_MAX, DeadLetter, FailedRecord
+from penstock.broker.deadletter_entries import HEADER_PREFIX, REASON_BYTES_MAX, DeadLetter, FailedRecord
 from penstock.broker.deadletters import DEADLETTERS_TOPIC, dead_letter_topic
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import Table
@@ -187,6 +187,67 @@ async def test_odd_members_of_an_entry_do_no_harm(broker: Broker) -> None:
     assert (second.attempts, second.headers) == (0xFFFFFFFF, None)
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"error_message": "x" * 70_000},
+        {"error_message": "", "reason": "ü" * 70_000},
+        {"id": "i" * 70_000},
+        {"original_offset": 1 << 70},
+        {"original_offset": -(1 << 70)},
+        {"retry_count": 1 << 70},
+        {"first_failed_at": 1 << 70, "last_failed_at": -(1 << 70)},
+        {"first_failed_at": "0001-01-01T00:00:00Z", "last_failed_at": "9999-12-31T23:59:59-23:59"},
+        {"headers": {"h" * 70_000: "1"}},
+    ],
+    ids=lambda members: next(iter(members)),
+)
+async def test_a_letter_with_claims_out_of_bounds_is_listed_within_them(
+    broker: Broker, members: dict[str, object]
+) -> None:
+    await broker.ensure_topic(WHO, "orders.dlq")
+    await produce(broker, "orders.dlq", [json_entry(**members), b"sound"])
+    forged, sound = await broker.dead_letters.letters(WHO, "orders", 10)
+    assert_in_bounds(forged)
+    assert sound.value == b"sound"
+    await broker.ensure_topic(WHO, "orders")
+    await broker.dead_letters.replay(WHO, "orders", forged.id)
+    assert await listed(broker) == [b"sound"]
+
+
+@pytest.mark.parametrize("claimed", ["9" * 18, "9" * 70_000, "-1", ""])
+async def test_headers_of_a_letter_that_a_client_forged_are_kept_within_bounds(broker: Broker, claimed: str) -> None:
+    names = ("reason", "partition", "offset", "attempts", "first-failed-ms", "failed-ms")
+    forged = encode_headers([(HEADER_PREFIX + name, claimed.encode()) for name in names])
+    await broker.ensure_topic(WHO, "orders.dlq")
+    placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    broker.produce(WHO, "orders.dlq", 0, [b"v"], None, [forged], done=placed.set_result)
+    await placed
+    [letter] = await broker.dead_letters.letters(WHO, "orders", 10)
+    assert_in_bounds(letter)
+
+
+def assert_in_bounds(letter: DeadLetter) -> None:
+    """As every protocol can encode it."""
+    assert 1 <= len(letter.id.encode()) <= 249
+    assert len(letter.reason.encode()) <= REASON_BYTES_MAX
+    assert 0 <= letter.attempts < 1 << 32
+    assert letter.origin_partition is None or 0 <= letter.origin_partition < 1 << 31
+    for number in (letter.origin_offset, letter.first_failed_ms, letter.failed_ms):
+        assert number is None or 0 <= number < 1 << 63
+
+
+async def test_a_letter_that_claims_the_id_of_another_is_not_taken_for_it(broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "orders")
+    await dead_letter(broker, [failed(b"real")])
+    await produce(broker, "orders.dlq", [json_entry(id="0-0")])
+    assert [letter.id for letter in await broker.dead_letters.letters(WHO, "orders", 10)] == ["0-0", "0-1"]
+    await broker.dead_letters.replay(WHO, "orders", "0-0")
+    with pytest.raises(EntryNotFound):
+        await broker.dead_letters.replay(WHO, "orders", "0-0")
+    assert await values_of(broker, "orders") == [b"real"]
+
+
 async def test_an_expired_letter_is_not_listed(broker: Broker, clock: ManualClock) -> None:
     await broker.ensure_topic(WHO, "orders.dlq")
     placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -306,6 +367,18 @@ async def test_a_replay_must_follow_the_schema_of_the_topic(broker: Broker) -> N
     await broker.dead_letters.replay(WHO, "orders", "0-1")
     assert await values_of(broker, "orders") == [b"{}"]
     assert await listed(broker) == [b"[]"]
+
+
+async def test_a_letter_that_the_topic_refuses_keeps_no_other_from_being_replayed(broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "orders")
+    await dead_letter(broker, [failed(b"{}"), failed(b"[]"), failed(b'{"a": 1}')])
+    await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
+    await broker.schemas.bind(WHO, "orders", "s")
+    assert await broker.dead_letters.replay_all(WHO, "orders") == 2
+    assert await values_of(broker, "orders") == [b"{}", b'{"a": 1}']
+    assert await listed(broker) == [b"[]"]
+    with pytest.raises(ValidationFailed):
+        await broker.dead_letters.replay_all(WHO, "orders")
 
 
 # -- purging -----------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from penstock.broker.producer import ANY_PARTITION, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, append_together
 from penstock.clock import Clock
-from penstock.errors import EntryNotFound, PenstockError, TopicNotFound
+from penstock.errors import EntryNotFound, InvalidRequest, PenstockError, TopicNotFound
 from penstock.log.api import Appended, Batch, BatchFor, Engine, TopicInfo
 
 DEADLETTERS_TOPIC: Final = "__deadletters"
@@ -174,15 +174,23 @@ class DeadLetters:
     ) -> int:
         """Replay every dead letter that was there at the call, or those wanted; returns how many. A dry run only counts.
 
-        `wanted` is asked in a thread: it may take its time.
+        `wanted` is asked in a thread: it may take its time. Letters that the topic does not take (its schema refuses them) stay listed
+        and keep no others from being replayed; if it takes none, the first refusal is raised.
         """
         replayed = size_bytes = 0
         batch: list[DeadLetter] = []
+        refusals: list[InvalidRequest] = []
 
         async def replay_batch() -> int:
             chosen = batch if wanted is None else await asyncio.to_thread(lambda: list(filter(wanted, batch)))
-            if chosen and not dry_run:
+            if not chosen or dry_run:
+                return len(chosen)
+            try:
                 await self._replay(topic, chosen)
+            except InvalidRequest:
+                chosen = await self._acceptable(topic, chosen, refusals)
+                if chosen:
+                    await self._replay(topic, chosen)
             return len(chosen)
 
         async with self._changing.of(topic), aclosing(self._unreplayed(topic)) as unreplayed:
@@ -193,6 +201,8 @@ class DeadLetters:
                     replayed += await replay_batch()
                     batch, size_bytes = [], 0
             replayed += await replay_batch()
+        if refusals and not replayed:
+            raise refusals[0]
         return replayed
 
     @on_topic(Operation.DELETE)
@@ -267,15 +277,27 @@ class DeadLetters:
                     return letter
         raise _not_listed(topic, letter_id)
 
-    async def _replay(self, topic: str, letters: Sequence[DeadLetter]) -> None:
-        info, origin = self._existing(topic), self._engine.topics().get(topic)
+    async def _acceptable(
+        self, topic: str, letters: Sequence[DeadLetter], refusals: list[InvalidRequest]
+    ) -> list[DeadLetter]:
+        """The letters that the topic takes. Adds the first refusal to `refusals` if that is empty."""
+        acceptable = []
+        for letter in letters:
+            try:
+                await self._placed(topic, [letter])
+            except InvalidRequest as error:
+                if not refusals:
+                    refusals.append(error)
+            else:
+                acceptable.append(letter)
+        return acceptable
+
+    async def _placed(self, topic: str, letters: Sequence[DeadLetter]) -> list[BatchFor]:
+        """The records of these letters, by the partition that each is replayed to. Raises if the topic does not take one of them."""
+        origin = self._engine.topics().get(topic)
         if origin is None:
             raise TopicNotFound(f"topic not found: {topic} (its dead letters can be replayed once it exists again)")
-        batch = Batch(
-            [letter.value for letter in letters],
-            [letter.key for letter in letters],
-            [letter.headers for letter in letters],
-        )
+        batch = _rows_of(letters, range(len(letters)))
         if self._validation.concerns(topic):
             await self._validation.check(topic, None, batch.values)
         asked = [
@@ -287,9 +309,13 @@ class DeadLetters:
         rows: dict[int, list[int]] = {}
         for row, index in enumerate(self._producer.place(topic, asked, batch).partitions):
             rows.setdefault(index, []).append(row)
-        parts = [
+        return [
             BatchFor(self._engine.partition(topic, index), _rows_of(letters, chosen)) for index, chosen in rows.items()
         ]
+
+    async def _replay(self, topic: str, letters: Sequence[DeadLetter]) -> None:
+        info = self._existing(topic)
+        parts = await self._placed(topic, letters)
         await self._append(parts, [self._marks.prepare(self._marked(info, letters))])
         self.stats.replayed += len(letters)
 

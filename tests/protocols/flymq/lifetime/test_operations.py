@@ -289,3 +289,22 @@ async def test_a_purge_empties_the_list(talk: Conversation, broker: Broker) -> N
     await fail(broker, b"v")
     assert await talk.ask(ask.encode_purge_dlq("test")) == Frame(0x22, b"\x01\x00\x02OK")
     assert await talk.ask(ask.encode_fetch_dlq("test", 10)) == (0x20, bytes(4))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b'{"id": "m", "payload": "aGk=", "original_offset": %d}' % (1 << 70),
+        b'{"id": "m", "payload": "aGk=", "first_failed_at": %d}' % (1 << 70),
+        b'{"id": "m", "payload": "aGk=", "error_message": "%s"}' % (b"x" * 70_000),
+        b'{"id": "%s", "payload": "aGk="}' % (b"i" * 70_000),
+    ],
+    ids=["offset", "time", "error", "id"],
+)
+async def test_a_letter_that_a_client_forged_keeps_no_other_from_being_listed(
+    talk: Conversation, broker: Broker, forged: bytes
+) -> None:
+    await fail(broker, b"sound")
+    await talk.ask(encode.encode_produce("test.dlq", forged))
+    listed = decode_letters((await talk.ask(ask.encode_fetch_dlq("test", 10))).payload)
+    assert [letter.value for letter in listed] == [b"sound", b"hi"]
