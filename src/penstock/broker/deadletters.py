@@ -27,10 +27,10 @@ from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
 from penstock.broker.producer import ANY_PARTITION, Producer
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.table import PreparedChange, Table, appended_together
 from penstock.clock import Clock
-from penstock.errors import EntryNotFound, InvalidRequest, PenstockError, TopicNotFound
-from penstock.log.api import Appended, Batch, BatchFor, Engine, TopicInfo
+from penstock.errors import EntryNotFound, InvalidRequest, TopicNotFound
+from penstock.log.api import Batch, BatchFor, Engine, TopicInfo
 
 DEADLETTERS_TOPIC: Final = "__deadletters"
 SUFFIX: Final = ".dlq"
@@ -124,7 +124,7 @@ class DeadLetters:
             )
             for name, records in by_topic.items()
         ]
-        await self._append(parts, changes)
+        await appended_together(self._engine, parts, changes)
         self.stats.sent += len(failed)
 
     # -- operations -------------------------------------------------------------------------------------------------------
@@ -316,22 +316,8 @@ class DeadLetters:
     async def _replay(self, topic: str, letters: Sequence[DeadLetter]) -> None:
         info = self._existing(topic)
         parts = await self._placed(topic, letters)
-        await self._append(parts, [self._marks.prepare(self._marked(info, letters))])
+        await appended_together(self._engine, parts, [self._marks.prepare(self._marked(info, letters))])
         self.stats.replayed += len(letters)
-
-    async def _append(self, parts: Sequence[BatchFor], changes: Sequence[PreparedChange[Any, Any]]) -> None:
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(result: Sequence[Appended] | PenstockError) -> None:
-            if landed.cancelled():
-                return
-            if isinstance(result, PenstockError):
-                landed.set_exception(result)
-            else:
-                landed.set_result(None)
-
-        append_together(self._engine, parts, changes, done)
-        await landed
 
     # -- marks ------------------------------------------------------------------------------------------------------------
 

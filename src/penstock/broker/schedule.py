@@ -33,6 +33,7 @@ from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.producer import Producer
 from penstock.broker.schedule_log import Delayed, Loaded, ScheduleLog
 from penstock.broker.schemas.validation import Validation
+from penstock.broker.table import appended_together
 from penstock.clock import Clock
 from penstock.errors import (
     EntryNotFound,
@@ -221,7 +222,7 @@ class Schedule:
             entries = await self._log.read([due], READY_BYTES_MAX)
             if not entries or entries[0].record.topic != topic:
                 raise _not_waiting(topic, entry_id)
-            await self._append([self._log.ends(entries)])
+            await appended_together(self._engine, [self._log.ends(entries)])
         except WriteFailed:
             self._claimed -= 1  # only a restart can tell whether it has ended
             raise
@@ -342,7 +343,7 @@ class Schedule:
             return
         parts = [BatchFor(partition, _batch(records, now_ms)) for partition, records in gathered.items()]
         try:
-            await self._append([*parts, self._log.ends(deliverable)])
+            await appended_together(self._engine, [*parts, self._log.ends(deliverable)])
         except WriteFailed as error:
             # Whether they were delivered is unknown: to deliver them again now might be the second time. A restart will tell.
             _log.error("delayed records left for the next start", records=len(deliverable), error=str(error))
@@ -359,20 +360,6 @@ class Schedule:
         self.stats.dropped += len(deliverable) - delivered
         for entry in deliverable:
             self.stats.lateness_s.observe(max(late_ms - entry.due_ms, 0) / 1000)
-
-    async def _append(self, parts: Sequence[BatchFor]) -> None:
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(result: Sequence[Appended] | PenstockError) -> None:
-            if landed.cancelled():
-                return
-            if isinstance(result, PenstockError):
-                landed.set_exception(result)
-            else:
-                landed.set_result(None)
-
-        self._engine.append_atomic(parts, done)
-        await landed
 
 
 def _batch(records: Sequence[Delayed], now_ms: int) -> Batch:
