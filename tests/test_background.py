@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from penstock import background as module
-from penstock.background import Background, run_to_completion
+from penstock.background import FAILURE_CHARS_MAX, Background, run_to_completion
 from penstock.errors import NoSpace
 
 
@@ -68,6 +68,20 @@ async def test_a_task_is_failing_from_a_failed_run_until_one_succeeds() -> None:
     await loop.run_once()
     assert background.failing == {}
     await loop.stop()
+
+
+async def test_what_is_kept_of_an_error_is_bounded() -> None:
+    health = Background().health("storing")
+    health.failed(NoSpace("x" * 10_000))
+    assert health.failure is not None
+    assert len(health.failure) == FAILURE_CHARS_MAX
+
+
+async def test_work_that_only_a_request_repeats_is_counted_and_not_failing_meanwhile() -> None:
+    background = Background()
+    background.health("validation").failed(ValueError("bug"), retried=False)
+    assert background.failures == {"validation": 1}
+    assert background.failing == {}
 
 
 async def test_a_failure_is_logged_once_until_it_changes_or_ends() -> None:

@@ -20,7 +20,9 @@ import structlog
 from penstock.errors import PenstockError
 
 RETRY_S_MIN: Final = 0.2
-RETRY_S_MAX: Final = 5.0
+RETRY_S_MAX: Final = 2.0
+FAILURE_CHARS_MAX: Final = 500
+"""Of an error as it is kept, logged and shown by /readyz."""
 
 log = structlog.get_logger("penstock.background")
 
@@ -54,7 +56,7 @@ class Health:
         Work that only a client's request repeats is not failing in between: a broker that is not ready might never get that request.
         """
         self.failures += 1
-        failure = f"{type(error).__name__}: {error}"
+        failure = f"{type(error).__name__}: {error}"[:FAILURE_CHARS_MAX]
         if failure != self._logged:
             unexpected = None if isinstance(error, PenstockError) else error
             log.error("background_task_failed", task=self.name, error=failure, exc_info=unexpected)

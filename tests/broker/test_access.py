@@ -106,7 +106,7 @@ NOT_OPERATIONS = {
     "subscriptions.when_durable",
     "subscriptions.forget_topic",
     "subscriptions.sweep",
-    "subscriptions.bury",
+    "subscriptions.write_dead_letters",
     "subscriptions.end_idle",
     "api_keys.start",
     "api_keys.close",

@@ -242,7 +242,7 @@ async def test_what_readers_were_at_work_on_when_they_went_becomes_a_dead_letter
         assert [each and (each.value, each.deliveries) for each in had] == [(b"poison", times), (b"3", 1)]
         given = [(each.tag, each.deliveries) for each in had if each is not None]
         broker.subscriptions.give_back(subscription, [(done.tag, 1), *given], first_counts=True)
-    await broker.subscriptions.bury()
+    await broker.subscriptions.write_dead_letters()
     [letter] = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
     assert (letter.value, letter.attempts) == (b"poison", 3)
     assert letter.reason == "its reader was gone after 3 deliveries"
@@ -263,7 +263,7 @@ async def test_what_has_become_a_dead_letter_makes_room_and_readers_are_told(
         broker.subscriptions.sweep()
         assert await take(broker, subscription) is None
         subscription.watch(lambda: told.append(subscription.exhausted))
-        await broker.subscriptions.bury()
+        await broker.subscriptions.write_dead_letters()
         assert told == [0]
         assert (await take(broker, subscription)).value == b"2"  # type: ignore[union-attr]
 

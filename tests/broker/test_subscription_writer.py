@@ -53,7 +53,7 @@ async def test_a_dead_letter_topic_that_cannot_be_created_holds_up_no_other_subs
         await produce(broker, "a", [b"poison"])
         await produce(broker, "b", [b"fine"])
         await exhaust(broker, bad, clock)
-        await broker.subscriptions.bury()
+        await broker.subscriptions.write_dead_letters()
         assert await take_values(broker, good) == [b"fine"]
         await durable(broker)
         image = crashed_copy(tmp_path / "d", tmp_path / "image")
@@ -79,7 +79,7 @@ async def test_records_that_wait_to_become_dead_letters_count_as_in_flight(tmp_p
 async def test_dead_letters_that_were_held_up_are_written_once_there_is_room_and_reading_resumes(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription_writer, "BURIAL_RETRY_S", 0.0)
+    monkeypatch.setattr(subscription_writer, "DEAD_LETTER_RETRY_S", 0.0)
     policy = DeliveryPolicy(deliveries_max=1, in_flight_max=2)
     async with a_broker(tmp_path / "d", clock, policy, BrokerLimits(topics_max=2)) as broker:
         await broker.ensure_topic(ANONYMOUS, "in the way")
@@ -88,7 +88,7 @@ async def test_dead_letters_that_were_held_up_are_written_once_there_is_room_and
         for _ in range(2):
             await exhaust(broker, subscription, clock)
         assert await take(broker, subscription) is None
-        await broker.subscriptions.bury()
+        await broker.subscriptions.write_dead_letters()
         resumed = asyncio.Event()
         subscription.watch(resumed.set)
         await broker.delete_topic(ANONYMOUS, "in the way")
@@ -101,7 +101,7 @@ async def test_dead_letters_that_were_held_up_are_written_once_there_is_room_and
 async def test_a_record_that_cannot_be_read_holds_up_the_dead_letters_of_its_subscription_only(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription_writer, "BURIAL_RETRY_S", 0.0)
+    monkeypatch.setattr(subscription_writer, "DEAD_LETTER_RETRY_S", 0.0)
     bad, good = await subscribe(broker, "a"), await subscribe(broker, "b")
     await produce(broker, "a", [b"1"])
     await produce(broker, "b", [b"2"])
@@ -115,12 +115,12 @@ async def test_a_record_that_cannot_be_read_holds_up_the_dead_letters_of_its_sub
     monkeypatch.setattr(Subscription, "record", without_descriptors)
     for each in (bad, good):
         await exhaust(broker, each, clock)
-    await broker.subscriptions.bury()
+    await broker.subscriptions.write_dead_letters()
     assert broker.background.failing == {"dead_letter_records": "OSError: [Errno 24] Too many open files"}
     assert [letter.value for letter in await broker.dead_letters.letters(ANONYMOUS, "b", 10)] == [b"2"]
     assert bad.exhausted == 1
     monkeypatch.setattr(Subscription, "record", original)
-    await broker.subscriptions.bury()
+    await broker.subscriptions.write_dead_letters()
     assert [letter.value for letter in await broker.dead_letters.letters(ANONYMOUS, "a", 10)] == [b"1"]
     assert broker.background.failing == {}
 

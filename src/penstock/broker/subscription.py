@@ -349,7 +349,7 @@ class Subscription:
         return len(self._exhausted)
 
     def first_exhausted(self, count_max: int) -> list[Exhausted]:
-        """The oldest records that are to become dead letters. They stay exhausted until `buried`."""
+        """The oldest records that are to become dead letters. They stay exhausted until `dead_lettered`."""
         return list(islice(self._exhausted.values(), count_max))
 
     def release_due(self, now_ms: int) -> None:
@@ -371,7 +371,7 @@ class Subscription:
             self.taken_back += taken_back
             self.wake()
 
-    def buried(self, tags: Sequence[int]) -> None:
+    def dead_lettered(self, tags: Sequence[int]) -> None:
         """These have become dead letters, or there was nothing left of them."""
         full = self._full
         for tag in tags:

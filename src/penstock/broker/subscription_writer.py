@@ -27,9 +27,9 @@ from penstock.broker.visibility import is_visible
 from penstock.clock import Clock
 from penstock.errors import CorruptBlock, PenstockError, ServerError, ShuttingDown
 
-BURIED_PER_APPEND_MAX: Final = 256
-BURIED_BYTES_MAX: Final = 4 << 20
-BURIAL_RETRY_S: Final = 1.0
+DEAD_LETTERS_PER_APPEND_MAX: Final = 256
+DEAD_LETTERS_BYTES_MAX: Final = 4 << 20
+DEAD_LETTER_RETRY_S: Final = 1.0
 """How long a subscription whose dead letters could not be written waits until it is tried again."""
 MANY_IN_FLIGHT: Final = 256
 LINGER_S: Final = 0.01
@@ -76,15 +76,17 @@ class SubscriptionWriter:
         """Those of them that could not be written when last tried."""
         self._dead_lettering = asyncio.Lock()
         self._storing: Loop | None = None
-        self._burying: Loop | None = None
+        self._dead_letter_loop: Loop | None = None
 
     def start(self) -> None:
         self._storing = self._background.loop("subscription_states", self._store_dirty, first_s=None)
-        self._burying = self._background.loop("subscription_dead_letters", self.bury_exhausted, first_s=None)
+        self._dead_letter_loop = self._background.loop(
+            "subscription_dead_letters", self.dead_letter_exhausted, first_s=None
+        )
 
     async def close(self) -> None:
         """Write what is left, once, and no more."""
-        for loop in (self._burying, self._storing):
+        for loop in (self._dead_letter_loop, self._storing):
             if loop is not None:
                 await loop.stop()
                 await loop.run_once()
@@ -152,14 +154,14 @@ class SubscriptionWriter:
 
     # -- dead letters -----------------------------------------------------------------------------------------------------
 
-    def bury_soon(self, subscription: Subscription) -> None:
+    def dead_letter_soon(self, subscription: Subscription) -> None:
         if subscription.deleted:
             return
         self._exhausted[subscription.id] = subscription
-        if self._burying is not None and subscription.id not in self._blocked:
-            self._burying.wake()
+        if self._dead_letter_loop is not None and subscription.id not in self._blocked:
+            self._dead_letter_loop.wake()
 
-    async def bury_exhausted(self) -> float | None:
+    async def dead_letter_exhausted(self) -> float | None:
         """Write a batch of dead letters of every subscription that has some; returns the seconds until there is more to do."""
         async with self._dead_lettering:
             for subscription in list(self._exhausted.values()):
@@ -167,7 +169,7 @@ class SubscriptionWriter:
                 if blocked is not None and asyncio.get_running_loop().time() < blocked.retry_s:
                     continue
                 try:
-                    await self._bury(subscription)
+                    await self._dead_letter(subscription)
                 except Exception as error:  # noqa: BLE001  it must not keep others from writing theirs
                     self._block(subscription, error)
                 else:
@@ -178,7 +180,7 @@ class SubscriptionWriter:
             self._health.succeeded()
         if not self._exhausted:
             return None
-        return BURIAL_RETRY_S if self._exhausted.keys() <= self._blocked.keys() else 0
+        return DEAD_LETTER_RETRY_S if self._exhausted.keys() <= self._blocked.keys() else 0
 
     def _block(self, subscription: Subscription, error: Exception) -> None:
         if subscription.deleted:
@@ -188,7 +190,7 @@ class SubscriptionWriter:
             self._health.failed(error)
         reason = f"{type(error).__name__}: {error}"
         before = self._blocked.get(subscription.id)
-        retry_s = asyncio.get_running_loop().time() + BURIAL_RETRY_S
+        retry_s = asyncio.get_running_loop().time() + DEAD_LETTER_RETRY_S
         self._blocked[subscription.id] = _Blocked(reason, retry_s, unexpected)
         if before is None or before.reason != reason:
             log.warning(
@@ -200,7 +202,7 @@ class SubscriptionWriter:
                 consequence="tried again every second; at subscriptions.in_flight_max records its deliveries stop",
             )
 
-    async def _bury(self, subscription: Subscription) -> None:
+    async def _dead_letter(self, subscription: Subscription) -> None:
         """Write one batch of a subscription's dead letters, together with its state without them."""
         tags, letters = await self._letters(subscription)
         if letters:
@@ -214,15 +216,15 @@ class SubscriptionWriter:
                 await self._dead_letters.append(letters, [self._table.prepare(changes)])
             else:
                 await self._table.change(changes)
-            subscription.buried(tags)
+            subscription.dead_lettered(tags)
 
     async def _letters(self, subscription: Subscription) -> tuple[list[int], list[FailedRecord]]:
         """The tags of a batch of exhausted records, and the records that are left of them."""
         tags: list[int] = []
         letters: list[FailedRecord] = []
         size_bytes = 0
-        for exhausted in subscription.first_exhausted(BURIED_PER_APPEND_MAX):
-            if size_bytes > BURIED_BYTES_MAX:
+        for exhausted in subscription.first_exhausted(DEAD_LETTERS_PER_APPEND_MAX):
+            if size_bytes > DEAD_LETTERS_BYTES_MAX:
                 break
             try:
                 found = await subscription.record(exhausted.tag)

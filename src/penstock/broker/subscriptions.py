@@ -238,7 +238,7 @@ class Subscriptions:
         """Have a delivery repeated, or made a dead letter if that was its last; False where it is not in flight."""
         refused = subscription.refuse(tag, self._clock.now_ms())
         if subscription.exhausted:
-            self._writer.bury_soon(subscription)
+            self._writer.dead_letter_soon(subscription)
         return refused
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
@@ -246,7 +246,7 @@ class Subscriptions:
         """Make a delivery's record a dead letter, because it can never arrive."""
         subscription.give_up(tag, reason)
         if subscription.exhausted:
-            self._writer.bury_soon(subscription)
+            self._writer.dead_letter_soon(subscription)
 
     # -- for sessions and the broker --------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Subscriptions:
         for tag, deliveries in sorted(delivered):
             subscription.give_back(tag, deliveries, counts=tag == at_work_on)
         if subscription.exhausted:
-            self._writer.bury_soon(subscription)
+            self._writer.dead_letter_soon(subscription)
         if delivered:
             subscription.wake()
 
@@ -294,9 +294,9 @@ class Subscriptions:
         """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error where it cannot be."""
         self._writer.when_durable(done)
 
-    async def bury(self) -> None:
+    async def write_dead_letters(self) -> None:
         """Write a batch of dead letters of every subscription that has some to write, as the background loop does."""
-        await self._writer.bury_exhausted()
+        await self._writer.dead_letter_exhausted()
 
     async def forget_topic(self, topic: str) -> None:
         """The topic was deleted, and so are its subscriptions."""
@@ -309,7 +309,7 @@ class Subscriptions:
         for subscription in list(self._reading.values()):
             subscription.release_due(now_ms)
             if subscription.exhausted:
-                self._writer.bury_soon(subscription)
+                self._writer.dead_letter_soon(subscription)
             if now_s - subscription.used_s >= FORGET_S:
                 subscription.forget_blocks()
                 if not subscription.in_flight:
