@@ -269,13 +269,15 @@ async def test_a_topic_created_by_its_first_reader_is_created_with_its_rights_an
     assert [event.user for event in created.events] == ["ann"]
 
 
-async def test_a_list_of_schemas_notes_no_refusals(guarded: Broker) -> None:
+async def test_a_list_of_schemas_notes_no_refusals(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = broker_with_users(engine, clock, allow_anonymous=True)
+    await broker.start()
     for name in ("a", "b"):
-        await guarded.schemas.register(SYSTEM, name, "json", "{}")
-    guest = await user(guarded, "gus", "guest")
-    guarded.schemas.versions(guest)
-    denied = await guarded.audit.query(SYSTEM, AuditQuery(types=["access.denied"]))
+        await broker.schemas.register(SYSTEM, name, "json", "{}")
+    assert broker.schemas.versions(UNAUTHENTICATED) == []
+    denied = await broker.audit.query(SYSTEM, AuditQuery(types=["access.denied"]))
     assert denied.events == []
+    await broker.close()
 
 
 async def test_who_loses_a_role_loses_it_at_once(guarded: Broker) -> None:
