@@ -22,7 +22,7 @@ from penstock.admin.metrics import Metrics
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NoSpace
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.disk import Disk
@@ -202,6 +202,27 @@ async def test_probes_of_a_flymq_broker_tell_one_that_is_not_ready_from_one_that
         assert (status, answer["status"]) == (503, "unhealthy")
         [check] = answer["checks"]
         assert (check["status"], check["message"]) == ("unhealthy", f"the broker is {state}")
+
+
+async def test_a_background_task_that_fails_makes_it_not_ready_until_a_run_succeeds(node: Node) -> None:
+    node.admin.state = "ready"
+    task = node.broker.background.health("subscription_states")
+    task.failed(NoSpace("the disk is full"))
+    status, _, body = await node.get("/readyz")
+    assert status == 503
+    assert json.loads(body) == {
+        "ready": False,
+        "state": "ready",
+        "failing_tasks": [{"task": "subscription_states", "failure": "NoSpace: the disk is full"}],
+    }
+    found = samples((await node.get("/metrics"))[2])
+    assert found['penstock_background_failures_total{task="subscription_states"}'] == 1
+    assert found['penstock_background_failing{task="subscription_states"}'] == 1
+    task.succeeded()
+    assert (await node.get("/readyz"))[0] == 200
+    found = samples((await node.get("/metrics"))[2])
+    assert found['penstock_background_failures_total{task="subscription_states"}'] == 1
+    assert found['penstock_background_failing{task="subscription_states"}'] == 0
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def figures(**changes: object) -> Figures:
         delayed_pending=0,
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
+        dead_letters_waiting=0,
         subscriptions=0,
         subscription_lags=[],
         in_flight=0,
@@ -64,6 +65,8 @@ def figures(**changes: object) -> Figures:
         listeners={},
         requests={},
         pushes={},
+        background_failures={},
+        background_failing={},
         loop_lag=Histogram(DURATION_BOUNDS_S),
     )
     return replace(nothing, **changes)  # type: ignore[arg-type]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
+from penstock.broker.deadletter_entries import FailedRecord
 from penstock.broker.spreading import Placement, Scattered
+from penstock.broker.table import PreparedChange
 from penstock.log.api import Appended, Partition
 
 
@@ -51,3 +54,11 @@ async def read_values(partition: Partition, offset: int = 0) -> list[bytes | Non
 def appended(placement: Placement) -> Appended:
     assert isinstance(placement.result, Appended)
     return placement.result
+
+
+async def dead_letter(
+    broker: Broker, failed: Sequence[FailedRecord], changes: Sequence[PreparedChange[Any, Any]] = ()
+) -> None:
+    """Put records aside, as subscriptions do."""
+    await broker.dead_letters.ensure_topics(failed)
+    await broker.dead_letters.append(failed, changes)

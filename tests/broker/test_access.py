@@ -82,7 +82,8 @@ NOT_OPERATIONS = {
     "transactions.sweep",
     "dead_letters.start",
     "dead_letters.close",
-    "dead_letters.send",
+    "dead_letters.ensure_topics",
+    "dead_letters.append",
     "schedule.start",
     "schedule.close",
     "schedule.look",
@@ -106,6 +107,7 @@ NOT_OPERATIONS = {
     "subscriptions.when_durable",
     "subscriptions.forget_topic",
     "subscriptions.sweep",
+    "subscriptions.write_dead_letters",
     "subscriptions.end_idle",
     "api_keys.start",
     "api_keys.close",
@@ -119,6 +121,7 @@ NOT_OPERATIONS = {
 READER = Principal("reader")
 TOPIC = Resource(ResourceKind.TOPIC, "orders")
 GROUP = Resource(ResourceKind.GROUP, "g")
+GROUP_IN_TOPIC = Resource(ResourceKind.GROUP, "g", "orders")
 SCHEMA = Resource(ResourceKind.SCHEMA, "s")
 WHOLE = Resource(ResourceKind.BROKER)
 
@@ -149,8 +152,8 @@ async def finished(operation: Callable[[], Any]) -> None:
         await result
 
 
-def a_subscription(topic: str) -> Subscription:
-    return Subscription(1, StoredSubscription(topic, "", 1, ()), [], DeliveryPolicy())
+def a_subscription(topic: str, name: str = "g") -> Subscription:
+    return Subscription(1, StoredSubscription(topic, "", 1, (), name), [], DeliveryPolicy())
 
 
 # Every operation, what it must ask for, and how to call it with a topic's name.
@@ -172,13 +175,13 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     ),
     "partition": (Operation.READ, TOPIC, lambda b, who, t: b.partition(who, t, 0)),
     "readable_topic": (Operation.READ, TOPIC, lambda b, who, t: b.readable_topic(who, t)),
-    "commit_offset": (Operation.READ, TOPIC, lambda b, who, t: b.commit_offset(who, t, "g", 0, 1)),
+    "commit_offset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.commit_offset(who, t, "g", 0, 1)),
     "committed_offset": (Operation.READ, TOPIC, lambda b, who, t: b.committed_offset(who, t, "g", 0)),
     "start_position": (Operation.READ, TOPIC, lambda b, who, t: b.start_position(who, t, "g", 0, "earliest")),
     "subscribe": (Operation.READ, TOPIC, lambda b, who, t: b.subscribe(who, t, "g", "session")),
-    "seek_to_time": (Operation.READ, TOPIC, lambda b, who, t: b.seek_to_time(who, t, "g", 0, 0)),
+    "seek_to_time": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.seek_to_time(who, t, "g", 0, 0)),
     "lag": (Operation.READ, TOPIC, lambda b, who, t: b.lag(who, t, "g", 0)),
-    "reset_offset": (Operation.ADMIN, TOPIC, lambda b, who, t: b.reset_offset(who, t, "g", 0, "earliest")),
+    "reset_offset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.reset_offset(who, t, "g", 0, "earliest")),
     "list_groups": (Operation.ADMIN, WHOLE, lambda b, who, t: b.list_groups(who)),
     "describe_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.describe_group(who, "g")),
     "delete_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.delete_group(who, "g")),
@@ -268,8 +271,8 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         ),
     ),
     "transactions.commit_offset": (
-        Operation.READ,
-        TOPIC,
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
         lambda b, who, t: found_missing(lambda: b.transactions.commit_offset(who, t, "txn", "g", 0, 1)),
     ),
     "transactions.commit": (
@@ -289,32 +292,44 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     ),
     "staging.commit": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.commit(who, "app", 0, 0, [])),
     "staging.abort": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.abort(who, "app", 0, 0)),
-    "subscriptions.subscribe": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.subscribe(who, t, 1)),
-    "subscriptions.take": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.take(who, t, a_subscription(t))),
-    "subscriptions.load": (Operation.READ, TOPIC, lambda b, who, t: b.subscriptions.load(who, t, a_subscription(t))),
+    "subscriptions.subscribe": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: b.subscriptions.subscribe(who, t, 1, name="g"),
+    ),
+    "subscriptions.take": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: b.subscriptions.take(who, t, a_subscription(t)),
+    ),
+    "subscriptions.load": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: b.subscriptions.load(who, t, a_subscription(t)),
+    ),
     "subscriptions.acknowledge": (
-        Operation.READ,
-        TOPIC,
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
         lambda b, who, t: b.subscriptions.acknowledge(who, t, a_subscription(t), 1),
     ),
     "subscriptions.take_many": (
-        Operation.READ,
-        TOPIC,
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
         lambda b, who, t: b.subscriptions.take_many(who, t, a_subscription(t), 1, 1),
     ),
     "subscriptions.acknowledge_many": (
-        Operation.READ,
-        TOPIC,
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
         lambda b, who, t: b.subscriptions.acknowledge_many(who, t, a_subscription(t), [1]),
     ),
     "subscriptions.refuse": (
-        Operation.READ,
-        TOPIC,
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
         lambda b, who, t: b.subscriptions.refuse(who, t, a_subscription(t), 1),
     ),
     "subscriptions.give_up": (
-        Operation.READ,
-        TOPIC,
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
         lambda b, who, t: b.subscriptions.give_up(who, t, a_subscription(t), 1, "why"),
     ),
     "api_keys.create": (Operation.ADMIN, WHOLE, lambda b, who, t: b.api_keys.create(who, "worker")),
@@ -339,7 +354,20 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "cache.delete": (Operation.WRITE, TOPIC, lambda b, who, t: b.cache.delete(who, t, "key")),
     "cache.get": (Operation.READ, TOPIC, lambda b, who, t: b.cache.get(who, t, "key")),
 }
-ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource is TOPIC]
+ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource in (TOPIC, GROUP_IN_TOPIC)]
+# Operations on a group that may be left out; then they only read the topic.
+WITHOUT_GROUP: dict[str, Call] = {
+    "seek_to_time": lambda b, who, t: b.seek_to_time(who, t, "", 0, 0),
+    "seek_to_time by name": lambda b, who, t: b.seek_to_time(who, t, group="", partition=0, timestamp_ms=0),
+    "subscribe": lambda b, who, t: b.subscriptions.subscribe(who, t, 1),
+    "take": lambda b, who, t: b.subscriptions.take(who, t, a_subscription(t, "")),
+    "take_many": lambda b, who, t: b.subscriptions.take_many(who, t, a_subscription(t, ""), 1, 1),
+    "load": lambda b, who, t: b.subscriptions.load(who, t, a_subscription(t, "")),
+    "acknowledge": lambda b, who, t: b.subscriptions.acknowledge(who, t, a_subscription(t, ""), 1),
+    "acknowledge_many": lambda b, who, t: b.subscriptions.acknowledge_many(who, t, a_subscription(t, ""), [1]),
+    "refuse": lambda b, who, t: b.subscriptions.refuse(who, t, a_subscription(t, ""), 1),
+    "give_up": lambda b, who, t: b.subscriptions.give_up(who, t, a_subscription(t, ""), 1, "why"),
+}
 
 
 class RecordingPolicy:
@@ -429,6 +457,29 @@ async def test_a_principal_with_just_that_right_gets_through(
     await guarded.start()
     await call(name, guarded, READER)
     assert (READER, operation, resource) in policy.asked
+    await guarded.close()
+
+
+@pytest.mark.parametrize("name", WITHOUT_GROUP)
+async def test_an_operation_without_a_group_asks_for_the_right_to_read_the_topic(
+    name: str, engine: EmbeddedEngine, clock: ManualClock, broker: Broker
+) -> None:
+    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    policy = RecordingPolicy((READER, Operation.READ, TOPIC))
+    guarded = broker_with(policy, engine, clock)
+    await guarded.start()
+    await finished(lambda: WITHOUT_GROUP[name](guarded, READER, "orders"))
+    assert policy.asked == [(READER, Operation.READ, TOPIC)]
+    await guarded.close()
+
+
+async def test_a_group_given_by_keyword_is_checked_too(
+    engine: EmbeddedEngine, clock: ManualClock, broker: Broker
+) -> None:
+    guarded = broker_with(RecordingPolicy(), engine, clock)
+    await guarded.start()
+    with pytest.raises(AccessDenied, match="reader may not commit group g"):
+        await guarded.commit_offset(READER, "orders", partition=0, offset=1, group="g")
     await guarded.close()
 
 

@@ -72,3 +72,29 @@ async def test_all_acls_together_are_bounded(broker: Broker, monkeypatch: pytest
     with pytest.raises(LimitExceeded, match="all ACLs together"):
         await broker.acls.set_acl(SYSTEM, "b", users=["ann", "bob"])
     await broker.acls.set_acl(SYSTEM, "a", users=["ann", "bob", "cid"])
+
+
+@pytest.mark.parametrize("group", ["group://billing", "group://billing-*", "group://*", "group://a/b", "group://__x"])
+async def test_acls_may_speak_of_groups(broker: Broker, group: str) -> None:
+    await broker.acls.set_acl(SYSTEM, group, users=["ann"], roles=["consumer"])
+    assert broker.acls.list_acls(SYSTEM) == [AclInfo(group, True, False, ("ann",), ("consumer",))]
+
+
+@pytest.mark.parametrize("group", ["group://", "group://a\nb", "group://" + "x" * 250])
+async def test_acls_speak_of_groups_that_can_be(broker: Broker, group: str) -> None:
+    with pytest.raises(InvalidRequest, match="group name"):
+        await broker.acls.set_acl(SYSTEM, group, users=["ann"])
+
+
+async def test_an_acl_of_a_group_names_users_and_roles_and_nothing_else(broker: Broker) -> None:
+    with pytest.raises(InvalidRequest, match="entry 'ann:read' of ACL group://g has a right"):
+        await broker.acls.set_acl(SYSTEM, "group://g", users=["ann:read"])
+    with pytest.raises(InvalidRequest, match="entry 'consumer:write' of ACL group://g has a right"):
+        await broker.acls.set_acl(SYSTEM, "group://g", roles=["consumer:write"])
+    with pytest.raises(InvalidRequest, match="ACL group://g cannot be public"):
+        await broker.acls.set_acl(SYSTEM, "group://g", public=True)
+
+
+async def test_no_topic_has_a_name_that_an_acl_of_a_group_has(broker: Broker) -> None:
+    with pytest.raises(InvalidTopicName):
+        await broker.ensure_topic(SYSTEM, "group://billing")

@@ -125,3 +125,58 @@ async def test_partitions_are_bounded_for_one_topic_and_for_all(engine: Embedded
     with pytest.raises(LimitExceeded, match="3 more partitions do not fit beside the 3 there are"):
         await broker.create_topic(WHO, "u", TopicConfig(partitions=3))
     await broker.create_topic(WHO, "u", TopicConfig(partitions=2))
+
+
+async def test_nobody_waits_for_a_delete_of_another_topic(
+    engine: EmbeddedEngine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("doomed", "hot"):
+        await broker.create_topic(WHO, name, TopicConfig())
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    delete = engine.delete_topic
+
+    async def slow_delete(name: str) -> None:
+        begun.set()
+        await may_end.wait()
+        await delete(name)
+
+    monkeypatch.setattr(engine, "delete_topic", slow_delete)
+    deleting = asyncio.create_task(broker.delete_topic(WHO, "doomed"))
+    await begun.wait()
+    try:
+        async with asyncio.timeout(30):
+            await broker.ensure_topic(WHO, "hot")
+            await broker.ensure_topic(WHO, "doomed")
+            await broker.create_topic(WHO, "new", TopicConfig())
+            await broker.subscriptions.subscribe(WHO, "hot", 1)
+        assert not deleting.done()
+    finally:
+        may_end.set()
+        await deleting
+    assert broker.topic_names(WHO) == ["hot", "new"]
+
+
+async def test_a_topic_is_created_again_only_once_its_delete_is_over(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig())
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    forget = broker.subscriptions.forget_topic
+
+    async def slow_forget(topic: str) -> None:
+        begun.set()
+        await may_end.wait()
+        await forget(topic)
+
+    monkeypatch.setattr(broker.subscriptions, "forget_topic", slow_forget)
+    deleting = asyncio.create_task(broker.delete_topic(WHO, "t"))
+    await begun.wait()
+    creating = asyncio.create_task(broker.ensure_topic(WHO, "t"))
+    try:
+        for name in ("a", "b", "c"):  # the log creates topics in the order of the calls
+            await broker.create_topic(WHO, name, TopicConfig())
+        assert not broker.has_topic("t")
+    finally:
+        may_end.set()
+        await asyncio.gather(deleting, creating)
+    assert broker.has_topic("t")

@@ -14,7 +14,7 @@ import pytest
 from penstock.broker import deadletters
 from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
-from penstock.broker.deadletter_entries import REASON_BYTES_MAX, DeadLetter, FailedRecord
+from penstock.broker.deadletter_entries import HEADER_PREFIX, REASON_BYTES_MAX, DeadLetter, FailedRecord
 from penstock.broker.deadletters import DEADLETTERS_TOPIC, dead_letter_topic
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import Table
@@ -23,7 +23,7 @@ from penstock.log.api import TopicConfig
 from penstock.log.block import decode_headers, encode_headers
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import START_MS, ManualClock
-from tests.broker.producing import produce, read_values
+from tests.broker.producing import dead_letter, produce, read_values
 
 WHO = ANONYMOUS
 OWN_HEADERS = encode_headers([("trace", b"abc"), ("empty", None)])
@@ -70,7 +70,7 @@ async def listed(broker: Broker, count_max: int = 100) -> list[bytes | None]:
 
 
 async def test_a_dead_letter_is_the_record_with_its_story_in_headers(broker: Broker) -> None:
-    await broker.dead_letters.send([failed()])
+    await dead_letter(broker, [failed()])
     [block] = await broker.partition(WHO, "orders.dlq", 0).read(0)
     assert (block.keys(), block.values()) == ([b"k"], [b"v"])
     [cell] = block.headers() or []
@@ -93,7 +93,7 @@ async def test_a_dead_letter_is_the_record_with_its_story_in_headers(broker: Bro
 async def test_letters_are_put_aside_together_with_what_marks_them_done(engine: EmbeddedEngine, broker: Broker) -> None:
     table = Table(engine, "__done", str, int, entries_max=10)
     await table.load()
-    await broker.dead_letters.send([failed(b"1"), failed(b"2", topic="other")], [table.prepare([("x", 1)])])
+    await dead_letter(broker, [failed(b"1"), failed(b"2", topic="other")], [table.prepare([("x", 1)])])
     assert table.get("x") == 1
     assert await listed(broker) == [b"1"]
     assert await values_of(broker, "other.dlq") == [b"2"]
@@ -101,14 +101,14 @@ async def test_letters_are_put_aside_together_with_what_marks_them_done(engine: 
 
 
 async def test_a_long_reason_is_cut_and_text_of_any_kind_is_kept(broker: Broker) -> None:
-    await broker.dead_letters.send([failed(reason="ü" * 1000), failed(reason="\ud800 half")])
+    await dead_letter(broker, [failed(reason="ü" * 1000), failed(reason="\ud800 half")])
     long, odd = await broker.dead_letters.letters(WHO, "orders", 10)
     assert long.reason == "ü" * (REASON_BYTES_MAX // 2)
     assert odd.reason == "? half"
 
 
 async def test_no_more_letters_are_listed_than_asked_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    await broker.dead_letters.send([failed(b"%d" % number * 10) for number in range(5)])
+    await dead_letter(broker, [failed(b"%d" % number * 10) for number in range(5)])
     assert len(await listed(broker, 3)) == 3
     monkeypatch.setattr(deadletters, "LETTERS_BYTES_MAX", 1)
     assert len(await listed(broker)) == 1
@@ -187,6 +187,67 @@ async def test_odd_members_of_an_entry_do_no_harm(broker: Broker) -> None:
     assert (second.attempts, second.headers) == (0xFFFFFFFF, None)
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"error_message": "x" * 70_000},
+        {"error_message": "", "reason": "ü" * 70_000},
+        {"id": "i" * 70_000},
+        {"original_offset": 1 << 70},
+        {"original_offset": -(1 << 70)},
+        {"retry_count": 1 << 70},
+        {"first_failed_at": 1 << 70, "last_failed_at": -(1 << 70)},
+        {"first_failed_at": "0001-01-01T00:00:00Z", "last_failed_at": "9999-12-31T23:59:59-23:59"},
+        {"headers": {"h" * 70_000: "1"}},
+    ],
+    ids=lambda members: next(iter(members)),
+)
+async def test_a_letter_with_claims_out_of_bounds_is_listed_within_them(
+    broker: Broker, members: dict[str, object]
+) -> None:
+    await broker.ensure_topic(WHO, "orders.dlq")
+    await produce(broker, "orders.dlq", [json_entry(**members), b"sound"])
+    forged, sound = await broker.dead_letters.letters(WHO, "orders", 10)
+    assert_in_bounds(forged)
+    assert sound.value == b"sound"
+    await broker.ensure_topic(WHO, "orders")
+    await broker.dead_letters.replay(WHO, "orders", forged.id)
+    assert await listed(broker) == [b"sound"]
+
+
+@pytest.mark.parametrize("claimed", ["9" * 18, "9" * 70_000, "-1", ""])
+async def test_headers_of_a_letter_that_a_client_forged_are_kept_within_bounds(broker: Broker, claimed: str) -> None:
+    names = ("reason", "partition", "offset", "attempts", "first-failed-ms", "failed-ms")
+    forged = encode_headers([(HEADER_PREFIX + name, claimed.encode()) for name in names])
+    await broker.ensure_topic(WHO, "orders.dlq")
+    placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    broker.produce(WHO, "orders.dlq", 0, [b"v"], None, [forged], done=placed.set_result)
+    await placed
+    [letter] = await broker.dead_letters.letters(WHO, "orders", 10)
+    assert_in_bounds(letter)
+
+
+def assert_in_bounds(letter: DeadLetter) -> None:
+    """As every protocol can encode it."""
+    assert 1 <= len(letter.id.encode()) <= 249
+    assert len(letter.reason.encode()) <= REASON_BYTES_MAX
+    assert 0 <= letter.attempts < 1 << 32
+    assert letter.origin_partition is None or 0 <= letter.origin_partition < 1 << 31
+    for number in (letter.origin_offset, letter.first_failed_ms, letter.failed_ms):
+        assert number is None or 0 <= number < 1 << 63
+
+
+async def test_a_letter_that_claims_the_id_of_another_is_not_taken_for_it(broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "orders")
+    await dead_letter(broker, [failed(b"real")])
+    await produce(broker, "orders.dlq", [json_entry(id="0-0")])
+    assert [letter.id for letter in await broker.dead_letters.letters(WHO, "orders", 10)] == ["0-0", "0-1"]
+    await broker.dead_letters.replay(WHO, "orders", "0-0")
+    with pytest.raises(EntryNotFound):
+        await broker.dead_letters.replay(WHO, "orders", "0-0")
+    assert await values_of(broker, "orders") == [b"real"]
+
+
 async def test_an_expired_letter_is_not_listed(broker: Broker, clock: ManualClock) -> None:
     await broker.ensure_topic(WHO, "orders.dlq")
     placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -204,7 +265,7 @@ async def test_an_expired_letter_is_not_listed(broker: Broker, clock: ManualCloc
 
 async def test_a_replay_writes_the_record_as_it_was_where_it_was(broker: Broker) -> None:
     await broker.create_topic(WHO, "orders", TopicConfig(partitions=3))
-    await broker.dead_letters.send([failed(partition=2), failed(partition=1)])
+    await dead_letter(broker, [failed(partition=2), failed(partition=1)])
     letter = await broker.dead_letters.replay(WHO, "orders", "0-0")
     assert letter.reason == "boom"
     [block] = await broker.partition(WHO, "orders", 2).read(0)
@@ -215,14 +276,14 @@ async def test_a_replay_writes_the_record_as_it_was_where_it_was(broker: Broker)
 
 async def test_a_letter_from_a_partition_that_is_no_more_goes_by_its_key(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
-    await broker.dead_letters.send([failed(partition=9)])
+    await dead_letter(broker, [failed(partition=9)])
     await broker.dead_letters.replay_at(WHO, "orders", 0)
     assert await values_of(broker, "orders") == [b"v"]
 
 
 async def test_a_letter_is_replayed_once(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
-    await broker.dead_letters.send([failed()])
+    await dead_letter(broker, [failed()])
     results = await asyncio.gather(
         broker.dead_letters.replay(WHO, "orders", "0-0"),
         broker.dead_letters.replay_at(WHO, "orders", 0),
@@ -238,7 +299,7 @@ async def test_a_letter_is_replayed_once(broker: Broker) -> None:
 async def test_a_replay_is_remembered_across_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.ensure_topic(WHO, "orders")
-        await broker.dead_letters.send([failed(b"1"), failed(b"2")])
+        await dead_letter(broker, [failed(b"1"), failed(b"2")])
         await broker.dead_letters.replay(WHO, "orders", "0-0")
     async with running(tmp_path) as broker:
         assert await listed(broker) == [b"2"]
@@ -256,7 +317,7 @@ async def test_all_letters_are_replayed_in_batches_or_only_counted(
     await broker.ensure_topic(WHO, "orders")
     values = [b"%d" % number for number in range(100)]
     for first in range(0, 100, 10):
-        await broker.dead_letters.send([failed(value) for value in values[first : first + 10]])
+        await dead_letter(broker, [failed(value) for value in values[first : first + 10]])
     assert await broker.dead_letters.replay_all(WHO, "orders", dry_run=True) == 100
     assert await values_of(broker, "orders") == []
     assert await broker.dead_letters.replay_all(WHO, "orders", lambda letter: (letter.value or b"")[-1:] == b"5") == 10
@@ -264,21 +325,21 @@ async def test_all_letters_are_replayed_in_batches_or_only_counted(
     assert await broker.dead_letters.replay_all(WHO, "orders") == 90
     assert sorted(await values_of(broker, "orders"), key=lambda value: int(value or 0)) == values
     assert await listed(broker) == []
-    await broker.dead_letters.send([failed(b"new")])
+    await dead_letter(broker, [failed(b"new")])
     assert await listed(broker) == [b"new"]
 
 
 @pytest.mark.parametrize("letter_id", ["", "0-1", "1-0", "m-9", "0-99999999999999999999", "-1-0"])
 async def test_an_id_that_is_not_listed_is_not_found(broker: Broker, letter_id: str) -> None:
     await broker.ensure_topic(WHO, "orders")
-    await broker.dead_letters.send([failed()])
+    await dead_letter(broker, [failed()])
     with pytest.raises(EntryNotFound, match="message not found"):
         await broker.dead_letters.replay(WHO, "orders", letter_id)
     assert await listed(broker) == [b"v"]
 
 
 async def test_letters_outlive_their_topic_and_wait_for_it(broker: Broker) -> None:
-    await broker.dead_letters.send([failed()])
+    await dead_letter(broker, [failed()])
     with pytest.raises(TopicNotFound, match="topic not found: orders"):
         await broker.dead_letters.replay(WHO, "orders", "0-0")
     await broker.ensure_topic(WHO, "orders")
@@ -298,7 +359,7 @@ async def test_a_letter_that_names_another_topic_is_replayed_to_its_own(broker: 
 
 async def test_a_replay_must_follow_the_schema_of_the_topic(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
-    await broker.dead_letters.send([failed(b"[]"), failed(b"{}")])
+    await dead_letter(broker, [failed(b"[]"), failed(b"{}")])
     await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
     await broker.schemas.bind(WHO, "orders", "s")
     with pytest.raises(ValidationFailed):
@@ -308,27 +369,39 @@ async def test_a_replay_must_follow_the_schema_of_the_topic(broker: Broker) -> N
     assert await listed(broker) == [b"[]"]
 
 
+async def test_a_letter_that_the_topic_refuses_keeps_no_other_from_being_replayed(broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "orders")
+    await dead_letter(broker, [failed(b"{}"), failed(b"[]"), failed(b'{"a": 1}')])
+    await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
+    await broker.schemas.bind(WHO, "orders", "s")
+    assert await broker.dead_letters.replay_all(WHO, "orders") == 2
+    assert await values_of(broker, "orders") == [b"{}", b'{"a": 1}']
+    assert await listed(broker) == [b"[]"]
+    with pytest.raises(ValidationFailed):
+        await broker.dead_letters.replay_all(WHO, "orders")
+
+
 # -- purging -----------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_purge_deletes_letters_and_marks(engine: EmbeddedEngine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
-    await broker.dead_letters.send([failed(b"1"), failed(b"2")])
+    await dead_letter(broker, [failed(b"1"), failed(b"2")])
     await broker.dead_letters.replay(WHO, "orders", "0-0")
     await broker.dead_letters.purge(WHO, "orders")
     assert not broker.has_topic("orders.dlq")
     assert await listed(broker) == []
-    await broker.dead_letters.send([failed(b"3")])
+    await dead_letter(broker, [failed(b"3")])
     assert await listed(broker) == [b"3"]
 
 
 async def test_marks_of_a_topic_deleted_by_hand_end_with_the_next_start(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.ensure_topic(WHO, "orders")
-        await broker.dead_letters.send([failed()])
+        await dead_letter(broker, [failed()])
         await broker.dead_letters.replay(WHO, "orders", "0-0")
         await broker.delete_topic(WHO, "orders.dlq")
-        await broker.dead_letters.send([failed(b"new")])
+        await dead_letter(broker, [failed(b"new")])
         assert await listed(broker) == [b"new"]
     async with running(tmp_path) as broker:
         [block, *_] = await broker._engine.partition(DEADLETTERS_TOPIC, 0).read(1)

@@ -106,7 +106,9 @@ async def test_users_roles_and_acls_are_there_again_after_a_restart(engine: Embe
 async def test_what_is_remembered_is_bounded(directory: Directory) -> None:
     for number in range(CACHED_MAX + 100):
         directory.covering(f"t{number}")
-    assert len(directory._covering) <= CACHED_MAX
+        directory.covering_group(f"g{number}")
+    assert len(directory._topic_acls._covering) <= CACHED_MAX
+    assert len(directory._group_acls._covering) <= CACHED_MAX
 
 
 @pytest.mark.parametrize("name", ["", "x" * 250, "a:b", "a\nb", " a", "a ", "a\x1b[2J", "a\u202eb"])

@@ -16,6 +16,7 @@ from penstock.broker.access import (
     Resource,
     ResourceKind,
 )
+from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.policy import SETUP_NAME
 from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, PenstockError
@@ -25,7 +26,7 @@ from penstock.testing.clock import ManualClock
 from tests.broker.accounts import broker_with_users, user
 from tests.broker.test_access import OPERATIONS, call
 
-READ, WRITE, DESCRIBE, CREATE, DELETE, ADMIN = Operation
+READ, WRITE, COMMIT, DESCRIBE, CREATE, DELETE, ADMIN = Operation
 EVERYTHING = frozenset(Operation)
 ORDERS = Resource(ResourceKind.TOPIC, "orders")
 OTHER = Resource(ResourceKind.TOPIC, "other")
@@ -37,6 +38,11 @@ RIGHTS: dict[str, tuple[frozenset[Operation], frozenset[Operation], frozenset[Op
     "admin": (EVERYTHING, EVERYTHING, EVERYTHING),
     "producer": (frozenset({WRITE, DESCRIBE}), frozenset({WRITE, DESCRIBE}), frozenset({WRITE, DESCRIBE})),
     "consumer": (frozenset({READ, DESCRIBE}), frozenset({READ, DESCRIBE}), frozenset({READ, DESCRIBE})),
+    "seeker": (
+        frozenset({READ, COMMIT, DESCRIBE}),
+        frozenset({READ, COMMIT, DESCRIBE}),
+        frozenset({READ, COMMIT, DESCRIBE}),
+    ),
     "guest": (frozenset(), frozenset(), frozenset({DESCRIBE})),
     "operator": (frozenset({CREATE, DELETE}), frozenset({CREATE, DELETE}), frozenset({CREATE, DELETE, DESCRIBE})),
     "listed": (frozenset({READ, WRITE, DESCRIBE}), frozenset(), frozenset({READ, WRITE, DESCRIBE})),
@@ -46,6 +52,25 @@ RIGHTS: dict[str, tuple[frozenset[Operation], frozenset[Operation], frozenset[Op
     "deleted": (frozenset(), frozenset(), frozenset()),
     "stranger": (frozenset(), frozenset(), frozenset()),
     "unauthenticated": (frozenset(), frozenset(), frozenset()),
+}
+# Who may commit: to a group without an ACL in `orders` and in `other`, and in `orders` to one whose ACL names `listed` and `team`.
+COMMITS: dict[str, tuple[bool, bool, bool]] = {
+    "trusted": (True, True, True),
+    "granted": (True, True, True),
+    "admin": (True, True, True),
+    "producer": (False, False, False),
+    "consumer": (True, True, False),
+    "seeker": (True, True, True),
+    "guest": (False, False, False),
+    "operator": (False, False, False),
+    "listed": (True, False, True),
+    "reader": (True, False, False),
+    # Its role is named, but it may not read the topic.
+    "member": (False, False, False),
+    "disabled": (False, False, False),
+    "deleted": (False, False, False),
+    "stranger": (False, False, False),
+    "unauthenticated": (False, False, False),
 }
 NOT_LOGGED_IN = {"deleted", "stranger", "unauthenticated"}
 
@@ -58,7 +83,9 @@ async def guarded(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[B
     await broker.create_topic(SYSTEM, "other", TopicConfig())
     await broker.commit_offset(SYSTEM, "orders", "g", 0, 0)
     await broker.users.set_role(SYSTEM, "operator", ["create", "delete"])
+    await broker.users.set_role(SYSTEM, "seeker", ["read", "commit"])
     await broker.users.set_role(SYSTEM, "team", [])
+    await broker.acls.set_acl(SYSTEM, "group://bill*", users=["listed"], roles=["team"])
     await broker.acls.set_acl(SYSTEM, "ord*", users=["listed", "reader:read", "deleted"], roles=["team:write"])
     yield broker
     await broker.close()
@@ -74,7 +101,7 @@ async def principal_of(broker: Broker, kind: str) -> Principal:
             return UNAUTHENTICATED
         case "stranger":
             return Principal("CN=stranger")
-        case "admin" | "producer" | "consumer" | "guest" | "operator":
+        case "admin" | "producer" | "consumer" | "guest" | "operator" | "seeker":
             return await user(broker, kind, kind)
         case "member":
             return await user(broker, kind, "guest", "team")
@@ -108,11 +135,26 @@ async def test_every_kind_of_principal_has_exactly_its_rights(kind: str, guarded
     for allowed, resources in zip(RIGHTS[kind], ([ORDERS], [OTHER], [BROKER, group]), strict=True):
         for operation in Operation:
             for resource in resources:
+                if resource is group and operation is COMMIT:
+                    continue  # see the next test
                 if operation in allowed:
                     guarded.access.check(principal, operation, resource)
                 else:
                     with pytest.raises(refusal_of(kind)):
                         guarded.access.check(principal, operation, resource)
+
+
+@pytest.mark.parametrize("kind", RIGHTS)
+async def test_every_kind_of_principal_commits_to_the_groups_it_may(kind: str, guarded: Broker) -> None:
+    principal = await principal_of(guarded, kind)
+    groups = [("open", "orders"), ("open", "other"), ("billing", "orders")]
+    for may, (group, topic) in zip(COMMITS[kind], groups, strict=True):
+        resource = Resource(ResourceKind.GROUP, group, topic)
+        if may:
+            guarded.access.check(principal, COMMIT, resource)
+        else:
+            with pytest.raises(refusal_of(kind)):
+                guarded.access.check(principal, COMMIT, resource)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -133,6 +175,8 @@ async def test_every_operation_is_open_to_who_may_and_to_nobody_else(name: str, 
 
 
 def _rights(kind: str, resource: Resource) -> frozenset[Operation]:
+    if resource.kind is ResourceKind.GROUP and resource.topic:
+        return frozenset({COMMIT}) if COMMITS[kind][0] else frozenset()
     return RIGHTS[kind][0 if resource.kind is ResourceKind.TOPIC else 2]
 
 
@@ -146,6 +190,94 @@ async def test_a_refusal_says_who_may_not_do_what(guarded: Broker) -> None:
         guarded.partition(UNAUTHENTICATED, "orders", 0)
     with pytest.raises(AuthenticationRequired, match="there is no user CN=x; an administrator can create it"):
         guarded.partition(Principal("CN=x"), "orders", 0)
+
+
+async def test_a_group_with_an_acl_is_committed_to_by_those_it_names_only(guarded: Broker) -> None:
+    ann, bob = await user(guarded, "ann", "consumer"), await user(guarded, "bob", "consumer")
+    await guarded.commit_offset(bob, "orders", "reports", 0, 1)
+    await guarded.acls.set_acl(SYSTEM, "group://reports", users=["ann"])
+    await guarded.commit_offset(ann, "orders", "reports", 0, 7)
+    refusal = r"^unauthorized: bob may not commit to group reports: no ACL of the group names them$"
+    with pytest.raises(AccessDenied, match=refusal):
+        await guarded.commit_offset(bob, "orders", "reports", 0, 999)
+    with pytest.raises(AccessDenied, match=refusal):
+        await guarded.seek_to_time(bob, "orders", "reports", 0, 0)
+    with pytest.raises(AccessDenied, match=refusal):
+        await guarded.reset_offset(bob, "orders", "reports", 0, "earliest")
+    with pytest.raises(AccessDenied, match=refusal):
+        await guarded.subscriptions.subscribe(bob, "orders", 1, name="reports")
+    assert guarded.committed_offset(bob, "orders", "reports", 0) == 7
+    assert await guarded.seek_to_time(bob, "orders", "", 0, 0) == 0
+    await guarded.acls.delete_acl(SYSTEM, "group://reports")
+    await guarded.commit_offset(bob, "orders", "reports", 0, 8)
+
+
+async def test_offsets_of_a_transaction_are_checked_when_they_are_added_and_when_it_is_committed(
+    guarded: Broker,
+) -> None:
+    await guarded.users.set_role(SYSTEM, "both", ["read", "write"])
+    bob = await user(guarded, "bob", "both")
+    transaction = guarded.transactions.begin(bob)
+    guarded.transactions.commit_offset(bob, "orders", transaction, "reports", 0, 5)
+    await guarded.acls.set_acl(SYSTEM, "group://reports", users=["ann"])
+    with pytest.raises(AccessDenied, match="may not commit to group reports"):
+        guarded.transactions.commit_offset(bob, "orders", transaction, "reports", 0, 6)
+    with pytest.raises(AccessDenied, match="may not commit to group reports"):
+        await guarded.transactions.commit(bob, transaction)
+
+
+async def test_one_acl_on_all_groups_closes_those_without_their_own(guarded: Broker) -> None:
+    ann, bob = await user(guarded, "ann", "consumer"), await user(guarded, "bob", "consumer")
+    await guarded.acls.set_acl(SYSTEM, "group://*")
+    await guarded.acls.set_acl(SYSTEM, "group://reports", roles=["consumer"])
+    await guarded.commit_offset(ann, "orders", "reports", 0, 1)
+    with pytest.raises(AccessDenied):
+        await guarded.commit_offset(bob, "orders", "anything", 0, 1)
+
+
+async def test_a_reader_that_joined_a_group_loses_it_at_once_too(guarded: Broker) -> None:
+    bob = await user(guarded, "bob", "consumer")
+    subscription = await guarded.subscriptions.subscribe(bob, "orders", 1, name="reports")
+    guarded.subscriptions.take(bob, "orders", subscription)
+    await guarded.acls.set_acl(SYSTEM, "group://reports", users=["ann"])
+    with pytest.raises(AccessDenied, match="may not commit to group reports"):
+        guarded.subscriptions.take(bob, "orders", subscription)
+
+
+async def test_anonymous_readers_of_public_topics_commit_to_open_groups_only(
+    engine: EmbeddedEngine, clock: ManualClock
+) -> None:
+    broker = broker_with_users(engine, clock, allow_anonymous=True, default_public=True)
+    await broker.start()
+    await broker.create_topic(SYSTEM, "news", TopicConfig())
+    await broker.acls.set_acl(SYSTEM, "group://closed", users=["ann"])
+    await broker.commit_offset(UNAUTHENTICATED, "news", "open", 0, 1)
+    with pytest.raises(AuthenticationRequired, match="log in to commit to group closed"):
+        await broker.commit_offset(UNAUTHENTICATED, "news", "closed", 0, 1)
+    await broker.close()
+
+
+async def test_a_topic_created_by_its_first_reader_is_created_with_its_rights_and_in_its_name(guarded: Broker) -> None:
+    await guarded.users.set_role(SYSTEM, "both", ["read", "write"])
+    reader, both = await user(guarded, "con", "consumer"), await user(guarded, "ann", "both")
+    with pytest.raises(AccessDenied, match=r"^unauthorized: topic new does not exist, and con may not create it"):
+        await guarded.subscriptions.subscribe(reader, "new", 1)
+    assert not guarded.has_topic("new")
+    await guarded.subscriptions.subscribe(both, "new", 1)
+    await guarded.subscriptions.subscribe(reader, "new", 1)
+    created = await guarded.audit.query(SYSTEM, AuditQuery(types=["topic.create"], resource="new"))
+    assert [event.user for event in created.events] == ["ann"]
+
+
+async def test_a_list_of_schemas_notes_no_refusals(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = broker_with_users(engine, clock, allow_anonymous=True)
+    await broker.start()
+    for name in ("a", "b"):
+        await broker.schemas.register(SYSTEM, name, "json", "{}")
+    assert broker.schemas.versions(UNAUTHENTICATED) == []
+    denied = await broker.audit.query(SYSTEM, AuditQuery(types=["access.denied"]))
+    assert denied.events == []
+    await broker.close()
 
 
 async def test_who_loses_a_role_loses_it_at_once(guarded: Broker) -> None:

@@ -323,7 +323,6 @@ async def test_large_records_are_read_a_few_at_a_time(
 async def test_a_full_disk_delays_delivery_and_repeats_nothing(
     engine: EmbeddedEngine, broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "RETRY_S", 0.001)
     refusals = 3
     original = engine.append_atomic
 
@@ -345,6 +344,22 @@ async def test_a_full_disk_delays_delivery_and_repeats_nothing(
     assert refusals == 0
     assert broker.schedule.pending == 0
     assert await delivered(broker, "t", 1) == [b"v"]
+
+
+async def test_an_entry_that_is_not_in_the_log_any_more_holds_up_no_other(
+    broker: Broker, engine: EmbeddedEngine, clock: ManualClock
+) -> None:
+    await broker.ensure_topic(WHO, "t")
+    ended = await delay(broker, "t", b"ended", 1_000)
+    await broker.schedule.cancel(WHO, "t", ended.id)
+    tombstone = engine.partition(SCHEDULE_TOPIC, 0).committed_end - 1
+    broker.schedule._waiting.add(ended.due_ms, tombstone)
+    await delay(broker, "t", b"v", 1_000)
+    clock.advance(1)
+    broker.schedule.look()
+    assert await delivered(broker, "t", 1) == [b"v"]
+    assert broker.schedule.pending == 0
+    assert broker.background.failures["delayed_records"] == 0
 
 
 async def test_after_a_failed_flush_the_next_start_delivers_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from penstock.broker.subscription import Delivery, DeliveryPolicy
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
-from tests.broker.subscribing import POLICY, a_broker, ack, durable, publish_qos0, subscribe, take, take_values
+from tests.broker.subscribing import POLICY, a_broker, ack, publish_qos0, subscribe, take, take_values
 
 
 @pytest.fixture
@@ -265,14 +265,16 @@ async def test_what_readers_were_at_work_on_when_they_went_becomes_a_dead_letter
         assert [each and (each.value, each.deliveries) for each in had] == [(b"poison", times), (b"3", 1)]
         given = [(each.tag, each.deliveries) for each in had if each is not None]
         broker.subscriptions.give_back(subscription, [(done.tag, 1), *given], first_counts=True)
-    await durable(broker)
+    await broker.subscriptions.write_dead_letters()
     [letter] = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
     assert (letter.value, letter.attempts) == (b"poison", 3)
     assert letter.reason == "its reader was gone after 3 deliveries"
     assert await take_values(broker, subscription) == [b"3"]
 
 
-async def test_what_is_given_up_makes_room_and_readers_are_told(tmp_path: Path, clock: ManualClock) -> None:
+async def test_what_has_become_a_dead_letter_makes_room_and_readers_are_told(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     policy = DeliveryPolicy(in_flight_max=1, deliveries_max=1)
     async with a_broker(tmp_path / "d", clock, policy) as broker:
         subscription = await subscribe(broker)
@@ -280,10 +282,12 @@ async def test_what_is_given_up_makes_room_and_readers_are_told(tmp_path: Path, 
         assert await take(broker, subscription) is not None
         assert await take(broker, subscription) is None
         told: list[int] = []
-        subscription.watch(lambda: told.append(subscription.in_flight))
         clock.advance(1)
         broker.subscriptions.sweep()
-        assert told[-1] == 0
+        assert await take(broker, subscription) is None
+        subscription.watch(lambda: told.append(subscription.exhausted))
+        await broker.subscriptions.write_dead_letters()
+        assert told == [0]
         assert (await take(broker, subscription)).value == b"2"  # type: ignore[union-attr]
 
 

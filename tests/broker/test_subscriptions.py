@@ -91,7 +91,7 @@ async def test_a_record_whose_deliveries_are_used_up_becomes_a_dead_letter_once(
             clock.advance(1)
         assert await take_values(broker, subscription) == [b"fine"]
         broker.subscriptions.sweep()
-        await durable(broker)
+        await broker.subscriptions.write_dead_letters()
         [letter] = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
         assert (letter.value, letter.key, letter.attempts, letter.origin_offset) == (b"poison", b"k", 3, 0)
         assert letter.reason == "not acknowledged after 3 deliveries"
@@ -114,7 +114,7 @@ async def test_a_refused_last_delivery_and_one_that_cannot_arrive_become_dead_le
             await take(broker, subscription)
         assert broker.subscriptions.refuse(ANONYMOUS, "orders", subscription, 1)
         broker.subscriptions.give_up(ANONYMOUS, "orders", subscription, 2, "too large")
-        await durable(broker)
+        await broker.subscriptions.write_dead_letters()
         letters = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
         assert [letter.reason for letter in letters] == ["refused by its reader", "too large"]
 

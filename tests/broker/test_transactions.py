@@ -277,7 +277,7 @@ async def test_a_right_that_was_withdrawn_in_between_is_missed_at_the_commit(
         house.add(transaction, "orders", [b"a"])
         house.add(transaction, "payments", [b"b"])
         house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 1)
-        for right in ((Operation.WRITE, "payments"), (Operation.READ, "orders")):
+        for right in ((Operation.WRITE, "payments"), (Operation.COMMIT, "g")):
             rights.withdrawn = {right}
             with pytest.raises(AccessDenied):
                 await house.commit(transaction)

@@ -58,6 +58,8 @@ class House:
 
     async def topic(self, name: str, **settings: Any) -> None:
         await self.broker.create_topic(ANONYMOUS, name, TopicConfig(**settings))
+        # So that a fault of the disk meets what the test does next, and not the event of this.
+        await self.broker.audit.written()
 
     async def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
         return await read_values(self.engine.partition(topic, partition))

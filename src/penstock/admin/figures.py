@@ -82,6 +82,8 @@ class Figures:
     delayed_pending: int
     schedule: ScheduleStats
     dead_letters: DeadLetterStats
+    dead_letters_waiting: int
+    """Records that are to become dead letters."""
     subscriptions: int
     subscription_lags: list[SubscriptionLag]
     in_flight: int
@@ -98,6 +100,8 @@ class Figures:
     requests: dict[str, RequestFigures]
     pushes: dict[str, PushStats]
     """Of listeners whose protocol pushes records."""
+    background_failures: dict[str, int]
+    background_failing: dict[str, str]
     loop_lag: Histogram
 
 
@@ -143,6 +147,7 @@ async def gather(sources: Sources) -> Figures:
         delayed_pending=sources.broker.schedule.pending,
         schedule=copy.deepcopy(sources.broker.schedule.stats),
         dead_letters=copy.copy(sources.broker.dead_letters.stats),
+        dead_letters_waiting=sources.broker.subscriptions.exhausted,
         subscriptions=len(sources.broker.subscriptions),
         subscription_lags=sources.broker.subscriptions.lags(LAGS_EXPORTED_MAX),
         in_flight=sources.broker.subscriptions.in_flight,
@@ -162,5 +167,7 @@ async def gather(sources: Sources) -> Figures:
             for name, stats in sources.sessions.items()
         },
         pushes={name: copy.copy(stats) for name, stats in sources.sessions.items() if isinstance(stats, PushStats)},
+        background_failures=sources.broker.background.failures,
+        background_failing=sources.broker.background.failing,
         loop_lag=copy.deepcopy(sources.loop_lag),
     )

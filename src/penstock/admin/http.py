@@ -63,6 +63,7 @@ class AdminServer:
         self.state: State = "starting"
         self._bind = parse_address(bind)
         self._engine = engine
+        self._background = broker.background
         # Loop lag and health are about real time, whatever time the broker is told.
         self._clock = SystemClock()
         self._loop_lag = LoopLag(self._clock)
@@ -151,14 +152,17 @@ class AdminServer:
     def _readiness(self) -> dict[str, Any]:
         if self.state != "ready":
             return {"ready": False, "state": self.state}
-        failures = failed_partitions(self._engine)
+        failures, failing_tasks = failed_partitions(self._engine), self._background.failing
+        readiness: dict[str, Any] = {"ready": not failures and not failing_tasks, "state": self.state}
         if failures:
-            named = [
+            readiness["failed"] = len(failures)
+            readiness["failed_partitions"] = [
                 {"topic": topic, "partition": index, "failure": failure}
                 for (topic, index), failure in list(failures.items())[:FAILURES_NAMED_MAX]
             ]
-            return {"ready": False, "state": self.state, "failed": len(failures), "failed_partitions": named}
-        return {"ready": True, "state": self.state}
+        if failing_tasks:
+            readiness["failing_tasks"] = [{"task": task, "failure": failure} for task, failure in failing_tasks.items()]
+        return readiness
 
     async def _health_live(self, _: Request) -> Response:
         return JSONResponse(self._health("healthy"))
@@ -168,9 +172,7 @@ class AdminServer:
         readiness = self._readiness()
         check: dict[str, Any] = {"name": "readiness", "status": "healthy"}
         if not readiness["ready"]:
-            failed = readiness.get("failed")
-            reason = f"{failed} partitions refuse writes" if failed else f"the broker is {self.state}"
-            check |= {"status": "unhealthy", "message": reason}
+            check |= {"status": "unhealthy", "message": _reason(readiness)}
         check["latency_ms"] = int((self._clock.monotonic() - started_s) * 1000)
         body = self._health(check["status"]) | {"checks": [check]}
         return JSONResponse(body, status_code=200 if readiness["ready"] else 503)
@@ -226,3 +228,12 @@ class _BoundedHttp(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _reason(readiness: dict[str, Any]) -> str:
+    """Return why the broker is not ready, in a few words."""
+    if "failed" in readiness:
+        return f"{readiness['failed']} partitions refuse writes"
+    if "failing_tasks" in readiness:
+        return f"background tasks fail: {', '.join(each['task'] for each in readiness['failing_tasks'])}"
+    return f"the broker is {readiness['state']}"

@@ -100,6 +100,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _requests(figures)
     yield from _pushes(figures)
     yield from _cache(figures)
+    yield from _background(figures)
     yield _histogram("event_loop_lag_seconds", "How late timers of the event loop ran.", figures.loop_lag)
 
 
@@ -161,6 +162,11 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
         "delayed_lateness_seconds", "How long after its time a delayed record was readable.", schedule.lateness_s
     )
     yield _counter("dead_letters_sent", "Records put aside as dead letters.", letters.sent)
+    yield _gauge(
+        "dead_letters_waiting",
+        "Records that are to become dead letters and could not be written yet.",
+        figures.dead_letters_waiting,
+    )
     yield _counter("dead_letters_replayed", "Dead letters written to their topics again.", letters.replayed)
     lag = GaugeMetricFamily(
         PREFIX + "subscription_lag_records",
@@ -179,6 +185,19 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
     yield _gauge("subscriptions_in_flight", "Deliveries that wait for their acknowledgement.", figures.in_flight)
     yield _counter("subscriptions_delivered", "Deliveries, repetitions included.", figures.deliveries.delivered)
     yield _counter("subscriptions_acknowledged", "Deliveries acknowledged.", figures.deliveries.acknowledged)
+
+
+def _background(figures: Figures) -> Iterator[Metric]:
+    failures = CounterMetricFamily(
+        PREFIX + "background_failures", "Runs of background tasks that failed.", labels=["task"]
+    )
+    failing = GaugeMetricFamily(
+        PREFIX + "background_failing", "1 if the last run of the background task failed, else 0.", labels=["task"]
+    )
+    for task, count in figures.background_failures.items():
+        failures.add_metric([task], count)
+        failing.add_metric([task], task in figures.background_failing)
+    yield from (failures, failing)
 
 
 def _transactions(figures: Figures) -> Iterator[Metric]:

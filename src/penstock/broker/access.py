@@ -1,12 +1,13 @@
 """Who may do what, and the one check that every operation of the broker passes.
 
-`on_topic`, `on_group`, `on_schema` and `on_broker` declare an operation: they wrap a method whose first argument is the principal, ask the
-access policy, and only then run it. A method of `Broker` without such a declaration fails a test, so there is no way around the
-check and no place where it can be forgotten.
+`on_topic`, `on_group`, `on_topic_group`, `on_schema` and `on_broker` declare an operation: they wrap a method whose first argument is the
+principal, ask the access policy, and only then run it. A method of `Broker` without such a declaration fails a test, so there is no way
+around the check and no place where it can be forgotten.
 
 What each operation stands for:
 
-    READ      records of a topic, and a group's own place in it: subscribe, commit, committed offset, lag, seek
+    READ      records of a topic, and where a group is in it: committed offset, lag
+    COMMIT    a group's position in a topic that may be read: commit, seek, reset; reading as a member of a group that shares records
     WRITE     records of a topic; a writer also creates the topic it writes to, with the defaults
     DESCRIBE  that a topic exists and how it is stored; a schema, and whether a record fits it
     CREATE    a topic with settings of one's own, among them its schema; a version of a schema
@@ -26,9 +27,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import wraps
-from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from inspect import signature
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from penstock.errors import AccessDenied
+from penstock.errors import AccessDenied, PenstockError
 
 INTERNAL_PREFIX: Final = "__"
 
@@ -60,6 +62,7 @@ SYSTEM: Final = Principal("system")
 class Operation(Enum):
     READ = "read"
     WRITE = "write"
+    COMMIT = "commit"
     DESCRIBE = "describe"
     CREATE = "create"
     DELETE = "delete"
@@ -78,6 +81,8 @@ class Resource(NamedTuple):
 
     kind: ResourceKind
     name: str = ""
+    topic: str = ""
+    """Of a group: the topic in which it reads, where one is concerned."""
 
 
 BROKER: Final = Resource(ResourceKind.BROKER)
@@ -110,11 +115,21 @@ def authorize(policy: AccessPolicy, principal: Principal, operation: Operation, 
     """The one check. Raises AccessDenied or AuthenticationRequired."""
     if principal is SYSTEM:
         return
-    if resource.kind is ResourceKind.TOPIC and is_internal(resource.name):
+    topic = resource.name if resource.kind is ResourceKind.TOPIC else resource.topic
+    if is_internal(topic):
         raise AccessDenied(
-            f"topic {resource.name} is internal: names beginning with {INTERNAL_PREFIX} belong to the broker, choose another name"
+            f"topic {topic} is internal: names beginning with {INTERNAL_PREFIX} belong to the broker, choose another name"
         )
     policy.check(principal, operation, resource)
+
+
+def is_allowed(policy: AccessPolicy, principal: Principal, operation: Operation, resource: Resource) -> bool:
+    """Whether the check would pass, for lists that show what a principal may know of."""
+    try:
+        authorize(policy, principal, operation, resource)
+    except PenstockError:
+        return False
+    return True
 
 
 class Guarded(Protocol):
@@ -139,6 +154,35 @@ def on_topic(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]]
 def on_group(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
     """Declares an operation on the group that the second argument names."""
     return _on_named(operation, ResourceKind.GROUP)
+
+
+def on_topic_group(
+    operation: Operation, argument: str = "group", name_of: Callable[[Any], str] = str
+) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
+    """Declares an operation on the group that `argument` names, in the topic that the second argument names.
+
+    `name_of` gets the group's name from the argument. Without a group (an empty name) the operation is a READ of the topic.
+    """
+
+    def declare(method: _OnNamed[_Self, _Args, _Result]) -> _OnNamed[_Self, _Args, _Result]:
+        place = list(signature(method).parameters).index(argument) - 3  # after self, the principal and the topic
+
+        @wraps(method)
+        def checked(
+            self: _Self, principal: Principal, topic: str, /, *args: _Args.args, **kwargs: _Args.kwargs
+        ) -> _Result:
+            named = kwargs.get(argument, args[place] if place < len(args) else None)
+            group = "" if named is None else name_of(named)
+            if group:
+                authorize(self.access, principal, operation, Resource(ResourceKind.GROUP, group, topic))
+            else:
+                authorize(self.access, principal, Operation.READ, Resource(ResourceKind.TOPIC, topic))
+            return method(self, principal, topic, *args, **kwargs)
+
+        checked.declaration = Declaration(operation, ResourceKind.GROUP)  # type: ignore[attr-defined]
+        return checked
+
+    return declare
 
 
 def on_schema(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:

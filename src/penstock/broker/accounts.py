@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.background import Background
 from penstock.broker.access import AccessPolicy
 from penstock.broker.acls import Acls
 from penstock.broker.audit import Audit
@@ -17,14 +18,21 @@ from penstock.log.api import Engine
 class Accounts:
     """`policy` decides in the place of users' roles and ACLs where it is given."""
 
-    def __init__(self, engine: Engine, clock: Clock, policy: AccessPolicy | None, settings: AccessSettings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        policy: AccessPolicy | None,
+        settings: AccessSettings,
+        background: Background,
+    ) -> None:
         self.directory = Directory(engine)
         self.policy = policy or RolePolicy(self.directory, settings)
         self.access = AuditedAccess(self.policy)
         """The policy, with refusals noted in the audit trail."""
         self.audit = Audit(engine, clock, self.access, node=settings.node)
         self.access.on_denied = self.audit.note_denied
-        self.acls = Acls(self.directory, settings, self.access, self.audit)
+        self.acls = Acls(self.directory, settings, self.access, self.audit, background)
         self.users = Users(
             self.directory,
             Passwords(cost=settings.password_cost),
@@ -32,6 +40,7 @@ class Accounts:
             clock,
             self.access,
             self.audit,
+            background,
             development=settings.development,
         )
 

@@ -1,15 +1,20 @@
-"""ACLs: who may read and write which topics beyond what roles allow. What an ACL means is in `directory` and `policy`."""
+"""ACLs: who may read and write which topics beyond what roles allow, and who may commit to which groups.
+
+What an ACL means is in `directory` and `policy`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, is_internal, on_broker
 from penstock.broker.audit import Audit
-from penstock.broker.directory import Acl, Directory, check_name, parse_entry
+from penstock.broker.directory import GROUP_ACL_PREFIX, Acl, Directory, check_name, parse_entry
+from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.broker.policy import AccessSettings
-from penstock.broker.topics import validate_topic_name
+from penstock.broker.topics import validate_group_name, validate_topic_name
 from penstock.errors import InvalidRequest, LimitExceeded
 
 ENTRIES_MAX: Final = 256
@@ -20,7 +25,7 @@ ENTRIES_TOTAL_MAX: Final = 50_000
 
 class AclInfo(NamedTuple):
     topic: str
-    """A topic's name, or the beginning of names followed by `*`."""
+    """A topic's name, or the beginning of names followed by `*`; after `group://`, those of a group."""
     exists: bool
     public: bool
     users: tuple[str, ...] = ()
@@ -28,14 +33,18 @@ class AclInfo(NamedTuple):
 
 
 class Acls:
-    def __init__(self, directory: Directory, settings: AccessSettings, access: AccessPolicy, audit: Audit) -> None:
+    def __init__(
+        self, directory: Directory, settings: AccessSettings, access: AccessPolicy, audit: Audit, background: Background
+    ) -> None:
         self.access = access
+        self.background = background
         self.default_public = settings.default_public
         self._settings = settings
         self._directory = directory
         self._audit = audit
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def set_acl(
         self,
         principal: Principal,
@@ -45,8 +54,10 @@ class Acls:
         users: Sequence[str] = (),
         roles: Sequence[str] = (),
     ) -> None:
-        """Put an ACL in the place of the one there may be. The topic need not exist, nor need the users."""
+        """Put an ACL in the place of the one there may be. The topic or group need not exist, nor need the users."""
         _check_pattern(topic)
+        if topic.startswith(GROUP_ACL_PREFIX):
+            _check_group_entries(topic, public, (*users, *roles))
         if public and not self._settings.allow_anonymous:
             raise InvalidRequest(
                 "cannot make topic public because anonymous access is disabled in server configuration"
@@ -75,6 +86,7 @@ class Acls:
         return AclInfo(topic, False, False) if acl is None else _info(topic, acl)
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def delete_acl(self, principal: Principal, topic: str) -> None:
         """One that does not exist is no error."""
         _check_pattern(topic)
@@ -92,7 +104,20 @@ def _info(name: str, acl: Acl) -> AclInfo:
     return AclInfo(name, True, acl.public, acl.users, acl.roles)
 
 
+def _check_group_entries(group: str, public: bool, entries: Sequence[str]) -> None:
+    if public:
+        raise InvalidRequest(f"ACL {group} cannot be public: name the users and roles that may commit to the group")
+    with_right = [entry for entry in entries if ":" in entry]
+    if with_right:
+        raise InvalidRequest(f"entry {with_right[0]!r} of ACL {group} has a right: name users and roles alone")
+
+
 def _check_pattern(pattern: str) -> None:
+    if pattern.startswith(GROUP_ACL_PREFIX):
+        name = pattern.removeprefix(GROUP_ACL_PREFIX)
+        if name != "*":
+            validate_group_name(name.removesuffix("*"), NAME_BYTES_MAX)
+        return
     # What is before the star may end anywhere in a name, also behind a slash, so a letter stands in for what follows.
     validate_topic_name(pattern.removesuffix("*") + "x" if pattern.endswith("*") else pattern)
     if is_internal(pattern):

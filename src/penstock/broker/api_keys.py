@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
 from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
@@ -52,9 +53,17 @@ def digest_of(key: str) -> bytes:
 
 class ApiKeys:
     def __init__(
-        self, engine: Engine, audit: Audit, *, clock: Clock, limits: BrokerLimits, access: AccessPolicy
+        self,
+        engine: Engine,
+        audit: Audit,
+        *,
+        clock: Clock,
+        limits: BrokerLimits,
+        access: AccessPolicy,
+        background: Background,
     ) -> None:
         self.access = access
+        self.background = background
         self._audit = audit
         self._clock = clock
         self._names: dict[bytes, str] = {}
@@ -72,6 +81,7 @@ class ApiKeys:
     # -- operations -------------------------------------------------------------------------------------------------------
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def create(self, principal: Principal, name: str, roles: Sequence[str] = DEFAULT_ROLES) -> str:
         """Make a key; returns it, and nobody can see it again."""
         validate_name(name, "key name", NAME_BYTES_MAX - len(PRINCIPAL_PREFIX))
@@ -92,6 +102,7 @@ class ApiKeys:
         ]
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def revoke(self, principal: Principal, name: str) -> None:
         """Forget a key. Raises EntryNotFound."""
         if self._table.get(name) is None:

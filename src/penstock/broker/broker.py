@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import (
     SYSTEM,
     AccessPolicy,
@@ -20,11 +21,12 @@ from penstock.broker.access import (
     Principal,
     Resource,
     ResourceKind,
-    authorize,
+    is_allowed,
     is_internal,
     on_broker,
     on_group,
     on_topic,
+    on_topic_group,
 )
 from penstock.broker.accounts import Accounts
 from penstock.broker.api_keys import ApiKeys
@@ -33,6 +35,7 @@ from penstock.broker.cache import Cache
 from penstock.broker.cluster import Cluster
 from penstock.broker.deadletters import DeadLetters
 from penstock.broker.groups import GroupInfo, Groups
+from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.lag import LAGS_MAX, Lag, LagReport, Lags
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines
@@ -50,7 +53,7 @@ from penstock.broker.subscriptions import Subscriptions
 from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
 from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
-from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PenstockError, TopicExists, TopicNotFound
+from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
 from penstock.log.api import Engine, LogFiles, Partition, TopicConfig, TopicInfo
 
 
@@ -77,8 +80,10 @@ class Broker:
         access_settings: AccessSettings | None = None,
         topic_defaults: TopicConfig | None = None,
         deliveries: DeliveryPolicy | None = None,
+        background: Background | None = None,
     ) -> None:
-        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings())
+        self.background = background = background or Background()
+        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background)
         access = self._accounts.access
         self.access: AccessPolicy = access
         self.users = self._accounts.users
@@ -91,11 +96,20 @@ class Broker:
         self._producer = Producer(engine, limits)
         self._groups = Groups(engine, clock, limits)
         self._lags = Lags(engine, self._groups, clock)
-        self._topics_changing = asyncio.Lock()
+        self._topic_changes: KeyedLocks[str] = KeyedLocks()
+        """By name: a topic is created, bound to a schema or deleted by one caller at a time."""
+        self._creating: dict[str, int] = {}
+        """Partitions of topics that are being created, by name: they count towards the limits."""
         self._registry = Registry(engine, clock, limits)
-        self._validation = Validation(self._registry)
+        self._validation = Validation(self._registry, background)
         self.schemas = Schemas(
-            self._registry, self._validation, engine=engine, access=access, topics_changing=self._topics_changing
+            self._registry,
+            self._validation,
+            engine=engine,
+            access=access,
+            policy=self._accounts.policy,
+            background=background,
+            topic_changes=self._topic_changes,
         )
         self._applications = Applications(engine, clock)
         self.transactions = Transactions(
@@ -107,9 +121,26 @@ class Broker:
             clock=clock,
             limits=limits,
             access=access,
+            background=background,
         )
-        self.staging = Staging(engine, self._applications, self._validation, clock=clock, limits=limits, access=access)
-        self.schedule = Schedule(engine, self._producer, self._validation, clock=clock, limits=limits, access=access)
+        self.staging = Staging(
+            engine,
+            self._applications,
+            self._validation,
+            clock=clock,
+            limits=limits,
+            access=access,
+            background=background,
+        )
+        self.schedule = Schedule(
+            engine,
+            self._producer,
+            self._validation,
+            clock=clock,
+            limits=limits,
+            access=access,
+            background=background,
+        )
         self.dead_letters = DeadLetters(
             engine,
             self._producer,
@@ -117,19 +148,21 @@ class Broker:
             clock=clock,
             limits=limits,
             access=access,
+            background=background,
             ensure_topic=partial(self.ensure_topic, SYSTEM),
             delete_topic=partial(self.delete_topic, SYSTEM),
         )
         self.subscriptions = Subscriptions(
             engine,
             self.dead_letters,
+            background,
             clock=clock,
             limits=limits,
             access=access,
             policy=deliveries or DeliveryPolicy(),
-            ensure_topic=partial(self.ensure_topic, SYSTEM),
+            ensure_topic=self.ensure_topic,
         )
-        self.api_keys = ApiKeys(engine, self.audit, clock=clock, limits=limits, access=access)
+        self.api_keys = ApiKeys(engine, self.audit, clock=clock, limits=limits, access=access, background=background)
         self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
         self.cache = Cache(clock=clock, limits=limits, access=access)
 
@@ -150,6 +183,7 @@ class Broker:
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight."""
+        await self.background.finish()
         await self.pipelines.close()
         await self.api_keys.close()
         await self.subscriptions.close()
@@ -172,8 +206,12 @@ class Broker:
     @on_broker(Operation.DESCRIBE)
     def topic_names(self, principal: Principal) -> list[str]:
         """The topics this principal may know of, sorted; internal ones are left out."""
+        policy = self._accounts.policy
         return sorted(
-            name for name in self._engine.topics() if not is_internal(name) and self._may_describe(principal, name)
+            name
+            for name in self._engine.topics()
+            if not is_internal(name)
+            and is_allowed(policy, principal, Operation.DESCRIBE, Resource(ResourceKind.TOPIC, name))
         )
 
     @on_topic(Operation.DESCRIBE)
@@ -181,6 +219,7 @@ class Broker:
         return describe(self._engine, self._topic(name))
 
     @on_topic(Operation.CREATE)
+    @run_to_completion
     async def create_topic(
         self, principal: Principal, name: str, config: TopicConfig, schema: str | None = None
     ) -> TopicInfo:
@@ -188,7 +227,7 @@ class Broker:
 
         Raises TopicExists, InvalidTopicName, InvalidRequest for settings out of bounds, LimitExceeded, SchemaNotFound.
         """
-        async with self._topics_changing:
+        async with self._topic_changes.of(name):
             create = partial(self._create, principal, name, config)
             if schema is None:
                 return await create()
@@ -199,14 +238,19 @@ class Broker:
     @on_topic(Operation.WRITE)
     async def ensure_topic(self, principal: Principal, name: str) -> None:
         """Create a topic that is missing, with one partition and the defaults. Several callers at once create it once."""
-        async with self._topics_changing:
+        if name not in self._engine.topics():
+            await self.background.complete(self._create_missing(principal, name))
+
+    async def _create_missing(self, principal: Principal, name: str) -> None:
+        async with self._topic_changes.of(name):
             if name not in self._engine.topics():
                 await self._create(principal, name, replace(self.topic_defaults, partitions=1))
 
     @on_topic(Operation.DELETE)
+    @run_to_completion
     async def delete_topic(self, principal: Principal, name: str) -> None:
         """Delete a topic with its records and the offsets that groups committed in it."""
-        async with self._topics_changing:
+        async with self._topic_changes.of(name):
             await self._engine.delete_topic(self._topic(name).name)
             self._producer.forget_topic(name)
             await self._groups.forget_topic(name)
@@ -291,7 +335,7 @@ class Broker:
 
     # -- a group's own place ----------------------------------------------------------------------------------------------
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT)
     def commit_offset(
         self, principal: Principal, topic: str, group: str, partition: int, offset: int
     ) -> asyncio.Future[None]:
@@ -332,7 +376,7 @@ class Broker:
         """The session has ended: it is a member of nothing any more. Never fails; the id is the session's own."""
         self._groups.leave(session_id)
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT)
     async def seek_to_time(
         self, principal: Principal, topic: str, group: str, partition: int, timestamp_ms: int
     ) -> int:
@@ -347,9 +391,8 @@ class Broker:
         """How many records the group is behind. Raises GroupNotFound."""
         return self._lags.lag(topic, group, partition)
 
-    # -- everybody's groups -----------------------------------------------------------------------------------------------
-
-    @on_topic(Operation.ADMIN)
+    @on_topic_group(Operation.COMMIT)
+    @run_to_completion
     async def reset_offset(
         self, principal: Principal, topic: str, group: str, partition: int, mode: str, offset: int | None = None
     ) -> int:
@@ -369,6 +412,8 @@ class Broker:
         self.audit.note(principal, "group.reset", group, details=details)
         return position
 
+    # -- everybody's groups -----------------------------------------------------------------------------------------------
+
     @on_broker(Operation.ADMIN)
     def list_groups(self, principal: Principal) -> list[GroupInfo]:
         """Every group, once for each topic it reads, by topic and name."""
@@ -380,6 +425,7 @@ class Broker:
         return self._groups.describe(group, topic)
 
     @on_group(Operation.ADMIN)
+    @run_to_completion
     async def delete_group(self, principal: Principal, group: str, topic: str | None = None) -> None:
         """Forget the group's offsets and members in one topic, or in all. Raises GroupNotFound."""
         await self._groups.delete(group, topic)
@@ -391,13 +437,6 @@ class Broker:
         return await self._lags.report(lags_max)
 
     # -- inside -----------------------------------------------------------------------------------------------------------
-
-    def _may_describe(self, principal: Principal, name: str) -> bool:
-        try:
-            authorize(self._accounts.policy, principal, Operation.DESCRIBE, Resource(ResourceKind.TOPIC, name))
-        except PenstockError:
-            return False
-        return True
 
     def _topic(self, name: str) -> TopicInfo:
         info = self._engine.topics().get(name)
@@ -412,21 +451,25 @@ class Broker:
         if name in topics:
             raise TopicExists(f"topic {name} exists already: choose another name, or delete it first")
         limits = self.limits
+        creating = [partitions for each, partitions in self._creating.items() if each not in topics]
         if config.partitions > limits.partitions_per_topic_max:
             raise LimitExceeded(
                 f"{config.partitions} partitions are too many for one topic: at most {limits.partitions_per_topic_max} are allowed"
             )
         user_topics = [info for info in topics.values() if not is_internal(info.name)]
-        if len(user_topics) >= limits.topics_max:
-            raise LimitExceeded(
-                f"there are {len(user_topics)} topics, the most allowed: delete some or raise limits.topics_max"
-            )
-        partitions = sum(info.config.partitions for info in user_topics)
+        count = len(user_topics) + len(creating)
+        if count >= limits.topics_max:
+            raise LimitExceeded(f"there are {count} topics, the most allowed: delete some or raise limits.topics_max")
+        partitions = sum(info.config.partitions for info in user_topics) + sum(creating)
         if partitions + config.partitions > limits.partitions_max:
             raise LimitExceeded(
                 f"{config.partitions} more partitions do not fit beside the {partitions} there are: "
                 f"delete some topics or raise limits.partitions_max from {limits.partitions_max}"
             )
-        info = await self._engine.create_topic(name, config)
+        self._creating[name] = config.partitions
+        try:
+            info = await self._engine.create_topic(name, config)
+        finally:
+            del self._creating[name]
         self.audit.note(principal, "topic.create", name, details={"partitions": str(config.partitions)})
         return info

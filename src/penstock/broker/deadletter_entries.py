@@ -4,10 +4,14 @@ Three kinds are told apart:
 - written by this broker: the failed record as it was, with headers `penstock-dlq-...` behind its own;
 - written by a FlyMQ client: a JSON object with the failed record in `payload` (base64), as deployed clients do it themselves;
 - anything else that somebody put there: a dead letter that says nothing about itself.
+
+Whoever may write to a dead-letter topic may claim anything in it. A claim that is out of bounds is cut or left out, so that every letter
+fits into every reply and none keeps the others from being listed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.broker.limits import INT64_MAX, NAME_BYTES_MAX
 from penstock.broker.visibility import visible_rows
 from penstock.errors import CorruptBlock
 from penstock.log.block import Block, decode_headers, encode_headers
@@ -24,6 +29,12 @@ HEADER_PREFIX: Final = "penstock-dlq-"
 REASON_BYTES_MAX: Final = 512
 # Larger ones are listed as they are: reading them would hold up everybody else.
 JSON_BYTES_MAX: Final = 4 << 20
+# As long as any other name. A letter with a longer id goes by its place.
+ID_BYTES_MAX: Final = NAME_BYTES_MAX
+ATTEMPTS_MAX: Final = (1 << 32) - 1
+_PARTITION_MAX: Final = (1 << 31) - 1
+_HEADER_NAME_BYTES_MAX: Final = (1 << 16) - 1
+_PLACE: Final = re.compile(r"[0-9]+-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ def headers_with_story(failed: FailedRecord) -> bytes:
     """The header cell of a dead letter: the record's own headers, then its story."""
     own = [] if failed.headers is None else decode_headers(failed.headers)
     story = {
-        "reason": failed.reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore"),
+        "reason": _cut(failed.reason),
         "topic": failed.topic,
         "partition": str(failed.partition),
         "offset": str(failed.offset),
@@ -129,9 +140,9 @@ def _letter(partition: int, offset: int, value: bytes | None, key: bytes | None,
             value,
             key,
             encode_headers(own) if own else None,
-            story["reason"],
-            _number(story.get("attempts")) or 0,
-            _number(story.get("partition")),
+            _cut(story["reason"]),
+            min(_number(story.get("attempts")) or 0, ATTEMPTS_MAX),
+            _within(_number(story.get("partition")), _PARTITION_MAX),
             _number(story.get("offset")),
             _number(story.get("first-failed-ms")),
             _number(story.get("failed-ms")),
@@ -140,16 +151,16 @@ def _letter(partition: int, offset: int, value: bytes | None, key: bytes | None,
     if entry is None:
         return DeadLetter(place, partition, offset, value, key, headers)
     return DeadLetter(
-        entry.id or place,
+        _id_of(entry, place),
         partition,
         offset,
         entry.payload,
         key,
         encode_headers([(name, text.encode()) for name, text in entry.headers.items()]) if entry.headers else None,
-        entry.error_message or entry.reason,
-        min(max(entry.retry_count, 0), 0xFFFFFFFF),
+        _cut(entry.error_message or entry.reason),
+        min(max(entry.retry_count, 0), ATTEMPTS_MAX),
         None,
-        entry.original_offset,
+        _within(entry.original_offset, INT64_MAX),
         _time_ms(entry.first_failed_at),
         _time_ms(entry.last_failed_at),
     )
@@ -169,7 +180,24 @@ def _json_entry(value: bytes | None) -> _JsonEntry | None:
         entry = _JSON.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    if any(len(name.encode()) > _HEADER_NAME_BYTES_MAX for name in entry.headers or ()):
+        return None
     return entry if entry.id or entry.original_topic else None
+
+
+def _id_of(entry: _JsonEntry, place: str) -> str:
+    """The id that the entry claims, unless it is too long or could be taken for the place of another letter."""
+    if not entry.id or len(entry.id.encode()) > ID_BYTES_MAX or _PLACE.fullmatch(entry.id):
+        return place
+    return entry.id
+
+
+def _cut(reason: str) -> str:
+    return reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore")
+
+
+def _within(number: int | None, number_max: int) -> int | None:
+    return number if number is not None and 0 <= number <= number_max else None
 
 
 def _number(text: str | None) -> int | None:
@@ -178,8 +206,8 @@ def _number(text: str | None) -> int | None:
 
 def _time_ms(time: str | int | None) -> int | None:
     if not isinstance(time, str):
-        return time
+        return _within(time, INT64_MAX)
     try:
-        return round(datetime.fromisoformat(time).timestamp() * 1000)
+        return _within(round(datetime.fromisoformat(time).timestamp() * 1000), INT64_MAX)
     except (ValueError, OverflowError):
         return None

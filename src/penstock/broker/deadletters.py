@@ -1,8 +1,8 @@
 """Dead letters: records that could not be dealt with, put aside with their story, to be looked at, replayed or thrown away.
 
 Topic `orders` has its dead letters in the topic `orders.dlq`, made when the first one comes: a topic like any other, that every protocol
-can read. `send` is the one way in for subscriptions and pipelines: a single append of the letter and of whatever marks the record as
-dealt with where it came from.
+can read. `append` is the one way in for subscriptions: a single append of the letter and of whatever marks the record as settled where it
+came from.
 
 A replay is a single append too: the record to its topic, with its own key and headers, and a mark in the table `__deadletters`. So it
 happens once, whoever asks how often, and whatever crashes. A mark is a bit, 4 096 letters to an entry of the table; marked letters are
@@ -19,17 +19,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
-from weakref import WeakValueDictionary
 
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
 from penstock.broker.deadletter_entries import DeadLetter, FailedRecord, headers_with_story, letters_of
+from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
 from penstock.broker.producer import ANY_PARTITION, Producer
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.table import PreparedChange, Table, appended_together
 from penstock.clock import Clock
-from penstock.errors import EntryNotFound, PenstockError, TopicNotFound
-from penstock.log.api import Appended, Batch, BatchFor, Engine, TopicInfo
+from penstock.errors import EntryNotFound, InvalidRequest, TopicNotFound
+from penstock.log.api import Batch, BatchFor, Engine, TopicInfo
 
 DEADLETTERS_TOPIC: Final = "__deadletters"
 SUFFIX: Final = ".dlq"
@@ -39,8 +40,6 @@ LETTERS_MAX: Final = 10_000
 LETTERS_BYTES_MAX: Final = 8 << 20
 REPLAY_LETTERS_MAX: Final = 1_000
 REPLAY_BYTES_MAX: Final = 4 << 20
-# A dead-letter topic may be purged between being made sure of and being written to.
-_SEND_TRIES: Final = 3
 _DELETES_PER_APPEND_MAX: Final = 4096
 
 
@@ -72,10 +71,12 @@ class DeadLetters:
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
+        background: Background,
         ensure_topic: Callable[[str], Awaitable[None]],
         delete_topic: Callable[[str], Awaitable[None]],
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = DeadLetterStats()
         self._engine = engine
         self._producer = producer
@@ -84,8 +85,8 @@ class DeadLetters:
         self._ensure_topic = ensure_topic
         self._delete_topic = delete_topic
         self._marks = Table(engine, DEADLETTERS_TOPIC, MarkKey, bytes, entries_max=limits.dead_letter_marks_max)
-        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By topic, while somebody replays or purges: a mark is read, changed and written, one at a time."""
+        self._changing: KeyedLocks[str] = KeyedLocks()
+        """By topic: a mark is read, changed and written by one replay or purge at a time."""
 
     async def start(self) -> None:
         """Load the marks, and end those whose dead-letter topic is gone."""
@@ -98,35 +99,32 @@ class DeadLetters:
 
     # -- putting aside ----------------------------------------------------------------------------------------------------
 
-    async def send(self, failed: Sequence[FailedRecord], changes: Sequence[PreparedChange[Any, Any]] = ()) -> None:
-        """Put records aside, each in the dead-letter topic of its topic, together with changes of tables: all or nothing.
+    async def ensure_topics(self, failed: Sequence[FailedRecord]) -> None:
+        """Create the dead-letter topics of these records where they are missing."""
+        for name in {dead_letter_topic(record.topic) for record in failed}:
+            await self._ensure_topic(name)
 
-        For the broker itself: whoever calls it has asked what had to be asked. After WriteFailed only a restart can tell whether it
-        happened; after any other error it did not.
+    async def append(self, failed: Sequence[FailedRecord], changes: Sequence[PreparedChange[Any, Any]] = ()) -> None:
+        """Append records to the dead-letter topics of their topics, together with changes of tables: all or nothing.
+
+        For the broker itself: whoever calls it has checked the rights. Raises TopicNotFound if a dead-letter topic does not exist, which
+        a purge may cause. After WriteFailed only a restart can tell whether it happened; after any other error it did not.
         """
-        for turn in range(1, _SEND_TRIES + 1):
-            by_topic: dict[str, list[FailedRecord]] = {}
-            for record in failed:
-                by_topic.setdefault(dead_letter_topic(record.topic), []).append(record)
-            for name in by_topic:
-                await self._ensure_topic(name)
-            try:
-                parts = [
-                    BatchFor(
-                        self._engine.partition(name, 0),
-                        Batch(
-                            [record.value for record in records],
-                            [record.key for record in records],
-                            [headers_with_story(record) for record in records],
-                        ),
-                    )
-                    for name, records in by_topic.items()
-                ]
-                await self._append(parts, changes)
-                break
-            except TopicNotFound:
-                if turn == _SEND_TRIES:
-                    raise
+        by_topic: dict[str, list[FailedRecord]] = {}
+        for record in failed:
+            by_topic.setdefault(dead_letter_topic(record.topic), []).append(record)
+        parts = [
+            BatchFor(
+                self._engine.partition(name, 0),
+                Batch(
+                    [record.value for record in records],
+                    [record.key for record in records],
+                    [headers_with_story(record) for record in records],
+                ),
+            )
+            for name, records in by_topic.items()
+        ]
+        await appended_together(self._engine, parts, changes)
         self.stats.sent += len(failed)
 
     # -- operations -------------------------------------------------------------------------------------------------------
@@ -150,17 +148,19 @@ class DeadLetters:
         return found
 
     @on_topic(Operation.WRITE)
+    @run_to_completion
     async def replay(self, principal: Principal, topic: str, letter_id: str) -> DeadLetter:
         """Write a dead letter's record to its topic again. Raises EntryNotFound where none is listed under this id."""
-        async with self._lock(topic):
+        async with self._changing.of(topic):
             letter = await self._find(topic, letter_id)
             await self._replay(topic, [letter])
         return letter
 
     @on_topic(Operation.WRITE)
+    @run_to_completion
     async def replay_at(self, principal: Principal, topic: str, offset: int, partition: int = 0) -> DeadLetter:
         """The same for the dead letter at an offset of the dead-letter topic."""
-        async with self._lock(topic):
+        async with self._changing.of(topic):
             letter = await self._letter_at(topic, partition, offset)
             if letter is None:
                 raise _not_listed(topic, f"offset {offset}")
@@ -168,23 +168,32 @@ class DeadLetters:
         return letter
 
     @on_topic(Operation.WRITE)
+    @run_to_completion
     async def replay_all(
         self, principal: Principal, topic: str, wanted: Wanted | None = None, *, dry_run: bool = False
     ) -> int:
         """Replay every dead letter that was there at the call, or those wanted; returns how many. A dry run only counts.
 
-        `wanted` is asked in a thread: it may take its time.
+        `wanted` is asked in a thread: it may take its time. Letters that the topic does not take (its schema refuses them) stay listed
+        and keep no others from being replayed; if it takes none, the first refusal is raised.
         """
         replayed = size_bytes = 0
         batch: list[DeadLetter] = []
+        refusals: list[InvalidRequest] = []
 
         async def replay_batch() -> int:
             chosen = batch if wanted is None else await asyncio.to_thread(lambda: list(filter(wanted, batch)))
-            if chosen and not dry_run:
+            if not chosen or dry_run:
+                return len(chosen)
+            try:
                 await self._replay(topic, chosen)
+            except InvalidRequest:
+                chosen = await self._acceptable(topic, chosen, refusals)
+                if chosen:
+                    await self._replay(topic, chosen)
             return len(chosen)
 
-        async with self._lock(topic), aclosing(self._unreplayed(topic)) as unreplayed:
+        async with self._changing.of(topic), aclosing(self._unreplayed(topic)) as unreplayed:
             async for letter in unreplayed:
                 batch.append(letter)
                 size_bytes += letter.size_bytes
@@ -192,21 +201,21 @@ class DeadLetters:
                     replayed += await replay_batch()
                     batch, size_bytes = [], 0
             replayed += await replay_batch()
+        if refusals and not replayed:
+            raise refusals[0]
         return replayed
 
     @on_topic(Operation.DELETE)
+    @run_to_completion
     async def purge(self, principal: Principal, topic: str) -> None:
         """Delete the dead letters of a topic for good. Where there are none, none are left."""
-        async with self._lock(topic):
+        async with self._changing.of(topic):
             info = self._dead_letter_topic(topic)
             if info is not None:
                 await self._delete_topic(info.name)
                 await self._unmark([key for key, _ in self._marks.items() if key.topic_id == info.id])
 
     # -- inside -----------------------------------------------------------------------------------------------------------
-
-    def _lock(self, topic: str) -> asyncio.Lock:
-        return self._changing.setdefault(topic, asyncio.Lock())
 
     def _dead_letter_topic(self, topic: str) -> TopicInfo | None:
         return self._engine.topics().get(dead_letter_topic(topic))
@@ -268,15 +277,27 @@ class DeadLetters:
                     return letter
         raise _not_listed(topic, letter_id)
 
-    async def _replay(self, topic: str, letters: Sequence[DeadLetter]) -> None:
-        info, origin = self._existing(topic), self._engine.topics().get(topic)
+    async def _acceptable(
+        self, topic: str, letters: Sequence[DeadLetter], refusals: list[InvalidRequest]
+    ) -> list[DeadLetter]:
+        """The letters that the topic takes. Adds the first refusal to `refusals` if that is empty."""
+        acceptable = []
+        for letter in letters:
+            try:
+                await self._placed(topic, [letter])
+            except InvalidRequest as error:
+                if not refusals:
+                    refusals.append(error)
+            else:
+                acceptable.append(letter)
+        return acceptable
+
+    async def _placed(self, topic: str, letters: Sequence[DeadLetter]) -> list[BatchFor]:
+        """The records of these letters, by the partition that each is replayed to. Raises if the topic does not take one of them."""
+        origin = self._engine.topics().get(topic)
         if origin is None:
             raise TopicNotFound(f"topic not found: {topic} (its dead letters can be replayed once it exists again)")
-        batch = Batch(
-            [letter.value for letter in letters],
-            [letter.key for letter in letters],
-            [letter.headers for letter in letters],
-        )
+        batch = _rows_of(letters, range(len(letters)))
         if self._validation.concerns(topic):
             await self._validation.check(topic, None, batch.values)
         asked = [
@@ -288,25 +309,15 @@ class DeadLetters:
         rows: dict[int, list[int]] = {}
         for row, index in enumerate(self._producer.place(topic, asked, batch).partitions):
             rows.setdefault(index, []).append(row)
-        parts = [
+        return [
             BatchFor(self._engine.partition(topic, index), _rows_of(letters, chosen)) for index, chosen in rows.items()
         ]
-        await self._append(parts, [self._marks.prepare(self._marked(info, letters))])
+
+    async def _replay(self, topic: str, letters: Sequence[DeadLetter]) -> None:
+        info = self._existing(topic)
+        parts = await self._placed(topic, letters)
+        await appended_together(self._engine, parts, [self._marks.prepare(self._marked(info, letters))])
         self.stats.replayed += len(letters)
-
-    async def _append(self, parts: Sequence[BatchFor], changes: Sequence[PreparedChange[Any, Any]]) -> None:
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(result: Sequence[Appended] | PenstockError) -> None:
-            if landed.cancelled():
-                return
-            if isinstance(result, PenstockError):
-                landed.set_exception(result)
-            else:
-                landed.set_result(None)
-
-        append_together(self._engine, parts, changes, done)
-        await landed
 
     # -- marks ------------------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,15 @@ cover a topic, is worked out once and kept until one of them changes, because it
 An ACL stands for one topic or, where its name ends in `*`, for every topic that begins with what is before it. Its entries are names
 of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Several ACLs may cover a topic: each of them
 adds people, none takes anyone away.
+
+An ACL whose name begins with `group://`, which no topic's name does, stands for groups in the same way: the users and roles that it
+names may commit to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +38,8 @@ CACHED_MAX: Final = 10_000
 
 PERMISSIONS: Final = tuple(operation.value for operation in Operation)
 ADMIN_ROLE: Final = "admin"
+GROUP_ACL_PREFIX: Final = "group://"
+"""Of the names of ACLs on groups. A topic's name has no empty level, so it cannot begin like this."""
 
 
 class User(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +71,7 @@ BUILT_IN_ROLES: Final[Mapping[str, Role]] = {
 
 _Operations = frozenset[Operation]
 _READ_AND_WRITE: Final = frozenset({Operation.READ, Operation.WRITE, Operation.DESCRIBE})
+_COMMIT: Final = frozenset({Operation.COMMIT})
 _ENTRY_OPERATIONS: Final = {
     "read": frozenset({Operation.READ, Operation.DESCRIBE}),
     "write": frozenset({Operation.WRITE, Operation.DESCRIBE}),
@@ -76,10 +83,10 @@ class CompiledAcl:
 
     __slots__ = ("public", "roles", "users")
 
-    def __init__(self, acl: Acl) -> None:
+    def __init__(self, acl: Acl, *, of_group: bool = False) -> None:
         self.public = acl.public
-        self.users = _compiled(acl.users)
-        self.roles = _compiled(acl.roles)
+        self.users = dict.fromkeys(acl.users, _COMMIT) if of_group else _compiled(acl.users)
+        self.roles = dict.fromkeys(acl.roles, _COMMIT) if of_group else _compiled(acl.roles)
 
     def allows(self, user: str, roles: Iterable[str], operation: Operation) -> bool:
         return operation in self.users.get(user, ()) or any(operation in self.roles.get(role, ()) for role in roles)
@@ -101,16 +108,43 @@ def parse_entry(entry: str) -> tuple[str, _Operations]:
     return entry, _READ_AND_WRITE
 
 
+class _Coverage:
+    """ACLs by what they cover: one name, or every name with a prefix."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, CompiledAcl] = {}
+        self._by_prefix: dict[str, CompiledAcl] = {}
+        self._covering: dict[str, tuple[CompiledAcl, ...]] = {}
+
+    def put(self, pattern: str, acl: CompiledAcl | None) -> None:
+        self._covering.clear()
+        home, key = (self._by_prefix, pattern[:-1]) if pattern.endswith("*") else (self._exact, pattern)
+        if acl is None:
+            home.pop(key, None)
+        else:
+            home[key] = acl
+
+    def of(self, name: str) -> tuple[CompiledAcl, ...]:
+        known = self._covering.get(name)
+        if known is None:
+            exact = self._exact.get(name)
+            patterns = [acl for prefix, acl in self._by_prefix.items() if name.startswith(prefix)]
+            known = tuple(patterns if exact is None else [exact, *patterns])
+            _keep(self._covering, name, known)
+        return known
+
+    def __iter__(self) -> Iterator[CompiledAcl]:
+        return chain(self._exact.values(), self._by_prefix.values())
+
+
 class Directory:
     def __init__(self, engine: Engine) -> None:
         self.users = Table(engine, USERS_TOPIC, str, User, entries_max=USERS_MAX)
         self.roles = Table(engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, on_change=self._role_changed)
         self.acls = Table(engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, on_change=self._acl_changed)
-        self._compiled: dict[str, CompiledAcl] = {}
-        self._patterns: dict[str, CompiledAcl] = {}
-        """By the prefix that they stand for."""
+        self._topic_acls = _Coverage()
+        self._group_acls = _Coverage()
         self._permissions: dict[frozenset[str], _Operations] = {}
-        self._covering: dict[str, tuple[CompiledAcl, ...]] = {}
         self._anywhere: dict[tuple[str, frozenset[str], Operation], bool] = {}
 
     async def start(self) -> None:
@@ -148,21 +182,18 @@ class Directory:
 
     def covering(self, topic: str) -> tuple[CompiledAcl, ...]:
         """Every ACL that speaks of a topic."""
-        known = self._covering.get(topic)
-        if known is None:
-            exact = self._compiled.get(topic)
-            patterns = [acl for prefix, acl in self._patterns.items() if topic.startswith(prefix)]
-            known = tuple(patterns if exact is None else [exact, *patterns])
-            _keep(self._covering, topic, known)
-        return known
+        return self._topic_acls.of(topic)
+
+    def covering_group(self, group: str) -> tuple[CompiledAcl, ...]:
+        """Every ACL that speaks of a group."""
+        return self._group_acls.of(group)
 
     def granted_anywhere(self, user: str, roles: frozenset[str], operation: Operation) -> bool:
         """Whether some ACL allows it on some topic."""
         key = (user, roles, operation)
         known = self._anywhere.get(key)
         if known is None:
-            acls = (*self._compiled.values(), *self._patterns.values())
-            known = any(acl.allows(user, roles, operation) for acl in acls)
+            known = any(acl.allows(user, roles, operation) for acl in self._topic_acls)
             _keep(self._anywhere, key, known)
         return known
 
@@ -176,13 +207,11 @@ class Directory:
         self._permissions.clear()
 
     def _acl_changed(self, name: str, acl: Acl | None) -> None:
-        self._covering.clear()
         self._anywhere.clear()
-        home, key = (self._patterns, name[:-1]) if name.endswith("*") else (self._compiled, name)
-        if acl is None:
-            home.pop(key, None)
-        else:
-            home[key] = CompiledAcl(acl)
+        of_group = name.startswith(GROUP_ACL_PREFIX)
+        coverage = self._group_acls if of_group else self._topic_acls
+        compiled = None if acl is None else CompiledAcl(acl, of_group=of_group)
+        coverage.put(name.removeprefix(GROUP_ACL_PREFIX), compiled)
 
 
 def _keep(cache: dict[Any, Any], key: object, answer: object) -> None:

@@ -125,9 +125,11 @@ class Groups:
         except PenstockError:
             self._settle(arriving)
             raise
-        if arriving:
-            future.add_done_callback(lambda _: self._settle(arriving))
-        return future
+        if not arriving:
+            return future
+        future.add_done_callback(lambda _: self._settle(arriving))
+        # Who cancels the wait does not cancel the commit: the group keeps its place under the limit until that has come back.
+        return asyncio.shield(future)
 
     def prepare(self, offsets: Mapping[OffsetKey, int]) -> PreparedOffsets:
         """The commit of several offsets as one part of a larger append. Raises where `commit` of one of them would."""

@@ -9,6 +9,9 @@ In this order, and the first that applies decides:
 5. what an ACL that covers the topic allows the user or one of its roles, it may do on that topic;
 6. the rest is refused.
 
+Committing to a group is a right of its own: who may read the topic may commit, unless ACLs cover the group; then only those may whom one
+of them names, and those whose role allows `commit` or `admin`. So groups are open to every reader until an ACL closes them.
+
 So an ACL adds people and never shuts anyone out whose role suffices, which is what users of deployed FlyMQ brokers know. Creating and
 deleting topics, other people's groups, users, roles and ACLs need a role that says so; no ACL gives them.
 
@@ -56,6 +59,9 @@ class RolePolicy:
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         if principal.trusted:
             return
+        if operation is Operation.COMMIT and resource.kind is ResourceKind.GROUP:
+            self._check_commit(principal, resource)
+            return
         if not principal.name:
             if self._settings.allow_anonymous and self._open_to_all(operation, resource):
                 return
@@ -66,6 +72,21 @@ class RolePolicy:
         if operation in _BY_ACL and self._granted(principal.name, roles, operation, resource):
             return
         raise AccessDenied(f"unauthorized: {principal.name} may not {_what(operation, resource)}")
+
+    def _check_commit(self, principal: Principal, group: Resource) -> None:
+        self.check(principal, Operation.READ, Resource(ResourceKind.TOPIC, group.topic))
+        acls = self._directory.covering_group(group.name)
+        if not acls:
+            return
+        if not principal.name:
+            raise AuthenticationRequired(f"authentication required: log in to {_what(Operation.COMMIT, group)}")
+        roles = self.roles_of(principal)
+        if Operation.COMMIT in self._directory.permissions(roles):
+            return
+        if not any(acl.allows(principal.name, roles, Operation.COMMIT) for acl in acls):
+            raise AccessDenied(
+                f"unauthorized: {principal.name} may not commit to group {group.name}: no ACL of the group names them"
+            )
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         """Raises where the principal is no user, or one that is disabled, and its listener grants it nothing either."""
@@ -116,6 +137,8 @@ class AuditedAccess:
 
 
 def _what(operation: Operation, resource: Resource) -> str:
+    if operation is Operation.COMMIT:
+        return f"commit to group {resource.name}"
     if resource.kind is ResourceKind.BROKER:
         return f"{operation.value} this broker"
     return f"{operation.value} {resource.kind.value} {resource.name}"

@@ -26,12 +26,14 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from penstock.background import Background, Loop, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
 from penstock.broker.due_times import Due, DueTimes
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.producer import Producer
 from penstock.broker.schedule_log import Delayed, Loaded, ScheduleLog
 from penstock.broker.schemas.validation import Validation
+from penstock.broker.table import appended_together
 from penstock.clock import Clock
 from penstock.errors import (
     EntryNotFound,
@@ -56,7 +58,6 @@ DELIVERY_RECORDS_MAX: Final = 2048
 DELIVERY_BYTES_MAX: Final = 4 << 20
 # How soon a jump of the wall clock is noticed.
 LOOK_S_MAX: Final = 0.25
-RETRY_S: Final = 0.5
 _NEVER_MS: Final = INT64_MAX
 
 _log = structlog.get_logger(__name__)
@@ -97,8 +98,10 @@ class Schedule:
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
+        background: Background,
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = ScheduleStats()
         self._engine = engine
         self._producer = producer
@@ -117,20 +120,18 @@ class Schedule:
         self._read_entries = READ_ENTRIES_MAX
         """How many are read at once: fewer while they are large."""
         self._look_at_ms = _NEVER_MS
-        self._look = asyncio.Event()
-        self._delivering: asyncio.Task[None] | None = None
+        self._delivering: Loop | None = None
 
     async def start(self) -> None:
         """Load what waits. Raises where a part of it cannot be read."""
         self._waiting = await self._log.load()
-        self._delivering = asyncio.get_running_loop().create_task(self._deliver_when_due())
+        self._delivering = self.background.loop("delayed_records", self._deliver_due)
 
     async def close(self) -> None:
         """Deliver no more; what waits is in the log."""
         if self._delivering is not None:
             delivering, self._delivering = self._delivering, None
-            self._look.set()
-            await delivering
+            await delivering.stop()
 
     @property
     def pending(self) -> int:
@@ -139,7 +140,8 @@ class Schedule:
 
     def look(self) -> None:
         """Look at the clock now instead of when something is due by it."""
-        self._look.set()
+        if self._delivering is not None:
+            self._delivering.wake()
 
     # -- operations -------------------------------------------------------------------------------------------------------
 
@@ -210,6 +212,7 @@ class Schedule:
         done(Scheduled(f"{due_ms}-{result.base_offset}", due_ms, partition))
 
     @on_topic(Operation.WRITE)
+    @run_to_completion
     async def cancel(self, principal: Principal, topic: str, entry_id: str) -> None:
         """End an entry before its time. Raises EntryNotFound where none of this topic waits under that id: it may be delivered."""
         due = _parse_id(entry_id)
@@ -219,7 +222,7 @@ class Schedule:
             entries = await self._log.read([due], READY_BYTES_MAX)
             if not entries or entries[0].record.topic != topic:
                 raise _not_waiting(topic, entry_id)
-            await self._append([self._log.ends(entries)])
+            await appended_together(self._engine, [self._log.ends(entries)])
         except WriteFailed:
             self._claimed -= 1  # only a restart can tell whether it has ended
             raise
@@ -244,32 +247,9 @@ class Schedule:
     def _wait(self, due_ms: int, offset: int) -> None:
         self._waiting.add(due_ms, offset)
         if due_ms - AHEAD_MS < self._look_at_ms:
-            self._look.set()
+            self.look()
 
     # -- delivering -------------------------------------------------------------------------------------------------------
-
-    async def _deliver_when_due(self) -> None:
-        failing = False
-        while self._delivering is not None:
-            self._look.clear()
-            try:
-                pause_s = await self._deliver_due()
-                failing = False
-            except Exception as error:  # noqa: BLE001 - whatever it is, later entries must still be delivered
-                if not failing:
-                    bug = None if isinstance(error, PenstockError) else error
-                    _log.error("delayed records wait for a retry", retry_s=RETRY_S, error=str(error), exc_info=bug)
-                failing = True
-                pause_s = RETRY_S
-            if pause_s:
-                await self._until_looked(pause_s)
-
-    async def _until_looked(self, pause_s: float) -> None:
-        timer = asyncio.get_running_loop().call_later(pause_s, self._look.set)
-        try:
-            await self._look.wait()
-        finally:
-            timer.cancel()
 
     async def _deliver_due(self) -> float:
         """Deliver a batch of what is due; returns how long there is nothing more to do."""
@@ -363,7 +343,7 @@ class Schedule:
             return
         parts = [BatchFor(partition, _batch(records, now_ms)) for partition, records in gathered.items()]
         try:
-            await self._append([*parts, self._log.ends(deliverable)])
+            await appended_together(self._engine, [*parts, self._log.ends(deliverable)])
         except WriteFailed as error:
             # Whether they were delivered is unknown: to deliver them again now might be the second time. A restart will tell.
             _log.error("delayed records left for the next start", records=len(deliverable), error=str(error))
@@ -380,20 +360,6 @@ class Schedule:
         self.stats.dropped += len(deliverable) - delivered
         for entry in deliverable:
             self.stats.lateness_s.observe(max(late_ms - entry.due_ms, 0) / 1000)
-
-    async def _append(self, parts: Sequence[BatchFor]) -> None:
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(result: Sequence[Appended] | PenstockError) -> None:
-            if landed.cancelled():
-                return
-            if isinstance(result, PenstockError):
-                landed.set_exception(result)
-            else:
-                landed.set_result(None)
-
-        self._engine.append_atomic(parts, done)
-        await landed
 
 
 def _batch(records: Sequence[Delayed], now_ms: int) -> Batch:

@@ -122,10 +122,14 @@ class ScheduleLog:
                     block = next(iter(await self.partition.read(offset, 1)), None)
                 except CorruptBlock as error:
                     block = None
-                    _log.error("delayed record cannot be read", offset=offset, due_ms=due_ms, error=str(error))
+                    _log.error("delayed_record_unreadable", offset=offset, due_ms=due_ms, error=str(error))
             if block is None:
                 continue
-            entry = _entry_at(block, due_ms, offset)
+            try:
+                entry = _entry_at(block, due_ms, offset)
+            except CorruptMetadata as error:
+                _log.error("delayed_record_unreadable", offset=offset, due_ms=due_ms, error=str(error))
+                continue
             found.append(entry)
             size_bytes += entry.size_bytes
             if size_bytes > bytes_max and len(wanted) > 1:
@@ -151,11 +155,14 @@ def _keys_of(block: Block) -> tuple[Int64s, Int64s, Int64s]:
 
 def _entry_at(block: Block, due_ms: int, offset: int) -> Loaded:
     row = block.index_of(offset)
-    assert block.offsets(row, row + 1)[0] == offset, "compaction keeps what waits"
-    keys, [value] = block.keys(row, row + 1), block.values(row, row + 1)
+    found = list(block.offsets(row, row + 1)) == [offset]
+    keys = block.keys(row, row + 1) if found else None
+    value = block.values(row, row + 1)[0] if found else None
     log_key = keys and keys[0]
-    assert log_key, "an entry that waits has a key"
-    assert value is not None, "an entry that waits has a value"
+    if not log_key or value is None:
+        raise CorruptMetadata(
+            f"{SCHEDULE_TOPIC} has no entry at offset {offset}: it has ended, or its segment is damaged"
+        )
     try:
         record = _DECODER.decode(value)
     except msgspec.MsgspecError as error:

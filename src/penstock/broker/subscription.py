@@ -24,9 +24,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
+import structlog
 
 from penstock.broker.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
 from penstock.broker.visibility import is_visible
@@ -42,6 +44,8 @@ QOS_HEADER: Final = "penstock-qos"
 QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
 """The header cell of a record that was published with QoS 0. Records without the header, whoever wrote them, count as QoS 1."""
 
+log = structlog.get_logger("penstock.broker.subscription")
+
 _BACKOFF_DOUBLINGS_MAX: Final = 20
 IN_FLIGHT_CEILING: Final = 50_000
 """At 12 bytes each, where none is beside another, they fit the 1 MiB of a table's entry."""
@@ -56,8 +60,8 @@ class DeliveryPolicy:
     backoff_ms: int = 100
     """Until the second delivery; doubled for each one after it."""
     in_flight_max: int = 4096
-    """Deliveries that wait for their acknowledgement, in one subscription. A poll beyond it finds nothing. What is not settled is stored
-    with every write, so it must fit an entry of the table."""
+    """Deliveries that wait for their acknowledgement, and records that wait to become dead letters, in one subscription. A poll beyond it
+    finds nothing. What is not settled is stored with every write, so it must fit an entry of the table."""
     idle_ms_max: int = 7 * 24 * 3600 * 1000
     """A subscription that nobody polls or acknowledges for so long is deleted: protocols without a way to unsubscribe leave them behind."""
     ack_ms: int = 0
@@ -223,7 +227,7 @@ class Subscription:
             found = self._take_again(now_ms)
             if found is not None:
                 return found
-        if len(self._in_flight) >= self.policy.in_flight_max:
+        if self._full:
             return None
         cursors = self._cursors
         not_in_memory = False
@@ -318,7 +322,10 @@ class Subscription:
 
     def wake(self) -> None:
         for callback in list(self._watchers):
-            callback()
+            try:
+                callback()
+            except Exception:
+                log.exception("subscription_watcher_failed", topic=self.topic, subscription=self.id)
 
     # -- what the keeper does ---------------------------------------------------------------------------------------------
 
@@ -337,9 +344,13 @@ class Subscription:
         return bool(self._watchers)
 
     @property
-    def exhausted(self) -> Sequence[Exhausted]:
-        """What is to become dead letters; ends with `buried`."""
-        return list(self._exhausted.values())
+    def exhausted(self) -> int:
+        """How many records are to become dead letters."""
+        return len(self._exhausted)
+
+    def first_exhausted(self, count_max: int) -> list[Exhausted]:
+        """The oldest records that are to become dead letters. They stay exhausted until `dead_lettered`."""
+        return list(islice(self._exhausted.values(), count_max))
 
     def release_due(self, now_ms: int) -> None:
         """Take back the deliveries whose time is over."""
@@ -360,10 +371,13 @@ class Subscription:
             self.taken_back += taken_back
             self.wake()
 
-    def buried(self, tags: Sequence[int]) -> None:
+    def dead_lettered(self, tags: Sequence[int]) -> None:
         """These have become dead letters, or there was nothing left of them."""
+        full = self._full
         for tag in tags:
             self._exhausted.pop(tag, None)
+        if full:
+            self.wake()
 
     def tag(self, index: int, offset: int) -> int:
         """The tag of a record, from its partition and offset; less than 1 for what lies before the subscription."""
@@ -455,14 +469,18 @@ class Subscription:
         else:
             heappush(self._heap, (due_ms, tag))
 
+    @property
+    def _full(self) -> bool:
+        return len(self._in_flight) + len(self._exhausted) >= self.policy.in_flight_max
+
     def _remove(self, tag: int) -> None:
-        full = len(self._in_flight) >= self.policy.in_flight_max
+        full = self._full
         del self._in_flight[tag]
         if full:
             self.wake()
 
     def _give_up(self, tag: int, entry: _InFlight, reason: str) -> None:
-        self._remove(tag)
+        del self._in_flight[tag]
         self._exhausted[tag] = Exhausted(tag, reason, entry.deliveries, entry.first_ms)
 
 

@@ -1,31 +1,27 @@
-"""Every subscription of the broker: creating and finding them, storing what was acknowledged, and burying what nobody could deal with.
+"""Every subscription of the broker: creating and finding them, reading from them, and ending those that nobody uses.
 
-Their state lives in the table `__subscriptions`, one entry each; entry 0 keeps the numbers that were given away. An acknowledgement
-counts at once in memory and is durable when the next write comes back. There is at most one write on its way: what is acknowledged
-meanwhile, in whichever subscription, becomes the next one. So a reader never waits for the disk, many acknowledgements cost one
-append, and `when_durable` tells whoever wants to know.
-
-Records that are exhausted leave with the same write: one atomic append of the dead letter and of the state without it.
+Their state lives in the table `__subscriptions`, one entry each; entry 0 keeps the numbers that were given away. What was settled is
+written to it by `subscription_writer`.
 
 Deliveries are taken back when somebody reads; the sweep does the same for subscriptions that nobody reads, a few times a second.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple
-from weakref import WeakValueDictionary
 
 import structlog
 
-from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
-from penstock.broker.cursor import NOT_IN_MEMORY, NotInMemory, cells_of
-from penstock.broker.deadletter_entries import FailedRecord
+from penstock.background import Background, Loop, run_to_completion
+from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic_group
+from penstock.broker.cursor import NOT_IN_MEMORY, NotInMemory
 from penstock.broker.deadletters import DeadLetters
+from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.subscription import (
     ALWAYS_AT_LEAST_ONCE,
@@ -37,26 +33,28 @@ from penstock.broker.subscription import (
     StoredSubscription,
     Subscription,
 )
+from penstock.broker.subscription_writer import OnDurable, SubscriptionWriter
 from penstock.broker.table import Table
-from penstock.broker.visibility import is_visible
 from penstock.clock import Clock
-from penstock.errors import CorruptBlock, InvalidRequest, LimitExceeded, PenstockError
-from penstock.log.api import Engine, Partition
+from penstock.errors import (
+    AccessDenied,
+    InvalidRequest,
+    LimitExceeded,
+    PenstockError,
+    TopicNotFound,
+)
+from penstock.log.api import Engine, Partition, TopicInfo
 
 SUBSCRIPTIONS_TOPIC: Final = "__subscriptions"
 SWEEP_S: Final = 0.2
 FORGET_S: Final = 1.0
 """Blocks of a subscription that nobody has read for so long are let go."""
-BURIED_PER_APPEND_MAX: Final = 256
-BURIED_BYTES_MAX: Final = 4 << 20
 DELETES_PER_APPEND_MAX: Final = 4096
-MANY_IN_FLIGHT: Final = 256
-LINGER_S: Final = 0.01
-"""How long more is gathered where a state to be stored is large: writing down 4 096 deliveries takes some 3 ms of the loop's time."""
 _NUMBERS: Final = 0
 """The key of the entry that holds the next number, as the start of its only cursor: numbers are never given twice."""
 
-OnDurable = Callable[[PenstockError | None], None]
+_GROUP_OF: Final = attrgetter("name")
+"""The group that a subscription is: readers of a named one share its position."""
 
 log = structlog.get_logger("penstock.broker.subscriptions")
 
@@ -83,17 +81,18 @@ class Subscriptions:
         self,
         engine: Engine,
         dead_letters: DeadLetters,
+        background: Background,
         *,
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
         policy: DeliveryPolicy,
-        ensure_topic: Callable[[str], Awaitable[None]],
+        ensure_topic: Callable[[Principal, str], Awaitable[None]],
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = SubscriptionStats()
         self._engine = engine
-        self._dead_letters = dead_letters
         self._clock = clock
         self._limits = limits
         self._policy = policy
@@ -103,23 +102,14 @@ class Subscriptions:
         )
         self._by_id: dict[int, Subscription] = {}
         self._by_name: dict[tuple[str, str], Subscription] = {}
-        self._naming: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """By topic and name, while somebody asks for it: two who ask at once get the same subscription."""
+        self._naming: KeyedLocks[tuple[str, str]] = KeyedLocks()
+        """By topic and name: two who ask for the same one at once get the same subscription."""
         self._arriving = 0
         self._next_id = 1
         self._reading: dict[int, Subscription] = {}
         """Those that may have something in flight or blocks in memory: what the sweep looks at."""
-        self._dirty: dict[int, Subscription] = {}
-        """Settled something that no write has taken along yet."""
-        self._something_dirty = asyncio.Event()
-        self._writing = False
-        self._failing = False
-        """The last write failed: the log has said so."""
-        self._await_current: list[OnDurable] = []
-        self._await_next: list[OnDurable] = []
-        self._closing = False
-        self._storing: asyncio.Task[None] | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self._writer = SubscriptionWriter(self._table, dead_letters, background, clock)
+        self._sweeping: Loop | None = None
         self._idle_checked_s = 0.0
 
     async def start(self) -> None:
@@ -136,29 +126,25 @@ class Subscriptions:
                 gone.append(subscription_id)
                 continue
             self._add(
-                Subscription(subscription_id, stored, self._handles(stored.topic), self._policy, restored_ms=now_ms),
+                Subscription(subscription_id, stored, self._handles(info), self._policy, restored_ms=now_ms),
                 now_s,
             )
         await self._delete(gone)
         self._idle_checked_s = now_s
-        self._storing = asyncio.create_task(self._store_until_closed())
-        self._sweeping = asyncio.create_task(self._sweep_for_ever())
+        self._writer.start()
+        self._sweeping = self.background.loop("subscription_sweep", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
         """Store what was acknowledged, then take no more."""
-        if self._sweeping is not None and self._storing is not None:
-            self._sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._sweeping
-            # Not cancelled: what is on its way would be sent again.
-            self._closing = True
-            self._something_dirty.set()
-            await self._storing
+        if self._sweeping is not None:
+            await self._sweeping.stop()
+            await self._writer.close()
         await self._table.close()
 
     # -- operations -------------------------------------------------------------------------------------------------------
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "name")
+    @run_to_completion
     async def subscribe(
         self,
         principal: Principal,
@@ -171,21 +157,23 @@ class Subscriptions:
     ) -> Subscription:
         """A new subscription, stored before this returns; or, where a name is given, the one of this name on this topic.
 
-        Creates a topic that is missing. "latest" begins with the first record after this call. `ack_ms`: how long a delivery waits
-        for its acknowledgement, from now on; as the policy says where it is not given.
+        Creates a topic that is missing, with the rights of the principal and in its name. A name is that of a group. "latest" begins
+        with the first record after this call. `ack_ms`: how long a delivery waits for its acknowledgement, from now on; as the policy
+        says if it is not given.
         """
         if qos not in (AT_MOST_ONCE, AT_LEAST_ONCE, ALWAYS_AT_LEAST_ONCE):
             raise InvalidRequest(f"QoS {qos} does not exist: use 0 or 1")
         if not name:
-            subscription = await self._create(topic, qos, name, start)
+            subscription = await self._create(principal, topic, qos, name, start)
         else:
-            async with self._naming.setdefault((topic, name), asyncio.Lock()):
-                subscription = self._by_name.get((topic, name)) or await self._create(topic, qos, name, start)
+            async with self._naming.of((topic, name)):
+                known = self._by_name.get((topic, name))
+                subscription = known or await self._create(principal, topic, qos, name, start)
         if ack_ms is not None:
             subscription.policy = replace(self._policy, ack_ms=ack_ms)
         return subscription
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def take(self, principal: Principal, topic: str, subscription: Subscription) -> Delivery | NotInMemory | None:
         """The next record of a subscription. Where it is not in memory, await `load` and take again."""
         subscription.used_s = self._clock.monotonic()
@@ -195,7 +183,7 @@ class Subscriptions:
             self.stats.delivered += 1
         return taken
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def take_many(
         self, principal: Principal, topic: str, subscription: Subscription, records_max: int, bytes_max: int
     ) -> list[Delivery] | NotInMemory:
@@ -216,22 +204,22 @@ class Subscriptions:
         self.stats.delivered += len(deliveries)
         return deliveries
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     async def load(self, principal: Principal, topic: str, subscription: Subscription) -> None:
         """Read from disk what `take` needs next."""
         await subscription.load()
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def acknowledge(self, principal: Principal, topic: str, subscription: Subscription, tag: int) -> bool:
         """Settle a delivery; False where it is not in flight."""
         subscription.used_s = self._clock.monotonic()
         acknowledged = subscription.acknowledge(tag, self._clock.now_ms())
         if acknowledged:
             self.stats.acknowledged += 1
-            self._touch(subscription)
+            self._writer.store_soon(subscription)
         return acknowledged
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def acknowledge_many(
         self, principal: Principal, topic: str, subscription: Subscription, tags: Sequence[int]
     ) -> list[bool]:
@@ -242,22 +230,23 @@ class Subscriptions:
         count = acknowledged.count(True)
         if count:
             self.stats.acknowledged += count
-            self._touch(subscription)
+            self._writer.store_soon(subscription)
         return acknowledged
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def refuse(self, principal: Principal, topic: str, subscription: Subscription, tag: int) -> bool:
         """Have a delivery repeated, or made a dead letter if that was its last; False where it is not in flight."""
         refused = subscription.refuse(tag, self._clock.now_ms())
         if subscription.exhausted:
-            self._touch(subscription)
+            self._writer.dead_letter_soon(subscription)
         return refused
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def give_up(self, principal: Principal, topic: str, subscription: Subscription, tag: int, reason: str) -> None:
         """Make a delivery's record a dead letter, because it can never arrive."""
         subscription.give_up(tag, reason)
-        self._touch(subscription)
+        if subscription.exhausted:
+            self._writer.dead_letter_soon(subscription)
 
     # -- for sessions and the broker --------------------------------------------------------------------------------------
 
@@ -283,12 +272,17 @@ class Subscriptions:
         for tag, deliveries in sorted(delivered):
             subscription.give_back(tag, deliveries, counts=tag == at_work_on)
         if subscription.exhausted:
-            self._touch(subscription)
+            self._writer.dead_letter_soon(subscription)
         if delivered:
             subscription.wake()
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def exhausted(self) -> int:
+        """Records that are to become dead letters."""
+        return self._writer.exhausted
 
     @property
     def in_flight(self) -> int:
@@ -302,12 +296,11 @@ class Subscriptions:
 
     def when_durable(self, done: OnDurable) -> None:
         """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error where it cannot be."""
-        if self._dirty:
-            self._await_next.append(done)
-        elif self._writing:
-            self._await_current.append(done)
-        else:
-            done(None)
+        self._writer.when_durable(done)
+
+    async def write_dead_letters(self) -> None:
+        """Write a batch of dead letters of every subscription that has some to write, as the background loop does."""
+        await self._writer.dead_letter_exhausted()
 
     async def forget_topic(self, topic: str) -> None:
         """The topic was deleted, and so are its subscriptions."""
@@ -320,21 +313,26 @@ class Subscriptions:
         for subscription in list(self._reading.values()):
             subscription.release_due(now_ms)
             if subscription.exhausted:
-                self._touch(subscription)
+                self._writer.dead_letter_soon(subscription)
             if now_s - subscription.used_s >= FORGET_S:
                 subscription.forget_blocks()
                 if not subscription.in_flight:
                     self._reading.pop(subscription.id, None)
-        if self._dirty:
-            self._something_dirty.set()  # again, if the last write failed
 
     # -- keeping ----------------------------------------------------------------------------------------------------------
 
-    def _handles(self, topic: str) -> list[Partition]:
-        count = self._engine.topics()[topic].config.partitions
-        return [self._engine.partition(topic, index) for index in range(count)]
+    def _topic(self, name: str) -> TopicInfo:
+        info = self._engine.topics().get(name)
+        if info is None:
+            raise TopicNotFound(f"topic not found: {name}")
+        return info
 
-    async def _create(self, topic: str, qos: int, name: str, start: Literal["earliest", "latest"]) -> Subscription:
+    def _handles(self, info: TopicInfo) -> list[Partition]:
+        return [self._engine.partition(info.name, index) for index in range(info.config.partitions)]
+
+    async def _create(
+        self, principal: Principal, topic: str, qos: int, name: str, start: Literal["earliest", "latest"]
+    ) -> Subscription:
         if len(self._by_id) + self._arriving >= self._limits.subscriptions_max:
             raise LimitExceeded(
                 f"there are {len(self._by_id)} subscriptions, the most allowed: raise limits.subscriptions_max, or lower "
@@ -342,12 +340,14 @@ class Subscriptions:
             )
         self._arriving += 1
         try:
-            await self._ensure_topic(topic)
-            handles = self._handles(topic)
+            if topic not in self._engine.topics():
+                await self._create_topic(principal, topic)
+            info = self._topic(topic)
+            handles = self._handles(info)
             starts = [handle.start_offset if start == "earliest" else handle.committed_end for handle in handles]
             stored = StoredSubscription(
                 topic,
-                self._engine.topics()[topic].id,
+                info.id,
                 qos,
                 tuple(StoredCursor(offset, offset) for offset in starts),
                 name,
@@ -359,9 +359,23 @@ class Subscriptions:
             await self._table.change([(_NUMBERS, numbers), (subscription_id, stored)])
         finally:
             self._arriving -= 1
+        now = self._engine.topics().get(topic)
+        if now is None or now.id != info.id:
+            await self._delete_leftovers([subscription_id])
+            raise TopicNotFound(f"topic not found: {topic} was deleted while it was being subscribed to")
         subscription = Subscription(subscription_id, stored, handles, self._policy)
         self._add(subscription, self._clock.monotonic())
         return subscription
+
+    async def _create_topic(self, principal: Principal, topic: str) -> None:
+        """Create a topic for its first reader, with that reader's rights."""
+        try:
+            await self._ensure_topic(principal, topic)
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"unauthorized: topic {topic} does not exist, and {principal.name} may not create it; "
+                "create it first, or allow them to write to it"
+            ) from error
 
     def _add(self, subscription: Subscription, now_s: float) -> None:
         subscription.used_s = now_s
@@ -376,11 +390,14 @@ class Subscriptions:
             del self._by_id[subscription.id]
             if subscription.name:
                 del self._by_name[subscription.topic, subscription.name]
-            for kept in (self._reading, self._dirty):
-                kept.pop(subscription.id, None)
+            self._reading.pop(subscription.id, None)
+            self._writer.forget(subscription)
+        await self._delete_leftovers([subscription.id for subscription in subscriptions])
+
+    async def _delete_leftovers(self, ids: Sequence[int]) -> None:
         # What cannot be deleted now is found again at the next start: its topic is gone, or nobody uses it.
         with suppress(PenstockError):
-            await self._delete([subscription.id for subscription in subscriptions])
+            await self._delete(ids)
 
     async def _delete(self, ids: Sequence[int]) -> None:
         for at in range(0, len(ids), DELETES_PER_APPEND_MAX):
@@ -399,102 +416,7 @@ class Subscriptions:
             log.info("subscriptions_ended", count=len(idle), reason="nobody used them", idle_s_max=idle_s_max)
             await self._end(idle)
 
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.sweep()
-            await self.end_idle()
-
-    # -- storing ----------------------------------------------------------------------------------------------------------
-
-    def _touch(self, subscription: Subscription) -> None:
-        self._dirty[subscription.id] = subscription
-        self._something_dirty.set()
-
-    async def _store_until_closed(self) -> None:
-        while not self._closing:
-            await self._something_dirty.wait()
-            large = any(subscription.in_flight > MANY_IN_FLIGHT for subscription in self._dirty.values())
-            if large and not self._await_next and not self._closing:
-                await asyncio.sleep(LINGER_S)
-            self._something_dirty.clear()
-            await self._store_dirty()
-
-    async def _store_dirty(self) -> None:
-        dirty, self._dirty = self._dirty, {}
-        self._await_current, self._await_next = self._await_next, []
-        self._writing = True
-        error: PenstockError | None = None
-        try:
-            await self._write([subscription for subscription in dirty.values() if not subscription.deleted])
-        except PenstockError as failure:
-            error = failure
-            self._dirty = {**dirty, **self._dirty}
-            if not self._failing:
-                log.warning("acknowledgements_not_stored", reason=str(failure), consequence="tried again until stored")
-        self._failing = error is not None
-        self._writing = False
-        awaiting, self._await_current = self._await_current, []
-        for done in awaiting:
-            done(error)
-        if error is None:
-            for subscription in dirty.values():
-                if subscription.exhausted and not subscription.deleted:  # more than one append takes
-                    self._touch(subscription)
-
-    async def _write(self, subscriptions: Sequence[Subscription]) -> None:
-        if not subscriptions:
-            return
-        letters: list[FailedRecord] = []
-        buried: dict[int, list[int]] = {}
-        for subscription in subscriptions:
-            if subscription.exhausted:
-                buried[subscription.id] = await self._letters(subscription, letters)
-        # From here to the append nothing is awaited that lets anyone settle more, so state and letters belong together.
-        changes = [
-            (subscription.id, subscription.stored(without=frozenset(buried.get(subscription.id, ()))))
-            for subscription in subscriptions
-            if not subscription.deleted
-        ]
-        if letters:
-            await self._dead_letters.send(letters, [self._table.prepare(changes)])
-        elif changes:
-            await self._table.change(changes)
-        for subscription in subscriptions:
-            subscription.buried(buried.get(subscription.id, ()))
-
-    async def _letters(self, subscription: Subscription, letters: list[FailedRecord]) -> list[int]:
-        """Add the exhausted records of a subscription to `letters`, as many as one append takes; returns their tags."""
-        tags: list[int] = []
-        size_bytes = sum(len(letter.value or b"") for letter in letters)
-        for exhausted in subscription.exhausted[:BURIED_PER_APPEND_MAX]:
-            if size_bytes > BURIED_BYTES_MAX:
-                break
-            try:
-                found = await subscription.record(exhausted.tag)
-            except CorruptBlock as error:
-                log.warning("dead_letter_lost", topic=subscription.topic, reason=str(error))
-                found = None
-            tags.append(exhausted.tag)
-            now_ms = self._clock.now_ms()
-            if found is None or not is_visible(found.block, found.row, now_ms):
-                continue
-            value, headers = cells_of(found)
-            keys = found.block.keys(found.row, found.row + 1)
-            partition, offset = subscription.place(exhausted.tag)
-            letters.append(
-                FailedRecord(
-                    subscription.topic,
-                    partition,
-                    offset,
-                    value,
-                    None if keys is None else keys[0],
-                    headers,
-                    exhausted.reason,
-                    exhausted.deliveries,
-                    exhausted.first_ms,
-                    now_ms,
-                )
-            )
-            size_bytes += len(value or b"")
-        return tags
+    async def _sweep_step(self) -> float:
+        self.sweep()
+        await self.end_idle()
+        return SWEEP_S

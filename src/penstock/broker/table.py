@@ -252,6 +252,24 @@ def append_together(
         change.table.begin(change, shown)
 
 
+async def appended_together(
+    engine: Engine, batches: Sequence[BatchFor], changes: Sequence[PreparedChange[Any, Any]] = ()
+) -> None:
+    """Do the same, and return when it is done. Raises its error. To cancel the wait does not undo the append."""
+    landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(result: Sequence[Appended] | PenstockError) -> None:
+        if landed.cancelled():
+            return
+        if isinstance(result, PenstockError):
+            landed.set_exception(result)
+        else:
+            landed.set_result(None)
+
+    append_together(engine, batches, changes, done)
+    await landed
+
+
 def _bounded(encoded: bytes, bytes_max: int, what: str, topic: str) -> bytes:
     if len(encoded) > bytes_max:
         raise InvalidRequest(f"{what} of {len(encoded)} bytes does not fit table {topic}: at most {bytes_max}")

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from penstock.background import Background, Loop
 from penstock.broker.access import (
     AccessPolicy,
     Operation,
@@ -39,6 +40,7 @@ from penstock.broker.access import (
     authorize,
     on_broker,
     on_topic,
+    on_topic_group,
 )
 from penstock.broker.applications import Applications, Once
 from penstock.broker.groups import Groups, OffsetKey, PreparedOffsets
@@ -131,9 +133,11 @@ class Transactions:
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
+        background: Background,
         new_token: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = TransactionStats()
         self._engine = engine
         self._producer = producer
@@ -157,17 +161,16 @@ class Transactions:
             value_bytes_max=OUTCOME_BYTES_MAX,
         )
         self._forgetting: asyncio.Future[None] | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeping: Loop | None = None
 
     async def start(self) -> None:
         await self._table.load()
-        self._sweeping = asyncio.create_task(self._sweep_for_ever(), name="penstock-transactions")
+        self._sweeping = self.background.loop("transaction_sweep", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
         """Wait for commits under way. What is open is dropped, as it would be by a crash."""
         if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+            await self._sweeping.stop()
         await self._table.close()
 
     # -- operations -------------------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ class Transactions:
         transaction.records.add(topic, topic_id, partitions, batch)
         return partitions
 
-    @on_topic(Operation.READ)
+    @on_topic_group(Operation.COMMIT)
     def commit_offset(
         self, principal: Principal, topic: str, transaction_id: str, group: str, partition: int, offset: int
     ) -> None:
@@ -358,7 +361,7 @@ class Transactions:
 
     def _offsets(self, principal: Principal, transaction: _Transaction) -> PreparedOffsets | None:
         for key in transaction.offsets:
-            authorize(self.access, principal, Operation.READ, Resource(ResourceKind.TOPIC, key.topic))
+            authorize(self.access, principal, Operation.COMMIT, Resource(ResourceKind.GROUP, key.group, key.topic))
         return self._groups.prepare(transaction.offsets) if transaction.offsets else None
 
     def _settle(
@@ -466,10 +469,9 @@ class Transactions:
                 self._time_out(transaction)
         self._forget()
 
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.sweep()
+    async def _sweep_step(self) -> float:
+        self.sweep()
+        return SWEEP_S
 
     def _forget(self) -> None:
         """Delete the oldest entries of the table, a bounded number at a time. They are in the order of their commits."""

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
 from penstock.broker.directory import (
@@ -85,12 +86,14 @@ class Users:
         clock: Clock,
         access: AccessPolicy,
         audit: Audit,
+        background: Background,
         *,
         development: Mapping[str, str] | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = LoginStats()
         self._directory = directory
         self._passwords = passwords
@@ -192,6 +195,7 @@ class Users:
     # -- users ------------------------------------------------------------------------------------------------------------
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def create_user(self, principal: Principal, name: str, password: str, roles: Sequence[str]) -> UserInfo:
         """Raises UserExists."""
         if not name or not password:
@@ -209,6 +213,7 @@ class Users:
         return self._info(name)
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def delete_user(self, principal: Principal, name: str) -> None:
         """Raises UserNotFound. Nobody deletes their own account."""
         if principal.name == name and not principal.trusted:
@@ -220,6 +225,7 @@ class Users:
         self._audit.note(principal, "user.delete", name)
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def update_user(
         self, principal: Principal, name: str, roles: Sequence[str] = (), enabled: bool | None = None
     ) -> None:
@@ -250,12 +256,14 @@ class Users:
         return self._info(name)
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def set_password(self, principal: Principal, name: str, password: str) -> None:
         """Somebody else's. Raises UserNotFound."""
         self._user(name)
         await self._store_password(principal, name, await self._passwords.hash(password))
 
     @on_broker(Operation.DESCRIBE)
+    @run_to_completion
     async def change_own_password(self, principal: Principal, old: str, new: str) -> None:
         """One's own, for which the old one is needed. Raises AuthenticationFailed."""
         stored = self._user(principal.name).password_hash
@@ -310,6 +318,7 @@ class Users:
         ]
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def set_role(
         self, principal: Principal, name: str, permissions: Sequence[str], description: str = ""
     ) -> None:
@@ -327,6 +336,7 @@ class Users:
         self._audit.note(principal, "role.set", name, details={"permissions": ",".join(permissions)})
 
     @on_broker(Operation.ADMIN)
+    @run_to_completion
     async def delete_role(self, principal: Principal, name: str) -> None:
         """One that is not there is no error; one in use is not deleted."""
         if name in BUILT_IN_ROLES:

@@ -1,4 +1,4 @@
-"""`penstock acl`: who may read and write which topics, beyond what roles allow."""
+"""`penstock acl`: who may read and write which topics, beyond what roles allow, and who may commit to which groups."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.cli.options import JsonOption, ServerOption, wants_json
 if TYPE_CHECKING:
     from penstock.protocols.flymq.access.messages import AclDescription
 
-app = typer.Typer(no_args_is_help=True, help="Give users and roles access to topics.")
+app = typer.Typer(no_args_is_help=True, help="Give users and roles access to topics and groups.")
 
 TopicArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC",
-        help="A topic, or the beginning of names followed by a star: orders.*",
+        help="A topic, or the beginning of names followed by a star: orders.*; a group after group://",
         autocompletion=complete_topic,
         show_default=False,
     ),
@@ -45,13 +45,16 @@ def set_acl(
     ] = False,
     server: ServerOption = None,
 ) -> None:
-    """Say who may read and write a topic, in the place of the ACL there may be.
+    """Say who may read and write a topic, or commit to a group, in the place of the ACL there may be.
 
-    An ACL adds people: whoever has a role that allows it needs none.
+    An ACL of a topic adds people: whoever has a role that allows it needs none.
+    An ACL of a group says who may commit to it. Without one, everybody may who
+    may read the topic.
 
     Examples:
     $ penstock acl set orders --user alice --user bob:read
     $ penstock acl set "orders.*" --role team-billing
+    $ penstock acl set group://billing --user alice
     """
     with connected(context, server) as client:
         client.access.set_acl(topic, user or [], role or [], public=public)

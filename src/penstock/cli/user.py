@@ -282,7 +282,7 @@ def set_role(
             "--permission",
             "-p",
             metavar="PERMISSION",
-            help="read, write, describe, create, delete or admin; repeatable. None makes a name to use in ACLs.",
+            help="read, write, commit, describe, create, delete or admin; repeatable. None makes a name to use in ACLs.",
         ),
     ] = None,
     description: Annotated[str, typer.Option(metavar="TEXT", help="What the role is for.")] = "",

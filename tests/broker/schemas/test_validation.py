@@ -219,3 +219,17 @@ async def test_waiting_for_a_check_is_for_those_who_can(broker: Broker) -> None:
         await broker._validation.check("orders", None, [WRONG])
     with pytest.raises(ValidationFailed):
         await broker._validation.check("free", Reference("order"), [SOUND] * 40_000 + [WRONG])
+
+
+@pytest.mark.usefixtures("always_in_the_worker")
+async def test_a_refusal_whose_callback_fails_does_not_stop_the_runs_after_it(broker: Broker) -> None:
+    await bound(broker)
+
+    def failing(placed: object) -> None:
+        raise RuntimeError("a bug of the session")
+
+    broker.produce(ANONYMOUS, "orders", 0, [WRONG], done=failing)
+    assert appended(await produced(broker, [SOUND])).base_offset == 0
+    assert appended(await produced(broker, [SOUND])).base_offset == 1
+    assert broker.background.failures["schema_validation"] == 1
+    assert broker.background.failing == {}

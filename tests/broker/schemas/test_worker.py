@@ -27,6 +27,7 @@ from penstock.broker.schemas.worker import (
     Worker,
 )
 from penstock.broker.schemas.worker_main import answer, serve
+from tests.broker.cancelling import at_every_step, cancelled_at
 
 
 @pytest.fixture
@@ -156,3 +157,17 @@ def test_a_fault_in_a_library_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("penstock.broker.schemas.worker_main.check_records", broken)
     assert answer(records("{}", b"1"), OrderedDict()) == Refused("ZeroDivisionError: of all things")
+
+
+async def test_whoever_asks_after_a_cancelled_request_gets_the_answer_to_their_own() -> None:
+    async def attempt(step: int) -> bool:
+        worker = Worker()
+        try:
+            waited = await cancelled_at(step, worker.ask(records('{"type": "string"}', b"1"), 60))
+            answered = await worker.ask(records('{"type": "integer"}', b"1", key="i-v1"), 60)
+        finally:
+            await worker.close()
+        assert answered == Verdict(0, [])
+        return waited
+
+    await at_every_step(attempt)

@@ -16,6 +16,7 @@ from penstock.errors import (
     ValidationFailed,
 )
 from penstock.testing.clock import ManualClock
+from tests.broker.cancelling import at_every_step, cancelled_at
 from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE, BOB
 
@@ -207,3 +208,19 @@ async def test_who_may_no_longer_write_a_topic_does_not_publish_to_it(tmp_path: 
         with pytest.raises(AccessDenied):
             await house.stage("orders", [(0, [b"b"])], sequence=1)
         assert await house.values("orders") == []
+
+
+async def test_an_epoch_is_published_once_although_its_commit_was_cancelled(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+
+        async def attempt(step: int) -> bool:
+            await house.stage("orders", [(0, [b"%d" % step])], epoch=step)
+            waited = await cancelled_at(step, house.publish(step, ("a", 1)))
+            await house.publish(step, ("a", 1))
+            assert (await house.values("orders"))[-1:] == [b"%d" % step]
+            assert len(await house.values("orders")) == step
+            return waited
+
+        await at_every_step(attempt)

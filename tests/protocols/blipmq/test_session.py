@@ -266,7 +266,7 @@ async def test_deliveries_used_up_make_a_dead_letter(talk: Conversation, clock: 
         clock.advance(1)
     assert await talk.message(subscription) == b"fine"
     broker.subscriptions.sweep()
-    await talk.answers(encode_ack(2, subscription))  # its PONG: everything settled is on disk
+    await broker.subscriptions.write_dead_letters()
     [letter] = await broker.dead_letters.letters(ANONYMOUS, "t", 10)
     assert (letter.value, letter.attempts) == (b"poison", 3)
 
@@ -286,6 +286,7 @@ async def test_a_record_too_large_for_a_frame_becomes_a_dead_letter_and_the_next
     assert delivered is not None
     assert len(delivered[3]) == largest
     assert await talk.answers(encode_ack(delivered[0], subscription)) == []
+    await broker.subscriptions.write_dead_letters()
     [letter] = await broker.dead_letters.letters(SYSTEM, "t", 10)
     assert "does not fit" in letter.reason
     await broker.close()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.access import AccessPolicy, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access import SYSTEM, AccessPolicy, OpenAccess, Operation, Principal, Resource
+from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.spreading import OnPlaced, Placement
@@ -328,6 +329,23 @@ async def test_what_is_not_allowed_is_refused_and_creates_nothing(
     assert not broker.has_topic("orders")
     reply = await talk.ask(encode.encode_whoami())
     assert reply == (0x72, b"\x01\0\x03eve" + bytes(8))
+
+
+@pytest.mark.parametrize("partitions", [(0, 0), (0, 1)], ids=["one partition", "several partitions"])
+async def test_a_run_that_is_not_allowed_is_checked_and_audited_once(
+    engine: EmbeddedEngine, broker: Broker, clock: ManualClock, node: Node, partitions: tuple[int, int]
+) -> None:
+    await broker.create_topic(SYSTEM, "orders", TopicConfig(partitions=2))
+    guarded = Broker(engine, clock=clock, limits=BrokerLimits(), access=NoWrites())
+    await guarded.start()
+    talk = Conversation(FlyMQ(guarded, clock=clock, node=node, principal=Principal("eve")))
+    talk.say(b"".join(encode.encode_produce("orders", b"x", partition=each) for each in partitions * 50))
+    for reply in await talk.replies(100):
+        assert reply.error == "unauthorized: eve may not write orders"
+    denied = await guarded.audit.query(SYSTEM, AuditQuery(types=["access.denied"]))
+    assert denied.total == 1
+    assert guarded.audit.stats.folded == 0
+    await guarded.close()
 
 
 async def test_bad_requests_are_answered_and_the_conversation_goes_on(talk: Conversation, flymq: FlyMQ) -> None:

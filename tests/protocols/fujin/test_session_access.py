@@ -164,7 +164,7 @@ async def test_reading_is_asked_for(client: Client, broker: Broker, switch: Swit
     side.say(connect_reader(b"orders"))
     await until(lambda: side.stream.sent)
     assert side.stream.sent[:2] == b"\1\1"
-    assert b"may not read" in side.stream.sent
+    assert b"may not commit" in side.stream.sent
     assert not broker.has_topic("orders")
 
 

@@ -7,19 +7,19 @@ DELETE    a schema: one version or all of them
 
 from __future__ import annotations
 
-import asyncio
-
+from penstock.background import Background, run_to_completion
 from penstock.broker.access import (
     AccessPolicy,
     Operation,
     Principal,
     Resource,
     ResourceKind,
-    authorize,
+    is_allowed,
     on_broker,
     on_schema,
     on_topic,
 )
+from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.schemas.reference import LATEST, Reference, parse_reference
 from penstock.broker.schemas.registry import Registry, SchemaVersion
 from penstock.broker.schemas.validation import Validation
@@ -35,14 +35,18 @@ class Schemas:
         *,
         engine: Engine,
         access: AccessPolicy,
-        topics_changing: asyncio.Lock,
+        policy: AccessPolicy,
+        background: Background,
+        topic_changes: KeyedLocks[str],
     ) -> None:
+        """`policy` answers what `access` would, without noting refusals in the audit trail."""
         self.access = access
+        self.background = background
+        self._policy = policy
         self._registry = registry
         self._validation = validation
         self._engine = engine
-        self._topics_changing = topics_changing
-        """Held while a topic is created, deleted or bound."""
+        self._topic_changes = topic_changes
         self.stats = validation.stats
 
     def exists(self, reference: str) -> bool:
@@ -56,6 +60,7 @@ class Schemas:
     # -- versions ---------------------------------------------------------------------------------------------------------
 
     @on_schema(Operation.CREATE)
+    @run_to_completion
     async def register(
         self, principal: Principal, name: str, type_name: str, definition: str, compatibility: str | None = None
     ) -> SchemaVersion:
@@ -74,10 +79,15 @@ class Schemas:
     def versions(self, principal: Principal, name: str | None = None) -> list[SchemaVersion]:
         """Every version of one schema or of all that this principal may know of, by name and number."""
         versions = self._registry.versions(name)
-        known = {each for each in {version.name for version in versions} if self._may_describe(principal, each)}
+        known = {
+            each
+            for each in {version.name for version in versions}
+            if is_allowed(self._policy, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each))
+        }
         return [version for version in versions if version.name in known]
 
     @on_schema(Operation.DELETE)
+    @run_to_completion
     async def delete(self, principal: Principal, name: str, version: int = LATEST) -> None:
         """One version or all. Raises SchemaNotFound, and InvalidRequest where a topic is bound to it."""
         await self._registry.delete(name, version)
@@ -92,9 +102,10 @@ class Schemas:
     # -- topics -----------------------------------------------------------------------------------------------------------
 
     @on_topic(Operation.CREATE)
+    @run_to_completion
     async def bind(self, principal: Principal, topic: str, reference: str | None) -> None:
         """From now on records of the topic must follow a schema ("orders", "orders:3"); None lifts that. Raises SchemaNotFound."""
-        async with self._topics_changing:
+        async with self._topic_changes.of(topic):
             info = self._topic(topic)
             if reference is None:
                 await self._registry.bind(topic, info.id, None)
@@ -116,10 +127,3 @@ class Schemas:
         if info is None:
             raise TopicNotFound(f"topic not found: {name}")
         return info
-
-    def _may_describe(self, principal: Principal, name: str) -> bool:
-        try:
-            authorize(self.access, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, name))
-        except PenstockError:
-            return False
-        return True

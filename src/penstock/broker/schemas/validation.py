@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import structlog
-
+from penstock.background import Background
 from penstock.broker.schemas.definition import Checker
 from penstock.broker.schemas.reference import Reference
 from penstock.broker.schemas.registry import Registry, Version, schema_id
@@ -29,8 +28,6 @@ RECORDS_S_MAX: Final = 2.0
 """For a run that a worker checks."""
 CHECKERS_BYTES_MAX: Final = 16 << 20
 """Definitions whose checkers are kept. A checker takes about ten times as much."""
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -63,8 +60,9 @@ class _Waiting(NamedTuple):
 
 
 class Validation:
-    def __init__(self, registry: Registry, worker: Worker | None = None) -> None:
+    def __init__(self, registry: Registry, background: Background, worker: Worker | None = None) -> None:
         self._registry = registry
+        self._health = background.health("schema_validation")
         self._worker = worker or Worker()
         self._checkers: OrderedDict[tuple[str, int, str], tuple[Checker, int]] = OrderedDict()
         self._checkers_bytes = 0
@@ -187,18 +185,26 @@ class Validation:
     async def _work_off(self, topic: str) -> None:
         queue = self._queues[topic]
         while queue:
-            waiting = queue[0]
             try:
-                for want in waiting.wants:
-                    await self._check_there(want, waiting.values)
-                waiting.accept()
-            except PenstockError as error:
-                self._refuse(topic, waiting, error)
-            except Exception as error:  # noqa: BLE001  a bug of ours must not leave the runs behind it waiting for ever
-                _log.exception("validation_failed", topic=topic)
-                self._refuse(topic, waiting, ServerError(f"internal error: {type(error).__name__}"))
+                await self._settle(topic, queue[0])
+            except Exception as error:  # noqa: BLE001  a bug of ours must not leave the runs after it waiting for ever
+                self._health.failed(error, retried=False)
+            else:
+                self._health.succeeded()
             queue.popleft()
         del self._queues[topic]
+
+    async def _settle(self, topic: str, waiting: _Waiting) -> None:
+        """Check one run, and accept or refuse it."""
+        try:
+            for want in waiting.wants:
+                await self._check_there(want, waiting.values)
+            waiting.accept()
+        except PenstockError as error:
+            self._refuse(topic, waiting, error)
+        except Exception as error:
+            self._refuse(topic, waiting, ServerError(f"internal error: {type(error).__name__}"))
+            raise
 
     def _refuse(self, topic: str, waiting: _Waiting, error: PenstockError) -> None:
         self._refusing, self._tried_again = topic, 1

@@ -131,8 +131,13 @@ class Worker:
             )
             self.started += 1
             assert self._process.stdout is not None
-            async with asyncio.timeout(START_S_MAX):
-                await self._process.stdout.readexactly(len(READY))
+            try:
+                async with asyncio.timeout(START_S_MAX):
+                    await self._process.stdout.readexactly(len(READY))
+            except BaseException:
+                # What it says when it is ready must not be read as the answer to the next request.
+                await self._end()
+                raise
         return self._process
 
     async def _exchange(self, process: Process, request: bytes) -> Reply:

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import structlog
 
+from penstock.background import Background, Loop, run_to_completion
 from penstock.broker.access import (
     AccessPolicy,
     Operation,
@@ -46,7 +47,7 @@ from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
 from penstock.broker.topics import validate_name
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
+from penstock.errors import InvalidRequest, ShuttingDown, TopicNotFound, WriteFailed
 from penstock.log.api import Engine
 
 SWEEP_S: Final = 5.0
@@ -80,20 +81,24 @@ class Staging:
         clock: Clock,
         limits: BrokerLimits,
         access: AccessPolicy,
+        background: Background,
     ) -> None:
         self.access = access
+        self.background = background
         self.stats = StagingStats()
         self._engine = engine
         self._applications = applications
         self._validation = validation
         self._limits = limits
         self._clock = clock
-        self._tickets = Tickets(engine, clock, limits, self.stats)
+        self._tickets = Tickets(engine, clock, limits, self.stats, background.health("staging_tickets"))
         self._commits: Table[str, CommitEntry] = Table(
             engine, COMMITS_TOPIC, str, CommitEntry, entries_max=limits.staged_applications_max
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._publishing = background.health("staged_commits")
+        self._sweeping: Loop | None = None
+        self._sweeps = 0
 
     # -- starting and stopping --------------------------------------------------------------------------------------------
 
@@ -103,13 +108,12 @@ class Staging:
         await self._commits.load()
         for name, commit in list(self._commits.items()):
             self._resume(name, commit)
-        self._sweeping = asyncio.create_task(self._sweep_for_ever(), name="penstock-staging")
+        self._sweeping = self.background.loop("staging_sweep", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
         """Wait for what is under way. A long commit ends between two chunks, and goes on with the next start."""
         if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+            await self._sweeping.stop()
         while self._tasks:
             for staged in self._tickets.by_application.values():
                 if staged.publication is not None:
@@ -121,6 +125,7 @@ class Staging:
     # -- operations -------------------------------------------------------------------------------------------------------
 
     @on_broker(Operation.WRITE)
+    @run_to_completion
     async def begin_run(
         self, principal: Principal, application: str, name: str, *, lasting: bool = True
     ) -> Application:
@@ -295,10 +300,15 @@ class Staging:
     async def _finish(self, publication: Publication, staged: StagedApplication) -> None:
         try:
             await publication.finish()
-        except PenstockError as error:
-            if not isinstance(error, ShuttingDown):
-                _log.error("a commit of staged records cannot go on", application=staged.name, error=str(error))
+        except ShuttingDown:
             raise
+        except Exception as error:
+            publication.stalled = True
+            self._publishing.failed(error)
+            raise
+        publication.stalled = False
+        if not any(each.publication and each.publication.stalled for each in self._tickets.by_application.values()):
+            self._publishing.succeeded()
         self.stats.published_records += publication.records
         staged.publication = None
         staged.touched_s = self._clock.monotonic()
@@ -346,17 +356,12 @@ class Staging:
                 _ = self._go_on(staged, publication)
         await self._tickets.expire()
 
-    async def _sweep_for_ever(self) -> None:
-        sweeps = 0
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            sweeps += 1
-            try:
-                await self.sweep()
-                if sweeps % FORGET_EVERY_SWEEPS == 0:
-                    self._applications.forget()
-            except Exception:  # noqa: BLE001 - housekeeping must not end because one pass met the unexpected
-                _log.exception("sweeping staged records failed")
+    async def _sweep_step(self) -> float:
+        self._sweeps += 1
+        await self.sweep()
+        if self._sweeps % FORGET_EVERY_SWEEPS == 0:
+            self._applications.forget()
+        return SWEEP_S
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

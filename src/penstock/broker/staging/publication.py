@@ -22,9 +22,9 @@ import structlog
 
 from penstock.broker.staging.entries import CommitEntry, StagedHead, TicketEntry, TicketKey, encode_head
 from penstock.broker.staging.store import StagedApplication, StagedReader, Ticket
-from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.table import PreparedChange, Table, appended_together
 from penstock.errors import CorruptBlock, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
-from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Engine, Partition
+from penstock.log.api import Batch, BatchFor, BlockBatch, Engine, Partition
 from penstock.log.block import Block
 
 _log = structlog.get_logger(__name__)
@@ -64,6 +64,8 @@ class Publication:
         self.records = 0
         self.failure: PenstockError | None = None
         """Set where only a restart can tell how far it has come."""
+        self.stalled = False
+        """Whether the last attempt to publish the rest failed; the next sweep makes another."""
         self.task: asyncio.Task[None] | None = None
         self._engine = engine
         self._tickets_table = tickets_table
@@ -169,7 +171,7 @@ class Publication:
                 raise WriteFailed(f"epoch {self.epoch} of {name} is not published further: {part.partition.failure}")
         if batches or changes:
             try:
-                await self._append(batches, changes)
+                await appended_together(self._engine, batches, changes)
             except WriteFailed as error:
                 self.failure = error
                 raise
@@ -179,18 +181,6 @@ class Publication:
     def _mark(self) -> BatchFor:
         head = StagedHead(self.epoch, "", 0, "", "", [])
         return BatchFor(self._engine.partition(self._application.topic, 0), Batch([b""], [encode_head(head)]))
-
-    async def _append(self, batches: list[BatchFor], changes: Changes) -> None:
-        appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(result: Sequence[Appended] | PenstockError) -> None:
-            if isinstance(result, PenstockError):
-                appended.set_exception(result)
-            else:
-                appended.set_result(None)
-
-        append_together(self._engine, batches, changes, done)
-        await appended
 
 
 def _chosen(entry: TicketEntry, turn: int, requests: int) -> TicketEntry:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.background import Health
 from penstock.broker.access import Principal
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.staging.blocks import StagedPart
@@ -31,7 +32,14 @@ from penstock.broker.staging.entries import (
 from penstock.broker.staging.store import OnStaged, Staged, StagedApplication, StagingStore, Ticket
 from penstock.broker.table import Table
 from penstock.clock import Clock
-from penstock.errors import LimitExceeded, PenstockError, TopicNotFound, TransactionNotActive, TransactionNotFound
+from penstock.errors import (
+    LimitExceeded,
+    PenstockError,
+    ServerError,
+    TopicNotFound,
+    TransactionNotActive,
+    TransactionNotFound,
+)
 from penstock.log.api import Appended, BlockBatch, Engine, TopicInfo
 from penstock.log.block import wrap_blocks
 
@@ -55,7 +63,7 @@ class StagingStats:
 class Tickets:
     """The tickets of one broker, by application."""
 
-    def __init__(self, engine: Engine, clock: Clock, limits: BrokerLimits, stats: StagingStats) -> None:
+    def __init__(self, engine: Engine, clock: Clock, limits: BrokerLimits, stats: StagingStats, health: Health) -> None:
         self.by_application: dict[str, StagedApplication] = {}
         self.table: Table[TicketKey, TicketEntry] = Table(
             engine,
@@ -70,6 +78,7 @@ class Tickets:
         self._clock = clock
         self._limits = limits
         self._stats = stats
+        self._health = health
         self._store = StagingStore(engine)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -241,6 +250,11 @@ class Tickets:
             await self.table.put(ticket.key, ticket.entry)
         except PenstockError as refused:
             error = refused
+        except Exception as bug:  # noqa: BLE001  the requests that wait for the ticket are answered whatever it is
+            self._health.failed(bug, retried=False)
+            error = ServerError(f"internal error: {type(bug).__name__}")
+        else:
+            self._health.succeeded()
         waiting, ticket.opening = ticket.opening, None
         for append in waiting or ():
             append(_dropped(ticket) if ticket.dropped else error)
@@ -307,11 +321,15 @@ class Tickets:
 
     async def clear(self, staged: StagedApplication) -> None:
         """Give back the space of what was published. Where that fails, a later sweep or start does it."""
-        with suppress(PenstockError):
+        try:
             if staged.single:
                 await self._end(staged)
             else:
                 await self._store.free(staged)
+        except PenstockError:
+            return
+        except Exception as bug:  # noqa: BLE001  what is freed late is no harm, and the log should say why
+            self._health.failed(bug, retried=False)
 
     async def expire(self) -> None:
         """Drop what nobody has asked for in a long time, and the topics of applications that stage nothing."""

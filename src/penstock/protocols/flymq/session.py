@@ -23,7 +23,7 @@ from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
+from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, ShuttingDown
 from penstock.net.session import Connection
 from penstock.protocols.flymq.codec import CodecLimits, RequestDecoder, decode_undecoded
 from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
@@ -267,7 +267,9 @@ class FlyMQSession(InTurns):
             )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
-            of_one_record = isinstance(error, InvalidRequest) or run.partitions is not None
+            of_one_record = isinstance(error, InvalidRequest) or (
+                run.partitions is not None and isinstance(error, PartitionNotFound)
+            )
             if of_one_record and len(run.values) > 1:
                 self._write_one_by_one(run, slot, held_bytes)
             else:

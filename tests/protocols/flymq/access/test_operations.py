@@ -457,7 +457,7 @@ ATTEMPTS: dict[Opcode, Attempt] = {
     Opcode.CLUSTER_STATUS: Attempt(frame(Opcode.CLUSTER_STATUS), EVERYONE),
     Opcode.CLUSTER_METADATA: Attempt(encode.encode_cluster_metadata("orders"), KNOWING),
     Opcode.GET_OFFSET: Attempt(encode.encode_get_offset("orders", "g", 0), READERS),
-    Opcode.RESET_OFFSET: Attempt(encode.encode_reset_offset("orders", "g", 0, "earliest"), ROOT),
+    Opcode.RESET_OFFSET: Attempt(encode.encode_reset_offset("orders", "g", 0, "earliest"), READERS),
     Opcode.LIST_GROUPS: Attempt(encode.encode_list_groups(), ROOT),
     Opcode.DESCRIBE_GROUP: Attempt(encode.encode_describe_group("orders", "g"), ROOT),
     Opcode.GET_LAG: Attempt(encode.encode_get_lag("orders", "g", 0), READERS),

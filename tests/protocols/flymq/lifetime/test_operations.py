@@ -17,6 +17,7 @@ from penstock.protocols.flymq.lifetime.replies import decode_delayed, decode_let
 from penstock.protocols.flymq.reply_decoding import decode_fetched
 from penstock.protocols.flymq.wire import HEADER, MAGIC, VERSION, Opcode
 from penstock.testing.clock import START_MS, ManualClock
+from tests.broker.producing import dead_letter
 from tests.protocols.flymq.conversation import Conversation, Frame
 
 DAY_MS = 24 * 3600 * 1000
@@ -39,11 +40,12 @@ async def values_of(talk: Conversation, topic: str = "test", partition: int = 0)
 
 
 async def fail(broker: Broker, *values: bytes, reason: str = "boom") -> None:
-    await broker.dead_letters.send(
+    await dead_letter(
+        broker,
         [
             FailedRecord("test", 0, offset, value, b"key", None, reason, 2, START_MS - 5, START_MS)
             for offset, value in enumerate(values)
-        ]
+        ],
     )
 
 
@@ -287,3 +289,22 @@ async def test_a_purge_empties_the_list(talk: Conversation, broker: Broker) -> N
     await fail(broker, b"v")
     assert await talk.ask(ask.encode_purge_dlq("test")) == Frame(0x22, b"\x01\x00\x02OK")
     assert await talk.ask(ask.encode_fetch_dlq("test", 10)) == (0x20, bytes(4))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b'{"id": "m", "payload": "aGk=", "original_offset": %d}' % (1 << 70),
+        b'{"id": "m", "payload": "aGk=", "first_failed_at": %d}' % (1 << 70),
+        b'{"id": "m", "payload": "aGk=", "error_message": "%s"}' % (b"x" * 70_000),
+        b'{"id": "%s", "payload": "aGk="}' % (b"i" * 70_000),
+    ],
+    ids=["offset", "time", "error", "id"],
+)
+async def test_a_letter_that_a_client_forged_keeps_no_other_from_being_listed(
+    talk: Conversation, broker: Broker, forged: bytes
+) -> None:
+    await fail(broker, b"sound")
+    await talk.ask(encode.encode_produce("test.dlq", forged))
+    listed = decode_letters((await talk.ask(ask.encode_fetch_dlq("test", 10))).payload)
+    assert [letter.value for letter in listed] == [b"sound", b"hi"]
