@@ -101,7 +101,7 @@ class DeadLetters:
     async def send(self, failed: Sequence[FailedRecord], changes: Sequence[PreparedChange[Any, Any]] = ()) -> None:
         """Put records aside, each in the dead-letter topic of its topic, together with changes of tables: all or nothing.
 
-        For the broker itself: whoever calls it has asked what had to be asked. After WriteFailed only a restart can tell whether it
+        For the broker itself: whoever calls it has asked what had to be asked. After OutcomeUnknown only a restart can tell whether it
         happened; after any other error it did not.
         """
         for turn in range(1, _SEND_TRIES + 1):
