@@ -1,39 +1,14 @@
 """The block: the records one commit wrote to one partition, stored by column.
 
-All integers are little-endian. A 72-byte header, then the body (docs/format.md has the whole format):
-
-    at  size  header field
-     0     4  magic "PnB2"; the last character is the version of the format
-     4     4  CRC-32C of everything from byte 16 on, header and stored body
-     8     8  seal: salt of the file xor position of the block in it; 0 outside of a file
-    16     2  codec of the stored body: 0 as it is, 1 zstd
-    18     2  flags: which optional columns are there, whether the block begins and ends a commit
-    20     4  bytes of the stored body
-    24     4  bytes of the body before compression
-    28     4  number of records
-    32     8  offset of the first record
-    40     4  offset of the last record, less that of the first
-    44     4  bytes of all keys
-    48     8  first timestamp, in ms
-    56     8  last timestamp, in ms
-    64     4  bytes of all header cells
-    68     4  bytes of all values
-
-    body column       type          there when
-    timestamps        int64[count]  they differ
-    expiries          int64[count]  some record expires (0: never)
-    value lengths     int32[count]  always (-1: null)
-    key lengths       int32[count]  some record has a key (-1: null)
-    header lengths    int32[count]  some record has headers (-1: null)
-    offset deltas     uint32[count] offsets are not dense (compaction removed records)
-    keys, values, header cells, each back to back
+A fixed header (`HEADER`), then the body: optional arrays of timestamps, expiries, lengths and offset distances, each there only if some
+record needs it, then all keys, all values and all header cells back to back. docs/format.md describes every byte.
 
 Building one is a handful of joins, reading one into Arrow or NumPy a handful of vector operations; neither touches a record in
 Python. The checksum covers the whole block because one call per block is what makes checksums cheap.
 
-The seal ties a block to one position of one file. A client never learns a file's salt, so no bytes of a record can pass for a block, not
-even a copy of a real one; and a block that was moved, swapped or written to the wrong place is noticed. The seal is not covered by the
-checksum: a block is sent over the wire with a seal of 0 and is otherwise the same bytes.
+The seal ties a block to one position of one file: it is the salt of the file xor the position. A client never learns a file's salt, so
+no bytes of a record can pass for a block, not even a copy of a real one; and a block that was moved, swapped or written to the wrong
+place is noticed. The seal is not covered by the checksum: over the wire a block has a seal of 0 and is otherwise the same bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +28,6 @@ from penstock.errors import CorruptBlock
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
 MAGIC: Final = b"PnB2"
-_MAGIC_OF_FORMAT_1: Final = b"PnBk"
 HEADER = struct.Struct("<4sIQHHIIIqIIqqII")
 HEADER_BYTES: Final = HEADER.size
 assert HEADER_BYTES == 72
@@ -70,10 +44,9 @@ EXPIRIES: Final = 2
 KEYS: Final = 4
 HEADERS: Final = 8
 OFFSETS: Final = 16
+# The block is the first of its commit; the last.
 BEGINS: Final = 32
-"""The block is the first of its commit."""
 ENDS: Final = 64
-"""The block is the last of its commit."""
 _KNOWN_FLAGS: Final = TIMESTAMPS | EXPIRIES | KEYS | HEADERS | OFFSETS | BEGINS | ENDS
 _ARRAYS: Final = ((TIMESTAMPS, "<i8"), (EXPIRIES, "<i8"), (0, "<i4"), (KEYS, "<i4"), (HEADERS, "<i4"), (OFFSETS, "<u4"))
 _DTYPES: Final = {column: np.dtype(kind) for column, kind in _ARRAYS}
@@ -288,21 +261,8 @@ def _assemble(
         if len(compressed) < raw_bytes:
             pieces, stored_bytes, codec, checksum = [compressed], len(compressed), CODEC_ZSTD, None
     key_bytes, value_bytes, header_bytes = sizes
-    head = HEADER.pack(
-        MAGIC,
-        0,
-        seal,
-        codec,
-        flags,
-        stored_bytes,
-        raw_bytes,
-        count,
-        *place,
-        key_bytes,
-        *timestamps,
-        header_bytes,
-        value_bytes,
-    )
+    sums = stored_bytes, raw_bytes, count
+    head = HEADER.pack(MAGIC, 0, seal, codec, flags, *sums, *place, key_bytes, *timestamps, header_bytes, value_bytes)
     whole = google_crc32c.value(head[SUMMED_AT:])
     if checksum is not None and stored_bytes >= COMBINED_BYTES_MIN:
         whole = combined(whole, checksum, stored_bytes)
@@ -381,10 +341,9 @@ class BlockHeader:
             self.value_bytes,
         ) = HEADER.unpack_from(data, at)
         if magic != MAGIC:
+            of_another_format = magic[:3] == MAGIC[:3]
             raise CorruptBlock(
-                "a block of format 1, which this release does not read: update what wrote it"
-                if magic == _MAGIC_OF_FORMAT_1
-                else "no block begins here (wrong magic)"
+                "a block of another format" if of_another_format else "no block begins here (wrong magic)"
             )
         self.next_offset = self.base_offset + last_delta + 1
         if (
