@@ -28,13 +28,14 @@ from penstock.errors import CorruptBlock
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
 MAGIC: Final = b"PnB2"
-HEADER = struct.Struct("<4sIQHHIIIqIIqqII")
+_START = struct.Struct("<4sIQ")
+_REST = struct.Struct("<HHIIIqIIqqII")
+HEADER = struct.Struct(_START.format + _REST.format[1:])
 HEADER_BYTES: Final = HEADER.size
 assert HEADER_BYTES == 72
 SEAL_AT: Final = 8
-SUMMED_AT: Final = 16
+SUMMED_AT: Final = _START.size
 """The checksum covers everything from this byte on."""
-_NO_SEAL: Final = bytes(SUMMED_AT - SEAL_AT)
 
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
@@ -233,9 +234,9 @@ def wrap_blocks(key: bytes, blocks: Sequence[Block]) -> Block:
         pieces += block.pieces
     body = b"".join(pieces)
     value_bytes = len(body) - len(lengths) - len(key)
-    head = HEADER.pack(MAGIC, 0, 0, CODEC_NONE, KEYS, len(body), len(body), 1, 0, 0, len(key), 0, 0, 0, value_bytes)
-    checksum = combined(google_crc32c.value(head[SUMMED_AT:]), checksum, len(body))
-    return Block(_with_checksum(head, checksum), body=body, checked=True)
+    rest = _REST.pack(CODEC_NONE, KEYS, len(body), len(body), 1, 0, 0, len(key), 0, 0, 0, value_bytes)
+    checksum = combined(google_crc32c.value(rest), checksum, len(body))
+    return Block(_START.pack(MAGIC, checksum, 0) + rest, body=body, checked=True)
 
 
 def _assemble(
@@ -262,18 +263,14 @@ def _assemble(
             pieces, stored_bytes, codec, checksum = [compressed], len(compressed), CODEC_ZSTD, None
     key_bytes, value_bytes, header_bytes = sizes
     sums = stored_bytes, raw_bytes, count
-    head = HEADER.pack(MAGIC, 0, seal, codec, flags, *sums, *place, key_bytes, *timestamps, header_bytes, value_bytes)
-    whole = google_crc32c.value(head[SUMMED_AT:])
+    rest = _REST.pack(codec, flags, *sums, *place, key_bytes, *timestamps, header_bytes, value_bytes)
+    whole = google_crc32c.value(rest)
     if checksum is not None and stored_bytes >= COMBINED_BYTES_MIN:
         whole = combined(whole, checksum, stored_bytes)
     else:
         for piece in pieces:
             whole = google_crc32c.extend(whole, piece)
-    return b"".join((_with_checksum(head, whole), *pieces))
-
-
-def _with_checksum(head: bytes, checksum: int) -> bytes:
-    return b"".join((MAGIC, checksum.to_bytes(4, "little"), head[SEAL_AT:]))
+    return b"".join((_START.pack(MAGIC, whole, seal), rest, *pieces))
 
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
@@ -373,7 +370,7 @@ class BlockHeader:
 
 def whole_checksum(header: BlockHeader, seal: int = 0) -> int:
     """Return the checksum of all bytes of a block with this seal, its magic and its own checksum included."""
-    start = b"".join((MAGIC, header.checksum.to_bytes(4, "little"), seal.to_bytes(8, "little")))
+    start = _START.pack(MAGIC, header.checksum, seal)
     return combined(google_crc32c.value(start), header.checksum, header.size_bytes - SUMMED_AT)
 
 
@@ -411,7 +408,7 @@ class Block(BlockHeader):
     @property
     def pieces(self) -> tuple[bytes, bytes]:
         """The same in two parts, which need not be joined."""
-        return b"".join((self._head[:SEAL_AT], _NO_SEAL, self._head[SUMMED_AT:])), self._stored
+        return _START.pack(MAGIC, self.checksum, 0) + self._head[SUMMED_AT:], self._stored
 
     def body_checksum(self) -> int:
         """Return the checksum of what is stored after the header."""

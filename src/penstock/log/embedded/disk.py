@@ -256,7 +256,7 @@ class SpaceReserve:
 
     def is_in_use(self) -> bool:
         """Whether what is free now is what was held back for internal topics: nobody else may take it."""
-        with self._lock:
-            if self._given_up:
-                self._hold()
-            return self._given_up
+        if not self._given_up:
+            return False
+        self.hold()
+        return self._given_up

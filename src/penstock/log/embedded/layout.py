@@ -66,6 +66,7 @@ class PartitionCommit:
     __slots__ = (
         "_refused",
         "appends",
+        "atomic",
         "base_offset",
         "blocks",
         "data",
@@ -87,6 +88,8 @@ class PartitionCommit:
         self._refused: list[tuple[Waiting, PenstockError]] = []
         self.size_bytes = self._measured()
         """What the records take in blocks, headers aside."""
+        self.atomic = any(append.whole for append in appends)
+        """Whether some append must not be written alone."""
         self.segment: Segment | None = None
         """Where it goes; None before it is laid out."""
         self.rolled = False
@@ -103,10 +106,6 @@ class PartitionCommit:
         return sum([_stored_bytes(append.batch) for append in self.appends])
 
     @property
-    def atomic(self) -> bool:
-        return any(append.whole is not None for append in self.appends)
-
-    @property
     def failed(self) -> bool:
         """Whether some append was not written, or it is unknown."""
         return self.error is not None or bool(self._refused)
@@ -120,9 +119,12 @@ class PartitionCommit:
         left_out = {id(append) for append in appends}
         self.appends = [append for append in self.appends if id(append) not in left_out]
         self.size_bytes = self._measured()
+        self.atomic = any(append.whole for append in self.appends)
 
     def leave_out_refused(self) -> bool:
         """Leave out what another part of the commit has refused. True if there was any, so that the rest must be laid out again."""
+        if not self.atomic:
+            return False
         refused = [append for append in self.appends if append.whole is not None and append.whole.refusal is not None]
         for append in refused:
             assert append.whole is not None
@@ -171,8 +173,11 @@ class PartitionCommit:
 
     def _pieces(self, block_bytes_target: int) -> list[Batch | Block]:
         """What becomes one block each."""
-        pieces: list[Batch | Block] = []
         fits = self.size_bytes <= block_bytes_target
+        first = self.appends[0].batch
+        if fits and len(self.appends) == 1 and isinstance(first, Batch):
+            return [first]
+        pieces: list[Batch | Block] = []
         for laid_out, appends in itertools.groupby(self.appends, lambda append: isinstance(append.batch, BlockBatch)):
             if laid_out:
                 for append in appends:
