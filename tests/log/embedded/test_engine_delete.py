@@ -177,17 +177,6 @@ async def test_a_delete_goes_on_when_nobody_waits_for_it_any_more(open_engine: O
     assert (await append(engine.partition("orders", 0), [b"new"])).base_offset == 0
 
 
-async def test_a_topic_that_is_deleted_gives_no_segments_back(open_engine: OpenEngine) -> None:
-    engine = await open_engine()
-    await engine.create_topic("big", MANY_BLOCKS)
-    partition = engine.partition("big", 0)
-    for _ in range(40):
-        await append(partition, [b"v" * 500])
-    await engine.delete_topic("big")
-    with pytest.raises(TopicNotFound):
-        await partition.delete_before(30)
-
-
 async def test_an_engine_that_closes_waits_for_a_delete_and_takes_no_more(open_engine: OpenEngine) -> None:
     engine = await open_engine()
     for name in ("first", "second"):

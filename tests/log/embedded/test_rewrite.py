@@ -308,15 +308,18 @@ async def test_a_reader_goes_on_over_segments_that_are_rewritten_under_it(open_e
 # -- the size of blocks -------------------------------------------------------------------------------------------------
 
 
-async def test_a_topic_of_keys_only_is_compacted_to_blocks_of_the_usual_size(open_engine: OpenEngine) -> None:
+async def test_a_topic_of_keys_only_is_compacted_to_blocks_of_the_usual_size(
+    open_engine: OpenEngine, clock: ManualClock
+) -> None:
     options = EngineOptions(block_bytes_target=4000, tail_bytes_max=0)
     engine = await open_engine(options=options)
     await engine.create_topic("set", TopicConfig(cleanup="compact", segment_bytes=40_000))
     partition = partition_of(engine, "set")
     members = 0
     while len(partition.segments) < 3:
-        keys = [b"in every block", *(b"member-%08d" % (members + row) for row in range(50))]
-        members += 50
+        clock.advance(1)
+        keys = [b"in every block", *(b"member-%08d" % (members + row) for row in range(20))]
+        members += 20
         await append(partition, [b""] * len(keys), keys)
     last = partition.committed_end
     sealed_end = partition.segments[-1].base_offset

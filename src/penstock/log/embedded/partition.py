@@ -371,8 +371,6 @@ class EmbeddedPartition(Partition):
 
     async def delete_before(self, offset: int) -> int:
         async with self.replacing:
-            if self._closed is not None:
-                raise self._gone()
             sealed_after = [segment.base_offset for segment in self.segments[1:]]
             try:
                 await self.drop_oldest(bisect_right(sealed_after, offset))
