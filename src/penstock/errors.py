@@ -170,21 +170,39 @@ class MissingSegment(PenstockError):
     code = "missing_segment"
 
 
+class UnsupportedFormat(PenstockError):
+    """The log in the data directory has a format that this release does not read. It was left as it is."""
+
+    code = "unsupported_format"
+
+
 class DataDirectoryInUse(PenstockError):
     code = "data_directory_in_use"
 
 
-class NoSpace(PenstockError):
+class WriteFailed(PenstockError):
+    """Records were not acknowledged because the log could not be written. Always one of the two below."""
+
+    code = "write_failed"
+
+
+class NotWritten(WriteFailed):
+    """Nothing was written, and nothing of it will appear later."""
+
+    code = "not_written"
+
+
+class OutcomeUnknown(WriteFailed):
+    """A write or flush failed, so whether the records are stored is unknown until the log is opened again."""
+
+    code = "outcome_unknown"
+
+
+class NoSpace(NotWritten):
     """The disk is full. Nothing was written; the same request may be sent again once space returns."""
 
     code = "no_space"
     retriable = True
-
-
-class WriteFailed(PenstockError):
-    """A write or flush failed, so whether the record is on disk is unknown; the partition takes no more writes until restart."""
-
-    code = "write_failed"
 
 
 class ShuttingDown(PenstockError):

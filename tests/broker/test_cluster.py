@@ -8,7 +8,7 @@ from penstock.broker.access import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.cluster import ClusterStatus
 from penstock.broker.limits import BrokerLimits
-from penstock.errors import NotSupported, PenstockError, WriteFailed
+from penstock.errors import NotSupported, OutcomeUnknown, PenstockError
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.flymq.operations import Node
@@ -34,7 +34,7 @@ async def test_the_status_counts_topics_of_users_and_says_what_takes_no_writes(
     assert broker.cluster.status(ANONYMOUS) == ClusterStatus("standalone", 1, 2, 4, 0)
     disk.fail_next_fsync()
     [placement] = await produce(broker, "orders", [b"x"], partition=1)
-    assert isinstance(placement.result, WriteFailed)
+    assert isinstance(placement.result, OutcomeUnknown)
     assert broker.cluster.status(ANONYMOUS).partitions_failed == 1
     talk = Conversation(FlyMQ(broker, clock=clock, node=Node("node-1", lambda: "192.0.2.9:9092")))
     reply = await talk.ask(encode_cluster_metadata("orders"))

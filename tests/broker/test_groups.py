@@ -19,9 +19,9 @@ from penstock.errors import (
     InvalidRequest,
     InvalidTopicName,
     LimitExceeded,
+    NotWritten,
     PartitionNotFound,
     TopicNotFound,
-    WriteFailed,
 )
 from penstock.log.api import Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
@@ -456,9 +456,9 @@ async def test_a_commit_that_fails_is_told_and_changes_nothing(engine: EmbeddedE
     await broker.commit_offset(WHO, "t", "g", 0, 1)
     engine.partition(GROUPS_TOPIC, 0).fail("the disk is gone")
     for group in ("g", "new"):
-        with pytest.raises(WriteFailed, match="the disk is gone"):
+        with pytest.raises(NotWritten, match="the disk is gone"):
             await broker.commit_offset(WHO, "t", group, 0, 2)
-    with pytest.raises(WriteFailed):
+    with pytest.raises(NotWritten):
         await broker.delete_group(WHO, "g")
     assert [(info.group, offsets_of(info)) for info in broker.list_groups(WHO)] == [("g", {0: 1})]
 

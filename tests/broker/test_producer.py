@@ -11,7 +11,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.keys import VECTOR_RUN_MIN, fnv1a
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.spreading import ALL_ROWS, Placement, Scattered
-from penstock.errors import InvalidRequest, PartitionNotFound, RecordTooLarge, TopicNotFound, WriteFailed
+from penstock.errors import InvalidRequest, NotWritten, PartitionNotFound, RecordTooLarge, TopicNotFound
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
@@ -179,7 +179,7 @@ async def test_of_runs_that_gathered_only_the_records_of_a_failed_partition_fail
     for number, placements in enumerate(await asyncio.gather(*(produce(broker, "t", values_of(4)) for _ in range(3)))):
         sound, failed = placements
         assert (sound.rows, appended(sound).base_offset) == ([0, 2], 2 * number)
-        assert (failed.rows, type(failed.result)) == ([1, 3], WriteFailed)
+        assert (failed.rows, type(failed.result)) == ([1, 3], NotWritten)
 
 
 async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: EmbeddedEngine, broker: Broker) -> None:
@@ -188,7 +188,7 @@ async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: Emb
     sound, failed = await produce(broker, "t", values_of(4))
     assert (sound.partition, sound.rows, appended(sound).base_offset) == (0, [0, 2], 0)
     assert (failed.partition, failed.rows) == (1, [1, 3])
-    assert isinstance(failed.result, WriteFailed)
+    assert isinstance(failed.result, NotWritten)
     assert broker.describe_topic(ANONYMOUS, "t").partitions[1].failure == "the disk under partition 1 is gone"
 
 

@@ -13,9 +13,10 @@ from penstock.broker.transactions import RECORD_OVERHEAD_BYTES
 from penstock.errors import (
     LimitExceeded,
     NoSpace,
+    NotWritten,
+    OutcomeUnknown,
     TransactionNotActive,
     TransactionNotFound,
-    WriteFailed,
 )
 from penstock.testing.clock import ManualClock
 from tests.broker.transaction_house import ALICE, BOB, House
@@ -164,13 +165,13 @@ async def test_after_a_failed_flush_the_outcome_is_unknown_until_a_restart_tells
             house.add(transaction, "orders", [b"a"], partition=partition)
             house.add(other, "orders", [b"b"], partition=partition)
         house.disk.fail_next_fsync()
-        with pytest.raises(WriteFailed, match=f"whether transaction {transaction} was committed is unknown"):
+        with pytest.raises(OutcomeUnknown, match=f"whether transaction {transaction} was committed is unknown"):
             await house.commit(transaction)
-        with pytest.raises(WriteFailed, match="restart the broker, then commit it again"):
+        with pytest.raises(OutcomeUnknown, match="restart the broker, then commit it again"):
             await house.commit(transaction)
         with pytest.raises(TransactionNotActive, match="only a restart"):
             house.transactions.rollback(ALICE, transaction)
-        with pytest.raises(WriteFailed, match="was not committed"):
+        with pytest.raises(NotWritten, match="was not committed"):
             await house.commit(other)
         assert house.transactions.rollback(ALICE, other)
         await house.restart()

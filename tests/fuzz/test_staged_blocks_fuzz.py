@@ -10,7 +10,7 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.staging.blocks import check_parts
 from penstock.errors import InvalidRequest, RecordTooLarge
 from penstock.log.api import BlockBatch, TopicConfig, TopicInfo
-from penstock.log.block import Block, decode_headers, encode_block, encode_headers, place_block
+from penstock.log.block import SUMMED_AT, Block, decode_headers, encode_block, encode_headers, place_block
 
 INFO = TopicInfo("orders", "0" * 32, TopicConfig(), 0)
 LIMITS = BrokerLimits(record_bytes_max=200, key_bytes_max=20)
@@ -25,12 +25,12 @@ changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_s
 
 @settings(max_examples=400, deadline=None)
 @given(blocks, changes, st.booleans())
-def test_what_is_let_in_can_be_read(data: bytes, changed: list[tuple[int, int]], resealed: bool) -> None:
+def test_what_is_let_in_can_be_read(data: bytes, changed: list[tuple[int, int]], summed_again: bool) -> None:
     damaged = bytearray(data)
     for at, byte in changed:
         damaged[at % len(damaged)] = byte
-    if resealed:
-        damaged[4:8] = google_crc32c.value(bytes(damaged[8:])).to_bytes(4, "little")
+    if summed_again:
+        damaged[4:8] = google_crc32c.value(bytes(damaged[SUMMED_AT:])).to_bytes(4, "little")
     try:
         [(_, block)] = check_parts(INFO, [(0, bytes(damaged))], LIMITS)
     except (InvalidRequest, RecordTooLarge):

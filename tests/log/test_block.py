@@ -11,11 +11,15 @@ import zstandard
 
 from penstock.errors import CorruptBlock
 from penstock.log.block import (
+    BEGINS,
     BODY_BYTES_MAX,
+    ENDS,
     EXPIRIES,
     HEADER_BYTES,
     KEYS,
     OFFSETS,
+    SEAL_AT,
+    SUMMED_AT,
     TIMESTAMPS,
     BinaryColumn,
     Block,
@@ -26,6 +30,7 @@ from penstock.log.block import (
     encode_columns,
     encode_headers,
     place_block,
+    seal_at,
     whole_checksum,
     wrap_blocks,
 )
@@ -34,23 +39,23 @@ STAMP_MS = 1_700_000_000_000
 HEADER_CELL = encode_headers([("a", b"1")])
 
 
-def resealed(data: bytes) -> bytes:
+def summed_again(data: bytes) -> bytes:
     """A block someone changed on purpose: its checksum is right again."""
-    checksum: int = google_crc32c.value(data[8:])
+    checksum: int = google_crc32c.value(data[SUMMED_AT:])
     return data[:4] + checksum.to_bytes(4, "little") + data[8:]
 
 
-def patched(data: bytes, at: int, fmt: str, value: int) -> bytes:
+def patched(data: bytes, at: int, fmt: str, value: int | bytes) -> bytes:
     changed = bytearray(data)
     struct.pack_into(fmt, changed, at, value)
-    return resealed(bytes(changed))
+    return summed_again(bytes(changed))
 
 
 # -- layout -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_layout_on_disk_is_pinned() -> None:
-    block = encode_block(7, STAMP_MS, [b"abc", None], [b"k", None])
+    block = encode_block(7, STAMP_MS, [b"abc", None], [b"k", None], seal=0x0102030405060708, commit=BEGINS | ENDS)
     body = (
         struct.pack("<ii", 3, -1)  # value lengths
         + struct.pack("<ii", 1, -1)  # key lengths
@@ -59,8 +64,7 @@ def test_the_layout_on_disk_is_pinned() -> None:
     )
     head = b"".join(
         (
-            bytes([1, 0]),  # version, codec
-            struct.pack("<H", KEYS),
+            struct.pack("<HH", 0, KEYS | BEGINS | ENDS),  # codec, flags
             struct.pack("<III", len(body), len(body), 2),
             struct.pack("<q", 7),
             struct.pack("<II", 1, 1),  # last offset less first, bytes of keys
@@ -69,7 +73,7 @@ def test_the_layout_on_disk_is_pinned() -> None:
         )
     )
     checksum = google_crc32c.value(head + body)
-    assert block == b"PnBk" + struct.pack("<I", checksum) + head + body
+    assert block == b"PnB2" + struct.pack("<IQ", checksum, 0x0102030405060708) + head + body
     assert len(block) == HEADER_BYTES + len(body)
 
 
@@ -95,7 +99,15 @@ def test_every_optional_column_has_its_place() -> None:
 
 def test_a_known_block_of_this_format_still_opens() -> None:
     stored = bytes.fromhex(
-        "506e426b" + "152fb7e4" + "0100" + "0400" + "14000000" + "14000000" + "02000000" + "0700000000000000"
+        "506e4232"
+        "2d928551"
+        "0807060504030201"
+        "0000"
+        "6400"
+        "14000000"
+        "14000000"
+        "02000000"
+        "0700000000000000"
         "01000000" + "01000000" + "0068e5cf8b010000" + "0068e5cf8b010000" + "00000000" + "03000000"
         "03000000ffffffff" + "01000000ffffffff" + "6b" + "616263"
     )
@@ -103,7 +115,25 @@ def test_a_known_block_of_this_format_still_opens() -> None:
     assert (block.base_offset, block.next_offset, block.count) == (7, 9, 2)
     assert block.values() == [b"abc", None]
     assert block.keys() == [b"k", None]
-    assert block.data == stored
+    assert (block.seal, block.flags & (BEGINS | ENDS)) == (0x0102030405060708, BEGINS | ENDS)
+    assert block.data == stored[:8] + bytes(8) + stored[16:], "what is sent does not tell the file's salt"
+
+
+def test_a_block_of_the_format_before_is_refused_by_name() -> None:
+    stored = bytearray(encode_block(7, STAMP_MS, [b"abc"]))
+    stored[:4] = b"PnBk"
+    with pytest.raises(CorruptBlock, match="another format"):
+        Block(bytes(stored))
+
+
+def test_a_seal_is_the_salt_of_the_file_and_the_position_and_no_part_of_the_checksum() -> None:
+    plain, sealed = encode_block(7, STAMP_MS, [b"abc"]), encode_block(7, STAMP_MS, [b"abc"], seal=seal_at(1 << 63, 96))
+    assert sealed == plain[:8] + struct.pack("<Q", (1 << 63) + 96) + plain[16:]
+    assert Block(sealed).data == Block(plain).data == plain
+    assert place_block(Block(plain), 7, STAMP_MS, seal=seal_at(1 << 63, 96), commit=BEGINS) == encode_block(
+        7, STAMP_MS, [b"abc"], seal=seal_at(1 << 63, 96), commit=BEGINS
+    )
+    assert whole_checksum(Block(sealed), Block(sealed).seal) == google_crc32c.value(sealed)
 
 
 # -- round trips --------------------------------------------------------------------------------------------------------
@@ -296,7 +326,7 @@ def test_a_flip_of_any_bit_is_found(compress: bool) -> None:
     data = encode_block(
         3, STAMP_MS, [b"value " * 60, None], [b"k", b"l"], [HEADER_CELL, None], [0, 7], compress=compress
     )
-    for bit in range(8 * len(data)):
+    for bit in [*range(8 * SEAL_AT), *range(8 * SUMMED_AT, 8 * len(data))]:  # the seal is checked by who knows the file
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptBlock):
@@ -311,24 +341,24 @@ def test_a_block_cut_anywhere_is_refused() -> None:
 
 
 LIES = [
-    pytest.param(8, "<B", 2, id="a later version"),
-    pytest.param(9, "<B", 2, id="an unknown codec"),
-    pytest.param(9, "<B", 1, id="zstd that is not"),
-    pytest.param(10, "<H", 1 << 5, id="an unknown flag"),
-    pytest.param(10, "<H", EXPIRIES, id="a column that is not there"),
-    pytest.param(12, "<I", 0xFFFFFFFF, id="stored bytes"),
-    pytest.param(12, "<I", 3, id="too few stored bytes"),
-    pytest.param(16, "<I", 0xFFFFFFFF, id="body bytes"),
-    pytest.param(20, "<I", 0, id="no records"),
-    pytest.param(20, "<I", 0xFFFFFFFF, id="four billion records"),
-    pytest.param(24, "<q", -1, id="a negative offset"),
-    pytest.param(32, "<I", 0, id="fewer offsets than records"),
-    pytest.param(36, "<I", 0xFFFFFFFF, id="key bytes"),
-    pytest.param(56, "<I", 0xFFFFFFFF, id="header bytes"),
-    pytest.param(60, "<I", 0xFFFFFFFF, id="value bytes"),
-    pytest.param(64, "<i", 0x7FFFFFFF, id="a value longer than the block"),
-    pytest.param(64, "<i", 2, id="values shorter than the block says"),
-    pytest.param(64, "<i", -1, id="a null where the block has bytes"),
+    pytest.param(0, "4s", b"PnB3", id="a later version"),
+    pytest.param(16, "<H", 2, id="an unknown codec"),
+    pytest.param(16, "<H", 1, id="zstd that is not"),
+    pytest.param(18, "<H", 1 << 7, id="an unknown flag"),
+    pytest.param(18, "<H", EXPIRIES, id="a column that is not there"),
+    pytest.param(20, "<I", 0xFFFFFFFF, id="stored bytes"),
+    pytest.param(20, "<I", 3, id="too few stored bytes"),
+    pytest.param(24, "<I", 0xFFFFFFFF, id="body bytes"),
+    pytest.param(28, "<I", 0, id="no records"),
+    pytest.param(28, "<I", 0xFFFFFFFF, id="four billion records"),
+    pytest.param(32, "<q", -1, id="a negative offset"),
+    pytest.param(40, "<I", 0, id="fewer offsets than records"),
+    pytest.param(44, "<I", 0xFFFFFFFF, id="key bytes"),
+    pytest.param(64, "<I", 0xFFFFFFFF, id="header bytes"),
+    pytest.param(68, "<I", 0xFFFFFFFF, id="value bytes"),
+    pytest.param(72, "<i", 0x7FFFFFFF, id="a value longer than the block"),
+    pytest.param(72, "<i", 2, id="values shorter than the block says"),
+    pytest.param(72, "<i", -1, id="a null where the block has bytes"),
 ]
 
 
@@ -344,7 +374,7 @@ def read_everything(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("at", "fmt", "value"), LIES)
-def test_a_block_that_lies_with_a_right_checksum_is_refused(at: int, fmt: str, value: int) -> None:
+def test_a_block_that_lies_with_a_right_checksum_is_refused(at: int, fmt: str, value: int | bytes) -> None:
     with pytest.raises(CorruptBlock):
         read_everything(patched(encode_block(3, STAMP_MS, [b"value", b"w"], [b"k", None]), at, fmt, value))
 
@@ -352,22 +382,22 @@ def test_a_block_that_lies_with_a_right_checksum_is_refused(at: int, fmt: str, v
 def test_a_block_stored_as_it_is_has_all_the_bytes_its_columns_need() -> None:
     data = encode_block(3, STAMP_MS, [b"value", b"w"])
     short = bytearray(data[:-1])
-    struct.pack_into("<I", short, 12, len(data) - HEADER_BYTES - 1)
+    struct.pack_into("<I", short, 20, len(data) - HEADER_BYTES - 1)
     with pytest.raises(CorruptBlock):
-        read_everything(resealed(bytes(short)))
+        read_everything(summed_again(bytes(short)))
 
 
 def test_lengths_that_add_up_only_by_overflow_are_refused() -> None:
     data = bytearray(encode_block(0, 0, [b"abc", b"", b""]))
     struct.pack_into("<iii", data, HEADER_BYTES, 0x7FFFFFFF, 0x7FFFFFFF, 5)  # 3, modulo 2 to the 32nd
     with pytest.raises(CorruptBlock):
-        read_everything(resealed(bytes(data)))
+        read_everything(summed_again(bytes(data)))
 
 
 def with_stored(data: bytes, stored: bytes) -> bytes:
     changed = bytearray(data[:HEADER_BYTES] + stored)
-    struct.pack_into("<I", changed, 12, len(stored))
-    return resealed(bytes(changed))
+    struct.pack_into("<I", changed, 20, len(stored))
+    return summed_again(bytes(changed))
 
 
 def test_a_frame_that_inflates_to_another_size_is_refused_before_it_is_inflated() -> None:

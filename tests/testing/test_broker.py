@@ -11,7 +11,15 @@ import pytest
 
 import penstock
 from penstock.clock import SystemClock
-from penstock.errors import ConnectionLost, InvalidRequest, NoSpace, PenstockError, Unreachable, WriteFailed
+from penstock.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    NoSpace,
+    NotWritten,
+    OutcomeUnknown,
+    PenstockError,
+    Unreachable,
+)
 from penstock.testing import ManualClock, RunningBroker
 from penstock.testing.clock import START_MS
 
@@ -98,7 +106,7 @@ def test_a_kill_while_a_flush_waits_acknowledges_nothing(penstock_broker: Runnin
         assert waiting.wait(5)
         assert not sending.done()
         penstock_broker.kill()
-        assert isinstance(sending.exception(5), ConnectionLost | WriteFailed)
+        assert isinstance(sending.exception(5), ConnectionLost | OutcomeUnknown)
     penstock_broker.start()
     assert values(penstock_broker)[0] == b"zero"
 
@@ -135,9 +143,10 @@ def test_after_a_failed_flush_the_partition_refuses_writes_until_a_restart(penst
     client = penstock_broker.connect()
     client.send("orders", b"zero")
     penstock_broker.disk.fail_next_fsync()
-    for _ in range(2):
-        with pytest.raises(WriteFailed):
-            client.send("orders", b"unknown")
+    with pytest.raises(OutcomeUnknown):
+        client.send("orders", b"unknown")
+    with pytest.raises(NotWritten):
+        client.send("orders", b"refused")
     assert values(penstock_broker) == [b"zero"]
     penstock_broker.restart()
     client.topics()
@@ -150,7 +159,7 @@ def test_a_failed_write_is_told_to_the_producer(penstock_broker: RunningBroker) 
     client = penstock_broker.connect()
     client.send("orders", b"zero")
     penstock_broker.disk.fail_next_write(errno.EIO)
-    with pytest.raises(WriteFailed):
+    with pytest.raises(OutcomeUnknown):
         client.send("orders", b"one")
 
 

@@ -108,7 +108,7 @@ class DeadLetters:
         """Append records to the dead-letter topics of their topics, together with changes of tables: all or nothing.
 
         For the broker itself: whoever calls it has checked the rights. Raises TopicNotFound if a dead-letter topic does not exist, which
-        a purge may cause. After WriteFailed only a restart can tell whether it happened; after any other error it did not.
+        a purge may cause. After OutcomeUnknown only a restart can tell whether it happened; after any other error it did not.
         """
         by_topic: dict[str, list[FailedRecord]] = {}
         for record in failed:

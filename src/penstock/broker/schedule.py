@@ -39,10 +39,10 @@ from penstock.errors import (
     EntryNotFound,
     InvalidRequest,
     LimitExceeded,
+    OutcomeUnknown,
     PenstockError,
     ShuttingDown,
     TopicNotFound,
-    WriteFailed,
 )
 from penstock.log.api import Appended, Batch, BatchFor, Engine, Partition
 from penstock.stats import DURATION_BOUNDS_S, Histogram
@@ -223,7 +223,7 @@ class Schedule:
             if not entries or entries[0].record.topic != topic:
                 raise _not_waiting(topic, entry_id)
             await appended_together(self._engine, [self._log.ends(entries)])
-        except WriteFailed:
+        except OutcomeUnknown:
             self._claimed -= 1  # only a restart can tell whether it has ended
             raise
         except BaseException:
@@ -344,7 +344,7 @@ class Schedule:
         parts = [BatchFor(partition, _batch(records, now_ms)) for partition, records in gathered.items()]
         try:
             await appended_together(self._engine, [*parts, self._log.ends(deliverable)])
-        except WriteFailed as error:
+        except OutcomeUnknown as error:
             # Whether they were delivered is unknown: to deliver them again now might be the second time. A restart will tell.
             _log.error("delayed records left for the next start", records=len(deliverable), error=str(error))
             return

@@ -224,7 +224,7 @@ def append_together(
     """Append records and changes of tables (each partition and each table named once), all or nothing, also across a crash.
 
     `done` is called when the append has come back and the tables show the changes. It gets where the batches landed, or the error;
-    after WriteFailed only a restart can tell whether it happened.
+    after OutcomeUnknown only a restart can tell whether it happened.
     """
     left = len(changes)
     outcome: Sequence[Appended] | PenstockError = []

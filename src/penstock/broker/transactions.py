@@ -3,7 +3,7 @@
 What a transaction gathers stays in memory, visible to no one, until it is committed. The commit is one atomic append of the records, of
 the offsets, and of an entry in the table `__transactions` that says so. There is no second step: a crash leaves all of it or none, and
 one that comes before the commit leaves nothing. The entry makes a commit happen once: whoever asks again, also after a crash, is told
-that it was done. Where the disk fails so that nobody can know (WriteFailed), asking again after a restart gives the answer.
+that it was done. Where the disk fails so that nobody can know (OutcomeUnknown), asking again after a restart gives the answer.
 
     open --commit--> committing --> committed       kept in the table for a day, so that a second commit is not a first one
       |                  |--------> open again      certainly not written: the disk is full, a topic is gone
@@ -52,11 +52,12 @@ from penstock.broker.transaction_records import TransactionRecords
 from penstock.clock import Clock
 from penstock.errors import (
     LimitExceeded,
+    NotWritten,
+    OutcomeUnknown,
     PenstockError,
     TopicNotFound,
     TransactionNotActive,
     TransactionNotFound,
-    WriteFailed,
 )
 from penstock.log.api import Appended, Batch, BatchFor, Engine
 
@@ -254,7 +255,7 @@ class Transactions:
     async def commit(self, principal: Principal, transaction_id: str, once: Once | None = None) -> bool:
         """Write everything that was added, all or nothing. True where this call did it, False where it was done before.
 
-        Raises WriteFailed where only a restart can tell whether it is written. After any other error it certainly is not, and the
+        Raises OutcomeUnknown where only a restart can tell whether it is written. After any other error it certainly is not, and the
         transaction is what it was.
         """
         if once is not None:
@@ -338,7 +339,7 @@ class Transactions:
             for part in (*batches, *(change.part for change in changes)):
                 # A partition that failed before takes no part of an append, so that nothing of this one is written.
                 if part.partition.failure is not None:
-                    raise WriteFailed(f"transaction {transaction.id} was not committed: {part.partition.failure}")
+                    raise NotWritten(f"transaction {transaction.id} was not committed: {part.partition.failure}")
             append_together(self._engine, batches, changes, settled)
         except PenstockError:
             if offsets is not None:
@@ -374,7 +375,7 @@ class Transactions:
             if len(self._table) > self._limits.transactions_remembered_max:
                 self._forget()
             return
-        if isinstance(result, WriteFailed):
+        if isinstance(result, OutcomeUnknown):
             self._end(transaction, End.UNKNOWN)
             result = _unknown(transaction.id, str(result))
         else:
@@ -498,5 +499,5 @@ def _not_active(how: End) -> TransactionNotActive:
     return TransactionNotActive(f"transaction is not active: {how.value}")
 
 
-def _unknown(transaction_id: str, why: str) -> WriteFailed:
-    return WriteFailed(f"whether transaction {transaction_id} was committed is unknown: {why}")
+def _unknown(transaction_id: str, why: str) -> OutcomeUnknown:
+    return OutcomeUnknown(f"whether transaction {transaction_id} was committed is unknown: {why}")

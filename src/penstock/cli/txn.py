@@ -42,7 +42,7 @@ def produce(
     $ printf 'orders\\tk1\\tone\\npayments\\t\\t9.99\\n' | penstock txn produce
     """
     from penstock.cli.lines import open_input
-    from penstock.errors import ConnectionLost, RequestTimeout, WriteFailed
+    from penstock.errors import ConnectionLost, OutcomeUnknown, RequestTimeout
 
     topics: Counter[str] = Counter()
     all_sent = False
@@ -54,7 +54,7 @@ def produce(
                     transaction.send_many(topic, records)
                     topics[topic] += len(records)
                 all_sent = True
-        except (ConnectionLost, RequestTimeout, WriteFailed):
+        except (ConnectionLost, OutcomeUnknown, RequestTimeout):
             if all_sent:
                 terminal.print_note(f"whether it was done, this will tell: penstock txn commit {transaction.id}")
             raise

@@ -6,7 +6,8 @@ An engine stores topics; a topic has a fixed number of partitions; a partition i
 Three rules every engine keeps, checked by `tests/log/contract.py` against each of them:
 - `done` is called exactly once per append, after the topic's durability mode is satisfied, or with the error;
 - nothing can be read before it is committed, and what can be read never changes;
-- a failed append leaves no trace (`NoSpace`), or leaves the partition refusing writes (`WriteFailed`).
+- a failed append leaves no trace (`NotWritten`), or its outcome is unknown (`OutcomeUnknown`) and the partition refuses writes until the
+  log is opened again.
 """
 
 from __future__ import annotations
@@ -204,6 +205,21 @@ class Partition(ABC):
     @abstractmethod
     def committed_end(self) -> int:
         """The offset after the last committed record."""
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """A number that rises each time records that readers may have seen could have been lost, as without `fsync` in a power cut.
+
+        A reader stores it beside the offset it has reached, and asks `cut_since` when it comes back.
+        """
+
+    @abstractmethod
+    def cut_since(self, epoch: int) -> int | None:
+        """Return the lowest offset at which the log was cut after an epoch, None if it was not.
+
+        A reader that stands above it has read records that are gone, and others may have their offsets: it continues at the cut.
+        """
 
     @property
     @abstractmethod

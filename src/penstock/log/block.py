@@ -1,35 +1,14 @@
 """The block: the records one commit wrote to one partition, stored by column.
 
-All integers are little-endian. A 64-byte header, then the body:
-
-    at  size  header field
-     0     4  magic "PnBk"
-     4     4  CRC-32C of everything after this field, header and stored body
-     8     1  format version, 1
-     9     1  codec of the stored body: 0 as it is, 1 zstd
-    10     2  flags: which optional columns are there
-    12     4  bytes of the stored body
-    16     4  bytes of the body before compression
-    20     4  number of records
-    24     8  offset of the first record
-    32     4  offset of the last record, less that of the first
-    36     4  bytes of all keys
-    40     8  first timestamp, in ms
-    48     8  last timestamp, in ms
-    56     4  bytes of all header cells
-    60     4  bytes of all values
-
-    body column       type          there when
-    timestamps        int64[count]  they differ
-    expiries          int64[count]  some record expires (0: never)
-    value lengths     int32[count]  always (-1: null)
-    key lengths       int32[count]  some record has a key (-1: null)
-    header lengths    int32[count]  some record has headers (-1: null)
-    offset deltas     uint32[count] offsets are not dense (compaction removed records)
-    keys, values, header cells, each back to back
+A fixed header (`HEADER`), then the body: optional arrays of timestamps, expiries, lengths and offset distances, each there only if some
+record needs it, then all keys, all values and all header cells back to back. docs/format.md describes every byte.
 
 Building one is a handful of joins, reading one into Arrow or NumPy a handful of vector operations; neither touches a record in
 Python. The checksum covers the whole block because one call per block is what makes checksums cheap.
+
+The seal ties a block to one position of one file: it is the salt of the file xor the position. A client never learns a file's salt, so
+no bytes of a record can pass for a block, not even a copy of a real one; and a block that was moved, swapped or written to the wrong
+place is noticed. The seal is not covered by the checksum: over the wire a block has a seal of 0 and is otherwise the same bytes.
 """
 
 from __future__ import annotations
@@ -48,11 +27,15 @@ import zstandard
 from penstock.errors import CorruptBlock
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
-MAGIC: Final = b"PnBk"
-VERSION: Final = 1
-HEADER = struct.Struct("<4sIBBHIIIqIIqqII")
+MAGIC: Final = b"PnB2"
+_START = struct.Struct("<4sIQ")
+_REST = struct.Struct("<HHIIIqIIqqII")
+HEADER = struct.Struct(_START.format + _REST.format[1:])
 HEADER_BYTES: Final = HEADER.size
-assert HEADER_BYTES == 64
+assert HEADER_BYTES == 72
+SEAL_AT: Final = 8
+SUMMED_AT: Final = _START.size
+"""The checksum covers everything from this byte on."""
 
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
@@ -62,7 +45,10 @@ EXPIRIES: Final = 2
 KEYS: Final = 4
 HEADERS: Final = 8
 OFFSETS: Final = 16
-_KNOWN_FLAGS: Final = TIMESTAMPS | EXPIRIES | KEYS | HEADERS | OFFSETS
+# The block is the first of its commit; the last.
+BEGINS: Final = 32
+ENDS: Final = 64
+_KNOWN_FLAGS: Final = TIMESTAMPS | EXPIRIES | KEYS | HEADERS | OFFSETS | BEGINS | ENDS
 _ARRAYS: Final = ((TIMESTAMPS, "<i8"), (EXPIRIES, "<i8"), (0, "<i4"), (KEYS, "<i4"), (HEADERS, "<i4"), (OFFSETS, "<u4"))
 _DTYPES: Final = {column: np.dtype(kind) for column, kind in _ARRAYS}
 """Of the columns that are arrays, in the order in which they are stored."""
@@ -80,8 +66,8 @@ def _vectors_at(flags: int) -> dict[int, int]:
 
 
 _VECTORS_AT: Final = [_vectors_at(flags) for flags in range(_KNOWN_FLAGS + 1)]
-PLACED_FLAGS: Final = TIMESTAMPS | OFFSETS
-"""Columns of a block that has its place in a log; one that is still to be placed has none of them."""
+PLACED_FLAGS: Final = TIMESTAMPS | OFFSETS | BEGINS | ENDS
+"""Flags of a block that has its place in a log; one that is still to be placed has none of them."""
 
 # No writer makes a larger body: a record is at most 32 MiB, and a block that already holds one takes no more.
 BODY_BYTES_MAX: Final = 80 << 20
@@ -130,12 +116,17 @@ def encode_block(
     compress: bool = False,
     timestamps: Sequence[int] | None = None,
     offsets: Sequence[int] | None = None,
+    seal: int = 0,
+    commit: int = 0,
 ) -> bytes:
-    """One block. `timestamps` and `offsets` are given only by a rewrite, where records of several commits meet."""
+    """Encode one block. `timestamps` and `offsets` are given only by a rewrite, where records of several commits meet.
+
+    `seal` (see `seal_at`) and `commit` (`BEGINS`, `ENDS`) are those of a block that goes into a file.
+    """
     count = len(values)
     first_timestamp = last_timestamp = timestamp_ms
     last_delta = count - 1
-    flags = 0
+    flags = commit
     vectors: list[bytes] = []
     if timestamps is not None:
         first_timestamp, last_timestamp = timestamps[0], timestamps[-1]
@@ -173,7 +164,13 @@ def encode_block(
         (first_timestamp, last_timestamp),
         sizes,
         compress=compress,
+        seal=seal,
     )
+
+
+def seal_at(salt: int, position: int) -> int:
+    """Return the seal of the block at a position of the file that has this salt."""
+    return salt ^ position
 
 
 class RawColumn(NamedTuple):
@@ -209,17 +206,20 @@ def encode_columns(values: RawColumn, keys: RawColumn | None = None, headers: Ra
     )
 
 
-def place_block(block: Block, base_offset: int, timestamp_ms: int, *, compress: bool = False) -> bytes:
-    """The records of a block that has no offsets and no times of its own, at a place in a log. The columns are not looked at."""
-    assert not block.flags & PLACED_FLAGS, "a block that is to be placed has offsets or times of its own"
+def place_block(
+    block: Block, base_offset: int, timestamp_ms: int, *, compress: bool = False, seal: int = 0, commit: int = 0
+) -> bytes:
+    """Give a block that has no place in a log one, at these offsets and this time. The columns are not looked at."""
+    assert not block.flags & PLACED_FLAGS, "a block that is to be placed has a place already"
     return _assemble(
         [block.body()],
-        block.flags,
+        block.flags | commit,
         block.count,
         (base_offset, block.count - 1),
         (timestamp_ms, timestamp_ms),
         (block.key_bytes, block.value_bytes, block.header_bytes),
         compress=compress,
+        seal=seal,
         checksum=block.body_checksum() if block.codec == CODEC_NONE else None,
     )
 
@@ -234,11 +234,9 @@ def wrap_blocks(key: bytes, blocks: Sequence[Block]) -> Block:
         pieces += block.pieces
     body = b"".join(pieces)
     value_bytes = len(body) - len(lengths) - len(key)
-    head = HEADER.pack(
-        MAGIC, 0, VERSION, CODEC_NONE, KEYS, len(body), len(body), 1, 0, 0, len(key), 0, 0, 0, value_bytes
-    )[8:]
-    checksum = combined(google_crc32c.value(head), checksum, len(body))
-    return Block(b"".join((MAGIC, checksum.to_bytes(4, "little"), head)), body=body, checked=True)
+    rest = _REST.pack(CODEC_NONE, KEYS, len(body), len(body), 1, 0, 0, len(key), 0, 0, 0, value_bytes)
+    checksum = combined(google_crc32c.value(rest), checksum, len(body))
+    return Block(_START.pack(MAGIC, checksum, 0) + rest, body=body, checked=True)
 
 
 def _assemble(
@@ -250,6 +248,7 @@ def _assemble(
     sizes: tuple[int, int, int],
     *,
     compress: bool,
+    seal: int = 0,
     checksum: int | None = None,
 ) -> bytes:
     """Header and body. `place` is the first offset and how far the last one is from it, `sizes` are those of keys, values and headers.
@@ -263,28 +262,15 @@ def _assemble(
         if len(compressed) < raw_bytes:
             pieces, stored_bytes, codec, checksum = [compressed], len(compressed), CODEC_ZSTD, None
     key_bytes, value_bytes, header_bytes = sizes
-    head = HEADER.pack(
-        MAGIC,
-        0,
-        VERSION,
-        codec,
-        flags,
-        stored_bytes,
-        raw_bytes,
-        count,
-        *place,
-        key_bytes,
-        *timestamps,
-        header_bytes,
-        value_bytes,
-    )[8:]
-    whole = google_crc32c.value(head)
+    sums = stored_bytes, raw_bytes, count
+    rest = _REST.pack(codec, flags, *sums, *place, key_bytes, *timestamps, header_bytes, value_bytes)
+    whole = google_crc32c.value(rest)
     if checksum is not None and stored_bytes >= COMBINED_BYTES_MIN:
         whole = combined(whole, checksum, stored_bytes)
     else:
         for piece in pieces:
             whole = google_crc32c.extend(whole, piece)
-    return b"".join((MAGIC, whole.to_bytes(4, "little"), head, *pieces))
+    return b"".join((_START.pack(MAGIC, whole, seal), rest, *pieces))
 
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
@@ -311,11 +297,13 @@ class BlockHeader:
         "last_timestamp_ms",
         "next_offset",
         "raw_bytes",
+        "seal",
         "stored_bytes",
         "value_bytes",
     )
 
     checksum: int
+    seal: int
     codec: int
     flags: int
     stored_bytes: int
@@ -335,7 +323,7 @@ class BlockHeader:
         (
             magic,
             self.checksum,
-            version,
+            self.seal,
             self.codec,
             self.flags,
             self.stored_bytes,
@@ -350,9 +338,10 @@ class BlockHeader:
             self.value_bytes,
         ) = HEADER.unpack_from(data, at)
         if magic != MAGIC:
-            raise CorruptBlock("no block begins here (wrong magic)")
-        if version != VERSION:
-            raise CorruptBlock(f"block version {version} is not known to this release")
+            of_another_format = magic[:3] == MAGIC[:3]
+            raise CorruptBlock(
+                "a block of another format" if of_another_format else "no block begins here (wrong magic)"
+            )
         self.next_offset = self.base_offset + last_delta + 1
         if (
             self.count == 0
@@ -379,10 +368,10 @@ class BlockHeader:
         return HEADER_BYTES + self.raw_bytes
 
 
-def whole_checksum(header: BlockHeader) -> int:
-    """The checksum of all of a block, its magic and its own checksum among it; the block itself is not needed."""
-    start = MAGIC + header.checksum.to_bytes(4, "little")
-    return combined(google_crc32c.value(start), header.checksum, header.size_bytes - len(start))
+def whole_checksum(header: BlockHeader, seal: int = 0) -> int:
+    """Return the checksum of all bytes of a block with this seal, its magic and its own checksum included."""
+    start = _START.pack(MAGIC, header.checksum, seal)
+    return combined(google_crc32c.value(start), header.checksum, header.size_bytes - SUMMED_AT)
 
 
 class Block(BlockHeader):
@@ -403,24 +392,27 @@ class Block(BlockHeader):
             raise CorruptBlock(
                 f"block is cut short: {self.size_bytes} bytes expected, {HEADER_BYTES + len(self._stored)} are there"
             )
-        if not checked and google_crc32c.extend(google_crc32c.value(self._head[8:]), self._stored) != self.checksum:
+        if (
+            not checked
+            and google_crc32c.extend(google_crc32c.value(self._head[SUMMED_AT:]), self._stored) != self.checksum
+        ):
             raise CorruptBlock("block fails its checksum")
         self._body: bytes | None = None
         self._cuts: dict[int, list[int]] = {}
 
     @property
     def data(self) -> bytes:
-        """The block as it is stored."""
-        return self._head + self._stored
+        """The block as it is sent: stored bytes with a seal of 0, since a file's salt must not leave the disk."""
+        return b"".join(self.pieces)
 
     @property
     def pieces(self) -> tuple[bytes, bytes]:
         """The same in two parts, which need not be joined."""
-        return self._head, self._stored
+        return _START.pack(MAGIC, self.checksum, 0) + self._head[SUMMED_AT:], self._stored
 
     def body_checksum(self) -> int:
-        """Of what is stored behind the header."""
-        return second_of(self.checksum, google_crc32c.value(self._head[8:]), self.stored_bytes)
+        """Return the checksum of what is stored after the header."""
+        return second_of(self.checksum, google_crc32c.value(self._head[SUMMED_AT:]), self.stored_bytes)
 
     # -- vectors ------------------------------------------------------------------------------------------------------
 

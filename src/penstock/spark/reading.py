@@ -1,8 +1,8 @@
 """What a task does: read its slices, from the broker's files where it is on the same machine, otherwise over the wire.
 
 A file is read only with the proof that it belongs to the broker's present run, and what is found in it is checked: its size where it is
-finished, the offset of the first block, every block's checksum. Whatever is not as planned (retention and rewrites replace files at any
-time) is left to the broker, which answers for the log; reading goes on there with the first offset that was not read.
+finished, the offset of the first block, every block's seal and checksum. Whatever is not as planned (retention and rewrites replace files
+at any time) is left to the broker, which answers for the log; reading goes on there with the first offset that was not read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import CorruptBlock, OffsetOutOfRange, TopicNotFound
-from penstock.log.block import BODY_BYTES_MAX, HEADER_BYTES, Block
+from penstock.log.block import BODY_BYTES_MAX, HEADER_BYTES, Block, seal_at
+from penstock.log.salts import salt_beside
 from penstock.protocols.flymq.blocks.client import FETCH_BYTES
 from penstock.protocols.flymq.blocks.messages import EncodedBlocks, TopicSpans
 from penstock.spark.arrow import BatchMaker
@@ -33,7 +34,7 @@ which makes a read from the page cache a quarter faster than 4 MiB do. Batches h
 TORN_READS_MAX: Final = 3
 """How often a large block is fetched again that changed while it came in pieces."""
 _STORED_BYTES = Struct("<I")
-_STORED_BYTES_AT: Final = 12
+_STORED_BYTES_AT: Final = 20
 
 
 class NotAsPlanned(Exception):
@@ -101,7 +102,7 @@ def file_blocks(path: Path, each: Slice) -> Iterator[Block]:
         if size < each.end_position or each.file_bytes not in (0, size):
             raise NotAsPlanned
         first = True
-        for block in _blocks_in_file(fd, each.position, each.end_position):
+        for block in _blocks_in_file(fd, each.position, each.end_position, salt_beside(path)):
             if first and block.base_offset != each.block_offset:
                 raise NotAsPlanned
             first = False
@@ -109,18 +110,20 @@ def file_blocks(path: Path, each: Slice) -> Iterator[Block]:
                 return
             if block.next_offset > each.offset:
                 yield block
-    except (OSError, CorruptBlock):
+    except (OSError, ValueError, CorruptBlock):
         raise NotAsPlanned from None  # if it is so for the broker too, that will say so
     finally:
         os.close(fd)
 
 
-def _blocks_in_file(fd: int, position: int, end: int) -> Iterator[Block]:
+def _blocks_in_file(fd: int, position: int, end: int, salt: int) -> Iterator[Block]:
     wanted = HEADER_BYTES
     while position < end:
         data = os.pread(fd, min(max(WINDOW_BYTES, wanted), end - position), position)
         at = 0
         for block in whole_blocks(data):
+            if block.seal != seal_at(salt, position + at):
+                raise NotAsPlanned
             yield block
             at += block.size_bytes
         if not at:

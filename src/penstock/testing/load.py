@@ -18,19 +18,19 @@ from penstock.clients.retry import NO_RETRY
 from penstock.errors import (
     BatchFailed,
     ConnectionLost,
+    OutcomeUnknown,
     PenstockError,
     ProtocolViolation,
     RequestTimeout,
     ServerError,
     Unreachable,
-    WriteFailed,
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing.checker import ReadRecord
 from penstock.testing.journal import Journal
 
-OUTCOME_UNKNOWN = (ConnectionLost, RequestTimeout, WriteFailed, ServerError, ProtocolViolation)
+OUTCOME_UNKNOWN = (ConnectionLost, OutcomeUnknown, RequestTimeout, ServerError, ProtocolViolation)
 """Errors that leave open whether the record was stored; all others promise that it was not."""
 _BROKER_IS_GONE = (ConnectionLost, RequestTimeout, Unreachable)
 

@@ -140,14 +140,18 @@ class PowerCutDisk(Disk):
 
     # -- afterwards ------------------------------------------------------------------------------------------------------
 
-    def image(self, target: Path, chance: random.Random) -> None:
-        """Lay out what is found when the power comes back; once. Directories are always there: making one is not what is tested."""
+    def image(self, target: Path, chance: random.Random, loss: float = 0.5) -> None:
+        """Lay out what is found when the power comes back; once. Directories are always there: making one is not what is tested.
+
+        Each change that was not synced is lost with the probability `loss`. Small ones leave large writes nearly whole, large ones
+        leave single sectors of them: they fail in different ways.
+        """
         assert self._final_names is not None, "the power is still on"
         for directory, names in self._final_names.items():
             place = target / directory.relative_to(self._root)
             place.mkdir(parents=True, exist_ok=True)
-            for name, number in _names_after_cut(self._synced_names.get(directory, {}), names, chance).items():
-                (place / name).write_bytes(_after_cut(self._files.get(number, _File()), chance))
+            for name, number in _names_after_cut(self._synced_names.get(directory, {}), names, chance, loss).items():
+                (place / name).write_bytes(_after_cut(self._files.get(number, _File()), chance, loss))
         while self._kept_open:
             os.close(self._kept_open.pop())
 
@@ -156,10 +160,12 @@ def _names(directory: Path) -> dict[str, int]:
     return {entry.name: entry.inode() for entry in os.scandir(directory) if entry.is_file()}
 
 
-def _names_after_cut(synced: dict[str, int], current: dict[str, int], chance: random.Random) -> dict[str, int]:
+def _names_after_cut(
+    synced: dict[str, int], current: dict[str, int], chance: random.Random, loss: float
+) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in sorted(synced.keys() | current.keys()):
-        number = chance.choice((synced.get(name), current.get(name)))
+        number = (synced if chance.random() < loss else current).get(name)
         if number is not None:
             found[name] = number
     for name, number in synced.items():
@@ -168,14 +174,16 @@ def _names_after_cut(synced: dict[str, int], current: dict[str, int], chance: ra
     return found
 
 
-def _after_cut(file: _File, chance: random.Random) -> bytes:
+def _after_cut(file: _File, chance: random.Random, loss: float) -> bytes:
     current, synced = bytes(file.current), file.synced
     if current == synced:
         return synced
-    size = chance.choice((len(synced), len(current), chance.randint(*sorted((len(synced), len(current))))))
+    size = len(current)
+    if chance.random() < loss:
+        size = chance.choice((len(synced), chance.randint(*sorted((len(synced), len(current))))))
     content = bytearray(synced[:size].ljust(size, b"\0"))
     for at in range(0, min(size, len(current)), SECTOR_BYTES):
-        if chance.random() < 0.5:
+        if chance.random() >= loss:
             sector = current[at : min(at + SECTOR_BYTES, size)]
             content[at : at + len(sector)] = sector
     return bytes(content)

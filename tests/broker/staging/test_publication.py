@@ -10,9 +10,9 @@ from penstock.broker.access import ANONYMOUS
 from penstock.broker.staging.operations import Committed
 from penstock.errors import (
     NoSpace,
+    OutcomeUnknown,
     TopicNotFound,
     TransactionNotFound,
-    WriteFailed,
 )
 from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE
@@ -112,9 +112,9 @@ async def test_after_a_failed_flush_only_a_restart_tells_and_the_commit_is_done_
     async with house:
         values = await long_commit(house, 2)
         house.disk.fail_next_fsync()
-        with pytest.raises(WriteFailed):
+        with pytest.raises(OutcomeUnknown):
             await house.publish(0, ("a", 2))
-        with pytest.raises(WriteFailed, match="restart the broker, then commit again"):
+        with pytest.raises(OutcomeUnknown, match="restart the broker, then commit again"):
             await house.publish(0, ("a", 2))
         await house.restart()
         assert await house.publish(0, ("a", 2)) in (Committed.BEFORE, Committed.NOW)

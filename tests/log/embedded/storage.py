@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.errors import CorruptBlock
 from penstock.log.api import Engine
+from penstock.log.block import SEAL_AT, SUMMED_AT, Block, seal_at
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.partition import EmbeddedPartition
+from penstock.log.salts import PartitionSalts
 from penstock.testing.faults import FaultyDisk
 from tests.log.records import Record, read_all
 
@@ -38,6 +42,23 @@ class UnflushedDisk(CountingDisk):
 
     def sync_directory(self, path: Path) -> None:
         pass
+
+
+SALTS = PartitionSalts(bytes(range(16)), 0)
+"""Of segments that a test makes by hand."""
+
+
+def sealed(pieces: Sequence[bytes], salt: int) -> bytes:
+    """The content of a segment file: pieces back to back, those that are whole blocks sealed for where they are."""
+    data = b""
+    for piece in pieces:
+        try:
+            Block(piece)
+        except CorruptBlock:
+            data += piece
+        else:
+            data += piece[:SEAL_AT] + seal_at(salt, len(data)).to_bytes(8, "little") + piece[SUMMED_AT:]
+    return data
 
 
 def path_of(fd: int) -> Path:

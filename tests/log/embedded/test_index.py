@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.block import Block, encode_block
+from penstock.log.block import Block, encode_block, seal_at
 from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import HEAD_BYTES, STEP_BYTES, SegmentIndex
-from penstock.log.embedded.segment import Segment, load_index, log_path
+from penstock.log.embedded.segment import Segment, log_path
+from penstock.log.embedded.segment import load_index as load_index_of
+from penstock.log.salts import PartitionSalts
+from tests.log.embedded.storage import SALTS
 
 BASE = 1000
 
@@ -26,11 +29,15 @@ def written(directory: Path, blocks: int = 60, seed: int = 1) -> tuple[Segment, 
         block = Block(encode_block(offset, stamp, [chance.randbytes(chance.choice([10, 5000, 40_000]))] * count))
         index.add(block, len(data))
         placed.append((len(data), block))
-        data += block.data
+        data += encode_block(offset, stamp, block.values(), seal=seal_at(SALTS.of(path.stem), len(data)))
         offset += count
         stamp += chance.choice([0, 0, 1, 100])
     path.write_bytes(data)
-    return Segment(Disk(CrashPoints({})), path, BASE, index, len(data)), placed
+    return Segment(Disk(CrashPoints({})), path, BASE, index, len(data), SALTS), placed
+
+
+def load_index(path: Path, size_bytes: int) -> SegmentIndex | None:
+    return load_index_of(path, BASE, size_bytes, Disk(CrashPoints({})), SALTS.of(path.stem))
 
 
 def loaded(encoded: bytes) -> SegmentIndex | None:
@@ -82,10 +89,10 @@ def test_entries_are_taken_from_the_file_when_they_are_wanted_and_made_anew_when
     segment, placed = written(tmp_path)
     for present in (True, False):
         segment.save_index(segment.index.encode(), sync=False)
-        index = load_index(segment.path, BASE, segment.end, Disk(CrashPoints({})))
+        index = load_index(segment.path, segment.end)
         assert index is not None
         assert not index.loaded
-        again = Segment(Disk(CrashPoints({})), segment.path, BASE, index, segment.end)
+        again = Segment(Disk(CrashPoints({})), segment.path, BASE, index, segment.end, SALTS)
         if not present:
             again.index_path.unlink()
         position, block = placed[-1]
@@ -116,10 +123,9 @@ def test_an_index_that_covers_more_than_the_log_has_is_not_taken(tmp_path: Path,
     segment, _ = written(tmp_path)
     segment.index.sealed = sealed
     segment.save_index(segment.index.encode(), sync=False)
-    disk = Disk(CrashPoints({}))
-    assert load_index(segment.path, BASE, segment.end, disk) is not None
-    assert load_index(segment.path, BASE, segment.end - 1, disk) is None
-    longer = load_index(segment.path, BASE, segment.end + 1, disk)
+    assert load_index(segment.path, segment.end) is not None
+    assert load_index(segment.path, segment.end - 1) is None
+    longer = load_index(segment.path, segment.end + 1)
     assert (longer is None) == sealed, "a sealed segment has the size it had when it was sealed"
 
 
@@ -130,10 +136,19 @@ def test_an_index_of_another_segment_is_not_taken(tmp_path: Path) -> None:
     other.path.write_bytes(other.path.read_bytes().ljust(segment.end, b"\0")[: segment.end])
     segment.save_index(segment.index.encode(), sync=False)
     segment.index_path.rename(other.index_path)
-    assert load_index(other.path, BASE, segment.end, Disk(CrashPoints({}))) is None
-    assert load_index(segment.path, BASE, segment.end, Disk(CrashPoints({}))) is None, "and there is none where it was"
+    assert load_index(other.path, segment.end) is None
+    assert load_index(segment.path, segment.end) is None, "and there is none where it was"
     assert loaded(segment.index.encode()) is not None
     assert SegmentIndex.decode_head(segment.index.encode(), 1 << 40) is None, "its offsets lie below this segment's"
+
+
+def test_an_index_is_not_taken_for_a_file_that_was_put_in_the_place_of_its_own(tmp_path: Path) -> None:
+    segment, _ = written(tmp_path)
+    segment.save_index(segment.index.encode(), sync=False)
+    assert load_index(segment.path, segment.end) is not None
+    elsewhere = PartitionSalts(SALTS.topic_salt, 1)
+    moved = load_index_of(segment.path, BASE, segment.end, Disk(CrashPoints({})), elsewhere.of(segment.path.stem))
+    assert moved is None
 
 
 def test_an_empty_segment_has_an_empty_index() -> None:

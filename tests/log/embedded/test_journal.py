@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
-from penstock.log.embedded.journal import Journal, JournalEntry, journal_paths, read_records, record_pieces
+from penstock.log.embedded.journal import (
+    Journal,
+    JournalEntry,
+    JournalRecord,
+    encode_file_head,
+    journal_paths,
+    read_records,
+)
 from penstock.log.embedded.recovery import redo_journal
 from penstock.testing.faults import FaultyDisk
 
@@ -26,65 +33,106 @@ RECORDS = [
 ]
 
 
-def encode_record(entries: list[JournalEntry]) -> bytes:
-    return b"".join(record_pieces(entries))
+SALT = 0x1122334455667788
+HEAD = encode_file_head(SALT)
 
 
-ENCODED = [encode_record(record) for record in RECORDS]
+def journal_of(*records: list[JournalEntry], salt: int = SALT) -> bytes:
+    """A journal file that holds these records."""
+    data = encode_file_head(salt)
+    for entries in records:
+        data += b"".join(JournalRecord(entries).pieces(salt ^ len(data)))
+    return data
+
+
+def read(data: bytes) -> tuple[list[list[JournalEntry]], list[int]]:
+    """The records of a journal file, and where it is damaged."""
+    damaged: list[int] = []
+    return list(read_records(data, damaged.append)), damaged
+
+
+ENDS = [len(journal_of(*RECORDS[:count])) for count in range(len(RECORDS) + 1)]
 
 
 def test_the_layout_on_disk_is_pinned() -> None:
     rest = struct.pack("<I", 1) + struct.pack("<16sIqqI", TOPIC, 3, 1, 2, 5) + b"three"
     size = struct.pack("<Q", len(rest))
     checksum = struct.pack("<I", google_crc32c.value(size + rest))
-    assert ENCODED[2] == b"PnJr" + checksum + size + rest
+    salt = struct.pack("<Q", SALT)
+    head = b"PnJ2" + struct.pack("<I", google_crc32c.value(salt)) + salt
+    assert head == HEAD
+    assert journal_of(RECORDS[2]) == head + b"PnJr" + checksum + struct.pack("<Q", SALT ^ 16) + size + rest
 
 
 @pytest.mark.parametrize("behind", [b"", bytes(4096), b"PnJr", b"torn" * 100])
 def test_records_are_read_in_order_up_to_what_is_no_record(behind: bytes) -> None:
-    assert list(read_records(b"".join(ENCODED) + behind)) == RECORDS
+    assert read(journal_of(*RECORDS) + behind) == (RECORDS, [])
 
 
 def test_a_record_cut_anywhere_is_not_read() -> None:
-    data = b"".join(ENCODED)
-    ends = [len(ENCODED[0]), len(ENCODED[0]) + len(ENCODED[1]), len(data)]
+    data = journal_of(*RECORDS)
     for size in range(len(data)):
-        assert list(read_records(data[:size])) == RECORDS[: sum(end <= size for end in ends)]
+        assert read(data[:size]) == (RECORDS[: sum(end <= size for end in ENDS[1:])], [])
 
 
-def test_a_record_with_any_bit_flipped_is_passed_over_and_the_others_are_read() -> None:
-    start = len(ENCODED[0])
-    data = b"".join(ENCODED)
-    for bit in range(8 * start, 8 * (start + len(ENCODED[1]))):
+def test_a_record_with_any_bit_flipped_is_told_and_the_others_are_read() -> None:
+    data = journal_of(*RECORDS)
+    for bit in range(8 * ENDS[1], 8 * ENDS[2]):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert list(read_records(bytes(flipped))) == [RECORDS[0], RECORDS[2]]
+        assert read(bytes(flipped)) == ([RECORDS[0], RECORDS[2]], [ENDS[1]])
 
 
-@given(st.lists(st.binary(max_size=60) | st.sampled_from([b"PnJr", ENCODED[0], bytes(40)]), max_size=8))
-def test_among_any_bytes_every_whole_record_is_found(pieces: list[bytes]) -> None:
-    assert list(read_records(b"".join(pieces))) == [RECORDS[0]] * pieces.count(ENCODED[0])
+def test_a_journal_whose_head_is_damaged_is_told_and_read_by_the_seal_of_its_first_record() -> None:
+    data = journal_of(*RECORDS)
+    for bit in range(8 * len(HEAD)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert read(bytes(flipped)) == (RECORDS, [0])
+
+
+def test_a_journal_whose_head_and_first_record_are_damaged_is_told_and_not_read() -> None:
+    data = bytearray(journal_of(*RECORDS))
+    data[8] ^= 1
+    data[50] ^= 1
+    assert read(bytes(data)) == ([], [0])
+
+
+@pytest.mark.parametrize("data", [b"", HEAD[:5], HEAD, bytes(5000), HEAD + bytes(5000)])
+def test_a_journal_that_nothing_was_written_to_is_no_damage(data: bytes) -> None:
+    assert read(data) == ([], [])
+
+
+ELSEWHERE = [journal_of(RECORDS[0])[16:], journal_of(RECORDS[0], salt=SALT + 1)[16:]]
+
+
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([b"PnJr", bytes(40), *ELSEWHERE]), max_size=8))
+def test_a_record_that_was_written_to_another_place_or_another_file_is_none(pieces: list[bytes]) -> None:
+    """Whatever the values of a torn record hold: a record is one only where it was written, which no client can choose."""
+    torn = b"".join([bytes(40), *pieces])
+    assert read(journal_of(RECORDS[1]) + torn) == ([RECORDS[1]], [])
 
 
 def test_a_journal_goes_from_file_to_file(tmp_path: Path) -> None:
     journal = Journal(Disk(CrashPoints({})), tmp_path, 5)
     assert journal.retire() is None
     assert journal_paths(tmp_path) == []
-    journal.write([ENCODED[0]])
-    end = journal.size_bytes
-    journal.write([ENCODED[1]])
+    journal.write(JournalRecord(RECORDS[0]))
+    end = journal.end
+    journal.write(JournalRecord(RECORDS[1]))
     journal.undo(end)
-    journal.write([ENCODED[2]])
+    journal.write(JournalRecord(RECORDS[2]))
     journal.sync()
     first = journal.retire()
     assert first is not None
-    assert journal.size_bytes == 0
-    journal.write([ENCODED[1]])
+    assert journal.end == 0
+    journal.write(JournalRecord(RECORDS[1]))
     second = journal.retire()
     assert second is not None
     assert journal_paths(tmp_path) == [first, second] == [tmp_path / f"{n:020d}.journal" for n in (5, 6)]
-    assert list(read_records(first.read_bytes())) == [RECORDS[0], RECORDS[2]]
-    assert list(read_records(second.read_bytes())) == [RECORDS[1]]
+    assert read(first.read_bytes()) == ([RECORDS[0], RECORDS[2]], [])
+    assert read(second.read_bytes()) == ([RECORDS[1]], [])
+    assert first.read_bytes()[:16] != second.read_bytes()[:16], "each has a salt of its own"
 
 
 def test_a_journal_whose_name_may_not_last_is_not_used(tmp_path: Path) -> None:
@@ -100,9 +148,9 @@ def test_a_journal_whose_name_may_not_last_is_not_used(tmp_path: Path) -> None:
     journal = Journal(disk, tmp_path, 0)
     for _ in range(2):
         with pytest.raises(OSError, match="space"):
-            journal.write([ENCODED[0]])
+            journal.write(JournalRecord(RECORDS[0]))
     disk.failing = False
-    journal.write([ENCODED[0]])
+    journal.write(JournalRecord(RECORDS[0]))
     assert journal.retire() == tmp_path / f"{0:020d}.journal"
 
 
@@ -114,56 +162,87 @@ def test_redo_puts_blocks_in_their_place_however_often(tmp_path: Path) -> None:
     segment = tmp_path / "00000000000000000100.log"
     segment.write_bytes(b"12345")
     (tmp_path / "journal" / "0.journal").write_bytes(
-        encode_record([JournalEntry(TOPIC, 0, 100, 5, b"abc")])
-        + encode_record([JournalEntry(TOPIC, 0, 100, 8, b"def"), JournalEntry(TOPIC, 1, 0, 0, b"another partition")])
+        journal_of(
+            [JournalEntry(TOPIC, 0, 100, 5, b"abc")],
+            [JournalEntry(TOPIC, 0, 100, 8, b"def"), JournalEntry(TOPIC, 1, 0, 0, b"another partition")],
+        )
     )
-    (tmp_path / "journal" / "1.journal").write_bytes(encode_record([JournalEntry(TOPIC, 0, 100, 11, b"ghi")]))
+    (tmp_path / "journal" / "1.journal").write_bytes(journal_of([JournalEntry(TOPIC, 0, 100, 11, b"ghi")]))
 
-    def last_segment_of(topic_id: bytes, partition: int) -> Path | None:
-        return segment if (topic_id, partition) == (TOPIC, 0) else None
+    def directory_of(topic_id: bytes, partition: int) -> Path | None:
+        return tmp_path if (topic_id, partition) == (TOPIC, 0) else None
 
     for _ in range(3):
-        assert redo_journal(Disk(CrashPoints({})), tmp_path / "journal", last_segment_of) == 3
+        assert redo_journal(Disk(CrashPoints({})), tmp_path / "journal", directory_of) == []
         assert segment.read_bytes() == b"12345abcdefghi"
 
 
 def test_redo_leaves_segments_alone_that_have_been_sealed_since(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
-    segment = tmp_path / "00000000000000000200.log"
+    older, segment = tmp_path / "00000000000000000100.log", tmp_path / "00000000000000000200.log"
+    older.write_bytes(b"sealed")
     segment.write_bytes(b"newer")
-    (tmp_path / "journal" / "0.journal").write_bytes(encode_record([JournalEntry(TOPIC, 0, 100, 0, b"older")]))
-    assert redo_journal(Disk(CrashPoints({})), tmp_path / "journal", lambda *_: segment) == 0
-    assert segment.read_bytes() == b"newer"
+    (tmp_path / "journal" / "0.journal").write_bytes(journal_of([JournalEntry(TOPIC, 0, 100, 0, b"older")]))
+    redo_journal(Disk(CrashPoints({})), tmp_path / "journal", lambda *_: tmp_path)
+    assert (older.read_bytes(), segment.read_bytes()) == (b"sealed", b"newer")
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4096)])
+def test_redo_passes_over_a_segment_that_a_failed_roll_left(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "journal").mkdir()
+    segment, unused = tmp_path / "00000000000000000100.log", tmp_path / "00000000000000000200.log"
+    segment.write_bytes(b"12345")
+    unused.write_bytes(content)
+    (tmp_path / "journal" / "0.journal").write_bytes(
+        journal_of([JournalEntry(TOPIC, 0, 100, 5, b"abc")], [JournalEntry(TOPIC, 0, 200, 0, b"def")])
+    )
+    redo_journal(Disk(CrashPoints({})), tmp_path / "journal", lambda *_: tmp_path)
+    assert segment.read_bytes() == b"12345abc"
+    assert unused.read_bytes().rstrip(b"\0") == b"def", "what was written to it after all is put back too"
+
+
+def test_redo_names_a_damaged_journal_and_applies_what_it_can(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    segment = tmp_path / "00000000000000000100.log"
+    segment.write_bytes(b"12345")
+    data = bytearray(journal_of([JournalEntry(TOPIC, 0, 100, 5, b"abc")], [JournalEntry(TOPIC, 0, 100, 8, b"def")]))
+    data[40] ^= 1
+    path = tmp_path / "journal" / "0.journal"
+    path.write_bytes(data)
+    assert redo_journal(Disk(CrashPoints({})), tmp_path / "journal", lambda *_: tmp_path) == [path]
+    assert segment.read_bytes() == b"12345\0\0\0def"
 
 
 def test_what_redo_wrote_is_flushed(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     segment = tmp_path / "00000000000000000100.log"
     segment.write_bytes(b"")
-    (tmp_path / "journal" / "0.journal").write_bytes(encode_record([JournalEntry(TOPIC, 0, 100, 0, b"abc")]))
+    (tmp_path / "journal" / "0.journal").write_bytes(journal_of([JournalEntry(TOPIC, 0, 100, 0, b"abc")]))
     disk = FaultyDisk()
     disk.fail_next_fsync()
     with pytest.raises(OSError, match="error"):
-        redo_journal(disk, tmp_path / "journal", lambda *_: segment)
+        redo_journal(disk, tmp_path / "journal", lambda *_: tmp_path)
 
 
 def test_a_record_of_data_whose_checksum_is_known_is_the_same_record() -> None:
     data = [bytes(range(256)) * 400, b"small"]
     plain = [JournalEntry(TOPIC, number, 0, 0, each) for number, each in enumerate(data)]
     known = [entry._replace(checksum=google_crc32c.value(entry.data)) for entry in plain]
-    assert encode_record(known) == encode_record(plain)
-    assert [entry.data for entry in next(read_records(encode_record(known)))] == data
+    assert journal_of(known) == journal_of(plain)
+    [[*entries]], _ = read(journal_of(known))
+    assert [entry.data for entry in entries] == data
 
 
 def test_a_large_record_is_written_in_pieces(tmp_path: Path) -> None:
     entries = [JournalEntry(TOPIC, number, 0, 0, bytes([number]) * (1 << 20)) for number in range(3)]
-    pieces = record_pieces(entries)
-    assert [id(piece) for piece in pieces[1:]] == [id(entry.data) for entry in entries]
-    assert len(record_pieces([JournalEntry(TOPIC, 0, 0, 0, b"small")])) == 1
+    record = JournalRecord(entries)
+    assert [id(piece) for piece in record.pieces(0)[1:]] == [id(entry.data) for entry in entries]
+    assert sum(map(len, record.pieces(0))) == record.size_bytes
+    assert len(JournalRecord([JournalEntry(TOPIC, 0, 0, 0, b"small")]).pieces(0)) == 1
     journal = Journal(Disk(), tmp_path, 0)
-    journal.reserve(sum(map(len, pieces)))
-    journal.write(pieces)
+    journal.reserve(record.size_bytes)
+    journal.write(record)
     journal.sync()
     path = journal.retire()
     assert path is not None
-    assert list(read_records(path.read_bytes())) == [entries]
+    assert read(path.read_bytes()) == ([entries], [])

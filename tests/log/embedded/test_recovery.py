@@ -25,6 +25,7 @@ from tests.log.embedded.storage import (
     partition_directory,
     partition_of,
     path_of,
+    sealed,
     segment_files,
 )
 from tests.log.records import Record, append, read_all, read_from, read_values, start_append
@@ -356,10 +357,12 @@ async def test_what_an_interrupted_operation_left_is_taken_away_and_nothing_else
 async def test_a_swap_that_was_not_finished_is_finished(open_engine: OpenEngine, data_dir: Path) -> None:
     engine = await open_engine()
     records = await filled(engine, 30, SMALL_SEGMENTS)
+    old = partition_of(engine).segments[1:3]
+    blocks = [block.data for segment in old for _, block in segment.blocks_from(0, segment.end)]
     await engine.close()
     one, two, after = segment_files(data_dir)[1:4]
     swap = one.with_name(f"{one.stem}-{after.stem}.swap")
-    swap.write_bytes(one.read_bytes() + two.read_bytes())
+    swap.write_bytes(sealed(blocks, old[0].salts.of(swap.stem)))
     one.unlink()  # a crash after the first of the replaced files was removed
     engine = await open_engine()
     assert not swap.exists()

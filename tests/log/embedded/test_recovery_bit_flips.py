@@ -193,7 +193,9 @@ async def test_a_journal_with_a_flipped_bit_loses_only_its_damaged_record(
                 answer = await read_one(partition, record.offset)
                 assert answer == record or CORRUPT.search(str(answer))
                 right += answer == record
-            assert right == 7
+            assert right == (7 if position >= 16 else 8), (
+                "the head of the file is not needed while its first record is whole"
+            )
         await engine.close()
 
 

@@ -18,9 +18,9 @@ from penstock.errors import (
     InvalidRequest,
     InvalidTopicName,
     NoSpace,
+    OutcomeUnknown,
     PartitionNotFound,
     TopicNotFound,
-    WriteFailed,
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.testing import RunningBroker
@@ -250,7 +250,7 @@ async def test_a_full_disk_is_a_retriable_refusal_and_a_failed_flush_is_not(
     penstock_broker.disk.disk_full_off()
     assert (await client.send("orders", b"one")).offset == 1
     penstock_broker.disk.fail_next_fsync()
-    with pytest.raises(WriteFailed) as failed:
+    with pytest.raises(OutcomeUnknown) as failed:
         await client.send("orders", b"unknown")
     assert not failed.value.retriable
 

@@ -26,6 +26,7 @@ NEVER_ANSWERED = {
     errors.ConfigError,  # keep a broker from starting, or a Spark session
     errors.JavaMissing,
     errors.DataDirectoryInUse,
+    errors.UnsupportedFormat,
 }
 
 

@@ -47,7 +47,7 @@ from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
 from penstock.broker.topics import validate_name
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, ShuttingDown, TopicNotFound, WriteFailed
+from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
 from penstock.log.api import Engine
 
 SWEEP_S: Final = 5.0
@@ -174,7 +174,7 @@ class Staging:
     ) -> Committed:
         """Publish what the winners staged, and nothing else, once.
 
-        Raises WriteFailed where only a restart can tell whether it is done. After any other error it either is not, or it is decided and
+        Raises OutcomeUnknown where only a restart can tell whether it is done. After any other error it either is not, or it is decided and
         goes on; asking again tells.
         """
         if len(winners) > WINNERS_MAX:
@@ -323,7 +323,7 @@ class Staging:
         if staged.publication is not publication:
             return True
         if publication.failure is not None:
-            raise WriteFailed(
+            raise OutcomeUnknown(
                 f"whether epoch {publication.epoch} of {staged.name} is published is unknown: {publication.failure}; restart the "
                 "broker, then commit again to learn"
             )

@@ -23,7 +23,7 @@ import structlog
 from penstock.broker.staging.entries import CommitEntry, StagedHead, TicketEntry, TicketKey, encode_head
 from penstock.broker.staging.store import StagedApplication, StagedReader, Ticket
 from penstock.broker.table import PreparedChange, Table, appended_together
-from penstock.errors import CorruptBlock, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
+from penstock.errors import CorruptBlock, NotWritten, OutcomeUnknown, PenstockError, ShuttingDown, TopicNotFound
 from penstock.log.api import Batch, BatchFor, BlockBatch, Engine, Partition
 from penstock.log.block import Block
 
@@ -94,7 +94,7 @@ class Publication:
     async def decide(self, decision: Callable[[], Changes]) -> None:
         """Publish the first chunk with the decision. `decision` is asked for its changes when they are about to be appended.
 
-        Raises what is wrong, and then nothing has happened; only WriteFailed leaves that open until a restart.
+        Raises what is wrong, and then nothing has happened; only OutcomeUnknown leaves that open until a restart.
         """
         chunk = await self._next_chunk(self._applied, must_exist=True)
         await self._publish(chunk, decision())
@@ -168,11 +168,11 @@ class Publication:
             changes.append(self._commits_table.prepare([(name, CommitEntry(self.epoch, chunk.end))]))
         for part in (*batches, *(change.part for change in changes)):
             if part.partition.failure is not None:
-                raise WriteFailed(f"epoch {self.epoch} of {name} is not published further: {part.partition.failure}")
+                raise NotWritten(f"epoch {self.epoch} of {name} is not published further: {part.partition.failure}")
         if batches or changes:
             try:
                 await appended_together(self._engine, batches, changes)
-            except WriteFailed as error:
+            except OutcomeUnknown as error:
                 self.failure = error
                 raise
         self._applied = chunk.end

@@ -6,13 +6,16 @@ answered, and what gathered meanwhile goes next. There is no timer: a lone appen
 
 How a group becomes durable depends on how many files must be flushed for it:
 - one: its segment is written and synced;
-- several, or an atomic append: everything goes to the journal, which is synced, and then to the segments (see `journal.py`).
-Topics with `interval` or `none` durability are written without waiting for a flush. A small group for topics with `none`, which
-waits for nothing at all, is written on the loop itself: handing it to another thread and back would take longer than the write.
+- several: everything goes to the journal, which is synced, and then to the segments (see `journal.py`).
+An atomic append is flushed whatever the durability of its topics. If one of its parts cannot be written, the others are left out of the
+commit; appends that were only gathered with it are not affected.
+
+Topics with `interval` or `none` durability are written without waiting for a flush. A small group for topics with `none`, which waits
+for nothing at all, is written on the loop itself: handing it to another thread and back would take longer than the write.
 
 Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds `_turn` and the thread
-waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown, so they refuse writes until a
-restart has looked (retrying could acknowledge what is not there).
+waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown (OutcomeUnknown), so they refuse writes
+until a restart has looked (retrying could acknowledge what is not there). What fails before anything was written is NotWritten.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -31,12 +34,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import structlog
 
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError, WriteFailed
+from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.log.api import EngineStats
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
-from penstock.log.embedded.journal import Journal, JournalEntry, record_pieces
-from penstock.log.embedded.layout import PartitionCommit
+from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
+from penstock.log.embedded.layout import AtomicAppend, PartitionCommit
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.segment import SegmentWriter
 
@@ -70,7 +73,6 @@ class Committer:
         self._journal = journal
         self._reserve = reserve
         self._gathered: dict[EmbeddedPartition, None] = {}
-        self._atomic = False
         self._under_way = False
         self._scheduled = False
         self._idle = asyncio.Event()
@@ -101,10 +103,6 @@ class Committer:
             self._scheduled = True
             self._loop.call_soon(self._start_scheduled)
 
-    def submit_atomic(self) -> None:
-        """What is gathered now must be written all or nothing."""
-        self._atomic = True
-
     def _start_scheduled(self) -> None:
         self._scheduled = False
         self._start_commit(may_write_here=True)
@@ -116,19 +114,18 @@ class Committer:
             PartitionCommit(partition, appends) for partition in self._gathered if (appends := partition.take_waiting())
         ]
         self._gathered.clear()
-        atomic, self._atomic = self._atomic, False
         if not parts:
             self._idle.set()
             return
         self._under_way = True
-        if not (may_write_here and not atomic and self._write_here(parts)):
-            self._tasks.put(lambda: self._commit(parts, atomic=atomic))
+        if not (may_write_here and self._write_here(parts)):
+            self._tasks.put(lambda: self._commit(parts))
 
     def _write_here(self, parts: list[PartitionCommit]) -> bool:
         """Write a group that waits for no disk; False where it might, or where the commit thread is at work."""
         if sum([part.size_bytes for part in parts]) > WRITTEN_ON_LOOP_BYTES_MAX:
             return False
-        if any(part.partition.config.durability.mode != "none" for part in parts):
+        if any(part.atomic or part.partition.config.durability.mode != "none" for part in parts):
             return False
         if not self._tasks.empty() or not self._turn.acquire(blocking=False):
             return False
@@ -136,7 +133,7 @@ class Committer:
             now_ms = self._clock.now_ms()
             if any(part.rolls(now_ms) for part in parts):
                 return False
-            seconds = self._write(parts, atomic=False)
+            seconds = self._write(parts)
         finally:
             self._turn.release()
         self._committed(parts, seconds)
@@ -148,10 +145,10 @@ class Committer:
         records = 0
         for part in parts:
             part.partition.apply(part)
-            if part.error is None:
+            if part.written and part.error is None:
                 records += part.next_offset - part.base_offset
                 stats.appended_bytes += len(part.data)
-            else:
+            if part.error is not None or part.refused:
                 stats.commit_errors += 1
         stats.commits += 1
         stats.appended_records += records
@@ -165,7 +162,7 @@ class Committer:
         for part in parts:
             part.answer()
         for part in parts:
-            if part.error is None:
+            if part.written and part.error is None:
                 part.partition.notify()
 
     async def drained(self) -> None:
@@ -215,34 +212,36 @@ class Committer:
             except Exception:  # noqa: BLE001 - without this thread nothing would ever be answered again
                 _log.exception("the commit thread met an unexpected error")
 
-    def _commit(self, parts: list[PartitionCommit], *, atomic: bool) -> None:
-        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts, atomic=atomic))
+    def _commit(self, parts: list[PartitionCommit]) -> None:
+        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts))
         if self._checkpoint is not None and self._checkpoint.done():
             self._finish_checkpoint()
-        if self._journal.size_bytes >= self._options.journal_bytes:
+        if self._journal.end >= self._options.journal_bytes:
             self.checkpoint(wait=False)
 
-    def _write(self, parts: list[PartitionCommit], *, atomic: bool) -> float:
+    def _write(self, parts: list[PartitionCommit]) -> float:
         """Write a group as its topics want it; returns the seconds that took."""
         started = time.perf_counter()
         try:
-            self._write_group(parts, atomic=atomic)
+            self._write_group(parts)
         except Exception as error:  # noqa: BLE001 - a bug: the outcome is unknown, and saying so is the only safe answer
-            _log.exception("a commit ended in an unexpected error")
-            _fail(parts, WriteFailed(f"the commit ended in an unexpected error ({error}); restart the broker"))
-            self._mark_failed(parts)
+            _log.exception("unexpected error in a commit")
+            for part in parts:
+                self._fail(part, OutcomeUnknown(f"unexpected error in a commit ({error}); restart the broker"))
         return time.perf_counter() - started
 
-    def _write_group(self, parts: list[PartitionCommit], *, atomic: bool) -> None:
+    def _write_group(self, parts: list[PartitionCommit]) -> None:
         now_ms = self._clock.now_ms()
-        for part in parts:
-            self._lay_out(part, now_ms)
-        if atomic and (failed := next((part for part in parts if part.error), None)):
-            _fail(parts, failed.error)
-        sound = [part for part in parts if part.error is None]
-        flushed = [part for part in sound if atomic or part.partition.config.durability.mode == "fsync"]
-        if len(flushed) > 1 or (flushed and atomic):
-            self._write_journaled(flushed, atomic=atomic)
+        laid_out: list[PartitionCommit] = parts
+        while laid_out:
+            for part in laid_out:
+                self._lay_out(part, now_ms)
+            # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
+            laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
+        sound = [part for part in parts if part.appends]
+        flushed = [part for part in sound if part.atomic or part.partition.config.durability.mode == "fsync"]
+        if len(flushed) > 1:
+            self._write_journaled(flushed)
         elif flushed:
             self._write_direct(flushed[0])
         for part in sound:
@@ -250,24 +249,35 @@ class Committer:
                 self._write_unflushed(part)
 
     def _lay_out(self, part: PartitionCommit, now_ms: int) -> None:
-        target = self._options.block_bytes_target
-        try:
+        """Prepare the blocks of a part and the space for them. What fails here was not written, and is refused."""
+        while part.appends:
             try:
-                if not part.partition.internal and self._reserve.is_in_use():
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                part.lay_out(now_ms, target)
+                self._prepare(part, now_ms)
+                break
             except OSError as error:
-                if not (part.partition.internal and is_full(error) and self._reserve.release()):
-                    raise
-                part.lay_out(now_ms, target)
-        except OSError as error:
-            part.error = storage_error(error, f"preparing a write to {part.partition}")
-            self._mark_failed([part])
-        except Exception as error:  # noqa: BLE001 - nothing is written yet, so records that make no block harm only themselves
-            _log.exception("records make no block", partition=str(part.partition))
-            part.error = InvalidRequest(f"the records cannot be stored in {part.partition}: {error}")
+                refusal = storage_error(error, f"preparing a write to {part.partition}")
+                part.refuse(part.appends, refusal)
+                if not is_full(error):
+                    part.partition.fail(str(refusal))
+            except Exception as error:  # noqa: BLE001 - records that make no block harm only themselves
+                _log.exception("encoding failed", partition=str(part.partition))
+                part.refuse_what_cannot_be_encoded(error)
         if part.rolled:
             self.forget(part.partition)
+
+    def _prepare(self, part: PartitionCommit, now_ms: int) -> None:
+        partition, target = part.partition, self._options.block_bytes_target
+        if not partition.internal and self._reserve.is_in_use():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if part.atomic and partition in self._unflushed and not self._flush(partition):
+            # What the journal restores after a power cut must not stand behind something that was lost in it.
+            raise OSError(errno.EIO, partition.failure)
+        try:
+            part.lay_out(now_ms, target)
+        except OSError as error:
+            if not (partition.internal and is_full(error) and self._reserve.release()):
+                raise
+            part.lay_out(now_ms, target)
 
     def _write_direct(self, part: PartitionCommit) -> None:
         writer = part.partition.writer
@@ -279,8 +289,7 @@ class Committer:
         try:
             writer.file.sync()
         except OSError as error:
-            part.error = _flush_failed(error, part.partition)
-            self._mark_failed([part])
+            self._fail(part, _flush_failed(error, part.partition))
             return
         self._disk.crash_point(Site.APPEND_SYNCED)
         self.forget(part.partition)
@@ -302,22 +311,53 @@ class Committer:
         try:
             part.write()
         except OSError as error:
-            part.error = storage_error(error, f"writing to {part.partition}")
             try:
                 file.cut(end)  # a record that was refused must not come back after a crash
             except OSError as worse:
-                part.error = _flush_failed(worse, part.partition)
-            self._mark_failed([part])
+                self._fail(part, _flush_failed(worse, part.partition))
+                return False
+            if is_full(error):
+                part.refuse(part.appends, storage_error(error, f"writing to {part.partition}"))
+            else:
+                self._fail(part, _write_failed(error, part.partition))
             return False
         return True
 
-    def _write_journaled(self, parts: list[PartitionCommit], *, atomic: bool) -> None:
+    def _write_journaled(self, parts: list[PartitionCommit]) -> None:
+        plain = [part for part in parts if not part.atomic]
+        full = self._write_journal(parts, may_use_reserve=not plain)
+        if full is not None and plain:
+            # There is no room for a copy, but every part has the room it needs in its own segment.
+            for part in plain:
+                self._write_direct(part)
+            parts = [part for part in parts if part.atomic]
+            full = self._write_journal(parts, may_use_reserve=True) if parts else None
+        if full is not None:
+            for part in parts:
+                part.refuse(part.appends, full)
+        if full is not None or not parts or parts[0].error is not None:
+            return
         for part in parts:
-            # What the journal restores after a power cut must not stand behind something that was lost in it.
-            if part.partition in self._unflushed and not self._flush(part.partition):
-                _fail(parts, WriteFailed(part.partition.failure))
-                return
-        record = record_pieces(
+            try:
+                part.write()
+            except OSError as error:
+                self._abandon_journal()
+                self._fail(
+                    part,
+                    OutcomeUnknown(
+                        f"writing to {part.partition} failed after it was recorded in the journal: {error}; "
+                        "restart the broker to recover it"
+                    ),
+                )
+            self._unsynced[part.partition] = None
+            self._disk.crash_point(Site.JOURNAL_APPLIED_ONE)
+        self._spread_failures(parts)
+        self._disk.crash_point(Site.JOURNAL_APPLIED)
+
+    def _write_journal(self, parts: list[PartitionCommit], *, may_use_reserve: bool) -> NotWritten | None:
+        """Record the parts in the journal and flush it. Returns the error if nothing was written; if that is unknown, all parts fail."""
+        journal = self._journal
+        record = JournalRecord(
             [
                 JournalEntry(
                     part.partition.topic_id,
@@ -331,56 +371,44 @@ class Committer:
             ]
         )
         try:
-            full = self._write_journal(record, may_use_reserve=atomic)
-            if full is not None and not atomic:
-                # There is no room for a copy, but every part has the room it needs in its own segment.
-                for part in parts:
-                    self._write_direct(part)
-                return
-            if full is not None:
-                _fail(parts, full)
-                return
-            self._journal.sync()
+            journal.reserve(record.size_bytes)
+        except OSError as error:
+            if is_full(error) and may_use_reserve and self._reserve.release():
+                return self._write_journal(parts, may_use_reserve=False)
+            return storage_error(error, "preparing a write to the journal")
+        end = journal.end
+        try:
+            try:
+                journal.write(record)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                journal.undo(end)
+                if may_use_reserve and self._reserve.release():
+                    return self._write_journal(parts, may_use_reserve=False)
+                return storage_error(error, "writing to the journal")
+            journal.sync()
         except OSError as error:
             # The record may or may not be on disk. The file is left for the next start to look at, as it stands.
             self._abandon_journal()
             for part in parts:
-                part.error = _flush_failed(error, part.partition)
-            self._mark_failed(parts)
-            return
-        for part in parts:
-            try:
-                part.write()
-            except OSError as error:
-                self._abandon_journal()
-                part.error = WriteFailed(
-                    f"writing to {part.partition} failed after it was recorded in the journal: {error}; "
-                    "restart the broker to recover it"
-                )
-                self._mark_failed([part])
-            self._unsynced[part.partition] = None
-            self._disk.crash_point(Site.JOURNAL_APPLIED_ONE)
-        if atomic and (failed := next((part for part in parts if part.error), None)):
-            # All or nothing holds for readers too: what was written stays out of sight until a restart puts the rest beside it.
-            _fail(parts, failed.error)
-            self._mark_failed(parts)
-        self._disk.crash_point(Site.JOURNAL_APPLIED)
-
-    def _write_journal(self, record: Sequence[bytes], *, may_use_reserve: bool) -> PenstockError | None:
-        """Write a record, or return NoSpace having undone it; any other trouble is raised."""
-        journal = self._journal
-        end = journal.size_bytes
-        try:
-            journal.reserve(sum(map(len, record)))
-            journal.write(record)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            journal.undo(end)
-            if may_use_reserve and self._reserve.release():
-                return self._write_journal(record, may_use_reserve=False)
-            return storage_error(error, "writing to the journal")
+                self._fail(part, _flush_failed(error, part.partition))
         return None
+
+    def _spread_failures(self, parts: list[PartitionCommit]) -> None:
+        """All or nothing holds for readers too: what was written of an atomic append stays out of sight until a restart puts the rest
+        beside it."""
+        reached: set[AtomicAppend] = set()
+        failed = [part for part in parts if part.error is not None]
+        while failed:
+            error = failed[0].error
+            reached |= {append.whole for part in failed for append in part.appends if append.whole is not None}
+            failed = [
+                part for part in parts if part.error is None and any(append.whole in reached for append in part.appends)
+            ]
+            for part in failed:
+                assert isinstance(error, OutcomeUnknown)
+                self._fail(part, error)
 
     def _abandon_journal(self) -> None:
         """Begin a new journal file and never delete the present one in this run: only a restart can tell what it holds."""
@@ -396,12 +424,16 @@ class Committer:
         unsynced, self._unsynced = self._unsynced, {}
         work = []
         for partition in unsynced:
+            if partition.deleted:
+                continue
             writer = partition.writer
             try:
-                # Where the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
+                # If the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
                 if partition.failure is not None:
                     raise OSError(errno.EIO, "the partition refuses writes")
-                work.append((partition, os.dup(writer.file.fd)))
+                # Opened again, not duplicated: the system reports an error of writing back to each opening of a file once, and what
+                # this thread's own flushes meet from here on must not be hidden from the checkpoint's.
+                work.append((partition, self._disk.open_append(writer.file.path, create=False)))
                 self._covered.append((partition, writer, writer.segment.index.encode()))
             except OSError as error:
                 _log.error("journal kept", path=str(retired), partition=str(partition), error=str(error))
@@ -433,7 +465,6 @@ class Committer:
             finally:
                 os.close(fd)
         self._disk.crash_point(Site.CHECKPOINT_SYNCED)
-        # A partition that failed meanwhile may have taken the error that this sync should have seen.
         if retired is not None and all(partition.failure is None for partition, _ in work):
             try:
                 self._disk.unlink(retired)
@@ -449,10 +480,10 @@ class Committer:
             # Only the next start is slower for it.
             _log.warning("index not saved", segment=str(writer.segment.path), error=str(error))
 
-    def _mark_failed(self, parts: Sequence[PartitionCommit]) -> None:
-        for part in parts:
-            if isinstance(part.error, WriteFailed):
-                part.partition.fail(str(part.error))
+    def _fail(self, part: PartitionCommit, error: OutcomeUnknown) -> None:
+        """Nobody knows whether the part is stored, so its partition refuses writes until a restart has looked."""
+        part.error = part.error or error
+        part.partition.fail(str(error))
 
     def forget(self, partition: EmbeddedPartition) -> None:
         """Everything the partition wrote is synced, or it is closed or deleted; in the commit thread."""
@@ -482,13 +513,15 @@ class Committer:
         return True
 
 
-def _fail(parts: Sequence[PartitionCommit], error: PenstockError | None) -> None:
-    for part in parts:
-        part.error = part.error or error
+def _write_failed(error: OSError, partition: EmbeddedPartition) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"writing to {partition} failed: {error.strerror or error}; whether the last records are on disk is unknown; "
+        "check the disk, then restart the broker"
+    )
 
 
-def _flush_failed(error: OSError, partition: EmbeddedPartition) -> WriteFailed:
-    return WriteFailed(
+def _flush_failed(error: OSError, partition: EmbeddedPartition) -> OutcomeUnknown:
+    return OutcomeUnknown(
         f"flushing {partition} to disk failed: {error.strerror or error}; whether the last records are on disk is unknown; "
         "check the disk, then restart the broker"
     )

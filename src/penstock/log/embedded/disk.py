@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import NoSpace, PenstockError, WriteFailed
+from penstock.errors import NoSpace, NotWritten
 from penstock.log.embedded.crashpoints import CrashPoints, Site
 
 EASED_WRITE_BYTES_MAX: Final = 32 << 10
@@ -118,11 +119,11 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def storage_error(error: OSError, doing: str) -> PenstockError:
-    """An operating-system error in the terms of the broker: the disk is full, or the outcome is unknown."""
+def storage_error(error: OSError, doing: str) -> NotWritten:
+    """Turn an operating-system error that came before anything was written into one of the broker's."""
     if is_full(error):
         return NoSpace(f"no space left on the disk while {doing}; free some space and send again")
-    return WriteFailed(f"{doing} failed: {error.strerror or error}; check the disk, then restart the broker")
+    return NotWritten(f"{doing} failed: {error.strerror or error}; check the disk, then restart the broker")
 
 
 class AppendFile:
@@ -210,17 +211,22 @@ class AppendFile:
 
 
 class SpaceReserve:
-    """A file of nothing, given up when the disk is full so that internal topics can still be written. Used by the commit thread, and
-    by the maintenance of the engine to take it again."""
+    """A placeholder file, deleted when the disk is full so that internal topics can still be written. Safe to use from any thread: the
+    commit thread gives it up, the engine's maintenance takes it again."""
 
     def __init__(self, disk: Disk, path: Path, size_bytes: int) -> None:
         self._disk = disk
         self._path = path
         self._size_bytes = size_bytes
         self._given_up = False
+        self._lock = threading.Lock()
 
     def hold(self) -> None:
         """Take the space, never more than an eighth of what is free; once given up, only when there is plenty again."""
+        with self._lock:
+            self._hold()
+
+    def _hold(self) -> None:
         free_bytes = self._disk.free_bytes(self._path.parent)
         if self._given_up and free_bytes < 2 * self._size_bytes:
             return
@@ -240,15 +246,17 @@ class SpaceReserve:
         self._given_up = False
 
     def release(self) -> bool:
-        """Give the space back; False where there was none to give."""
-        if not self._path.exists() or self._path.stat().st_size == 0:
-            return False
-        self._disk.unlink(self._path)
-        self._given_up = True
-        return True
+        """Give the space back; False if there was none to give."""
+        with self._lock:
+            if not self._path.exists() or self._path.stat().st_size == 0:
+                return False
+            self._disk.unlink(self._path)
+            self._given_up = True
+            return True
 
     def is_in_use(self) -> bool:
         """Whether what is free now is what was held back for internal topics: nobody else may take it."""
-        if self._given_up:
-            self.hold()
+        if not self._given_up:
+            return False
+        self.hold()
         return self._given_up

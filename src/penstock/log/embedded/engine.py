@@ -15,10 +15,10 @@ import asyncio
 import fcntl
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -27,6 +27,7 @@ from penstock.errors import (
     DataDirectoryInUse,
     InvalidRequest,
     PartitionNotFound,
+    ShuttingDown,
     TopicExists,
     TopicNotFound,
 )
@@ -42,24 +43,30 @@ from penstock.log.api import (
 )
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.crashpoints import Site
-from penstock.log.embedded.disk import Disk, SpaceReserve, storage_error
+from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
+from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.journal import Journal, journal_paths
+from penstock.log.embedded.layout import AtomicAppend
 from penstock.log.embedded.maintenance import Maintenance
 from penstock.log.embedded.options import EngineOptions
-from penstock.log.embedded.partition import AtomicAppend, EmbeddedPartition
+from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
-from penstock.log.embedded.segment import LOG_SUFFIX, Segment, SegmentWriter
+from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
-from penstock.log.embedded.topicfiles import TopicFiles
+from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
+from penstock.log.salts import new_topic_salt
 
 OpenedParts = list[tuple[list[Segment], SegmentWriter]]
 """The partitions of a topic as recovery hands them over."""
+Opened = list[tuple[StoredTopic, OpenedParts]]
 
+_T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 _LOCK: Final = "LOCK"
 _CLEAN: Final = "clean-shutdown"
 _RESERVE: Final = "reserve"
+_DAMAGED_SUFFIX: Final = ".damaged"
 
 
 class EmbeddedEngine(Engine):
@@ -89,9 +96,12 @@ class EmbeddedEngine(Engine):
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()
-        self._maintaining = asyncio.Lock()
-        opened: list[tuple[TopicInfo, OpenedParts]] = []
+        self._changes: set[asyncio.Task[Any]] = set()
+        """Topics being created and deleted, which goes on when nobody waits for it any more."""
+        self._closing = False
+        opened: Opened = []
         try:
+            await self._loop.run_in_executor(None, self._files.check_format)
             self._take_lock()
             await self._loop.run_in_executor(None, self._prepare)
             await self._open_all(opened)
@@ -111,13 +121,21 @@ class EmbeddedEngine(Engine):
         self._disk.sync_directory(self._data_dir)
         self._clean_stop = (self._data_dir / _CLEAN).exists()
         self._loaded = self._files.load_all()
+        self._damaged_journals: list[Path] = []
         if not self._clean_stop:
-            directories = {bytes.fromhex(info.id): self._files.directory(info) for info in self._loaded}
-            redo_journal(self._disk, journal_directory, _last_segment_finder(directories))
+            topics = {bytes.fromhex(topic.info.id): topic.info for topic in self._loaded}
 
-    async def _open_all(self, opened: list[tuple[TopicInfo, OpenedParts]]) -> None:
+            def partition_directory(topic_id: bytes, index: int) -> Path | None:
+                info = topics.get(topic_id)
+                return None if info is None else self._files.partition_directory(info, index)
+
+            self._damaged_journals = redo_journal(self._disk, journal_directory, partition_directory)
+
+    async def _open_all(self, opened: Opened) -> None:
         options = self._options
-        recovery = PartitionRecovery(self._disk, self.stats, clean=self._clean_stop, accept_gaps=options.accept_gaps)
+        recovery = PartitionRecovery(
+            self._disk, self.stats, self._reserve, clean=self._clean_stop, accept_gaps=options.accept_gaps
+        )
         await self._loop.run_in_executor(None, self._recover_all, recovery, opened)
         journal_directory = self._data_dir / "journal"
         journals = journal_paths(journal_directory)
@@ -128,21 +146,42 @@ class EmbeddedEngine(Engine):
         journal = Journal(self._disk, journal_directory, next_journal)
         self._committer = Committer(self._disk, self._clock, journal, self._reserve, options, self.stats)
         self._maintenance = Maintenance(self._disk, self._clock, self._committer, options)
-        for info, parts in opened:
-            self._add_topic(info, parts)
+        for topic, parts in opened:
+            self._add_topic(topic, parts)
         self._maintenance_task = asyncio.create_task(self._maintain_for_ever(), name="penstock-maintenance")
 
-    def _recover_all(self, recovery: PartitionRecovery, opened: list[tuple[TopicInfo, OpenedParts]]) -> None:
-        for info in self._loaded:
-            parts = self._open_partitions(recovery, info)
-            opened.append((info, parts))
+    def _recover_all(self, recovery: PartitionRecovery, opened: Opened) -> None:
+        for topic in self._loaded:
+            opened.append((topic, self._open_partitions(recovery, topic)))
+        if not self._clean_stop:
+            opened[:] = [(self._begin_epoch(topic, parts), parts) for topic, parts in opened]
 
-    def _open_partitions(self, recovery: PartitionRecovery, info: TopicInfo) -> OpenedParts:
+    def _begin_epoch(self, topic: StoredTopic, parts: OpenedParts) -> StoredTopic:
+        """After a crash a topic without `fsync` may have lost records that readers have seen: note where it ends now (epochs.py)."""
+        if topic.info.config.durability.mode == "fsync":
+            return topic
+        topic = topic._replace(epochs=topic.epochs.begun([writer.next_offset for _, writer in parts]))
+        try:
+            try:
+                self._files.save(topic)
+            except OSError as error:
+                if not (is_full(error) and self._reserve.release()):
+                    raise
+                self._files.save(topic)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            _log.error("no space to save the epoch of a topic", topic=topic.info.name, error=str(error))
+        return topic
+
+    def _open_partitions(self, recovery: PartitionRecovery, topic: StoredTopic) -> OpenedParts:
         now_ms = self._clock.now_ms()
+        info = topic.info
         parts: OpenedParts = []
         try:
             for index in range(info.config.partitions):
-                parts.append(recovery.open(info, self._files.partition_directory(info, index), now_ms))
+                directory = self._files.partition_directory(info, index)
+                parts.append(recovery.open(info, directory, topic.salts(index), now_ms))
         except BaseException:
             _close_writers(parts)
             raise
@@ -151,7 +190,11 @@ class EmbeddedEngine(Engine):
     def _finish_recovery(self, journals: list[Path]) -> None:
         """Everything is synced in its own place now, so the journal has served; and from here on a crash is a crash."""
         for path in journals:
-            self._disk.unlink(path)
+            if path in self._damaged_journals:
+                self._disk.rename(path, path.with_name(path.name + _DAMAGED_SUFFIX))
+            else:
+                self._disk.unlink(path)
+        self._disk.sync_directory(self._data_dir / "journal")
         self._disk.unlink(self._data_dir / _CLEAN)
         self._disk.sync_directory(self._data_dir)
         self._reserve.hold()
@@ -159,8 +202,10 @@ class EmbeddedEngine(Engine):
     async def close(self) -> None:
         if self._lock_fd < 0:
             return  # closed already, or never started
+        self._closing = True
         self._maintenance_task.cancel()
         await asyncio.gather(self._maintenance_task, return_exceptions=True)
+        await asyncio.gather(*self._changes, return_exceptions=True)
         partitions = [partition for parts in self._partitions.values() for partition in parts]
         for partition in partitions:
             partition.close(deleted=False)
@@ -205,7 +250,9 @@ class EmbeddedEngine(Engine):
         self._readers.shutdown()
 
     def _take_lock(self) -> None:
-        self._data_dir.mkdir(parents=True, exist_ok=True)
+        if not self._data_dir.is_dir():
+            self._data_dir.mkdir(parents=True)
+            self._disk.sync_directory(self._data_dir.parent)
         fd = os.open(self._data_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -250,31 +297,49 @@ class EmbeddedEngine(Engine):
         return parts[index]
 
     async def create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
+        return await self._to_its_end(self._create_topic(name, config))
+
+    async def _create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
         async with self._changing:
+            self._check_open()
             if name in self._topics:
                 raise TopicExists(f"topic already exists: {name}")
             info = TopicInfo(name, uuid.uuid4().hex, config, self._clock.now_ms())
+            topic = StoredTopic(info, new_topic_salt(), Epochs())
             try:
-                parts = await self._loop.run_in_executor(None, self._create_files, info)
+                parts = await self._loop.run_in_executor(None, self._create_files, topic)
             except OSError as error:
                 raise storage_error(error, f"creating topic {name!r}") from error
-            self._add_topic(info, parts)
+            self._add_topic(topic, parts)
             return info
 
-    def _create_files(self, info: TopicInfo) -> OpenedParts:
+    async def _to_its_end(self, change: Coroutine[Any, Any, _T]) -> _T:
+        """Await a change that must not be left half done when whoever awaits it is cancelled."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ShuttingDown("the broker is stopping; send again when it is back")
+
+    def _create_files(self, topic: StoredTopic) -> OpenedParts:
         try:
-            self._files.create(info)
-            return self._open_partitions(self._recovery, info)
+            self._files.create(topic)
+            return self._open_partitions(self._recovery, topic)
         except OSError:
             # What was refused must not be there after a restart.
-            self._files.discard(info)
+            self._files.discard(topic.info)
             raise
 
-    def _add_topic(self, info: TopicInfo, parts: OpenedParts) -> None:
+    def _add_topic(self, topic: StoredTopic, parts: OpenedParts) -> None:
+        info = topic.info
         self._partitions[info.name] = [
             EmbeddedPartition(
                 info,
                 index,
+                topic.epochs,
                 self._files.partition_directory(info, index),
                 segments,
                 writer,
@@ -289,21 +354,34 @@ class EmbeddedEngine(Engine):
         self._topics[info.name] = info
 
     async def delete_topic(self, name: str) -> None:
-        async with self._changing, self._maintaining:
+        await self._to_its_end(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> None:
+        async with self._changing:
+            self._check_open()
             info = self._topics.pop(name, None)
             if info is None:
                 raise TopicNotFound(f"topic not found: {name}")
             parts = self._partitions.pop(name)
             for partition in parts:
-                partition.close(deleted=True)
+                partition.close(deleted=True)  # ends a rewrite of it under way, too
+            for partition in parts:
+                async with partition.replacing:
+                    pass
+            # Tasks of the commit thread run in order, so a commit under way is over by then, and no later one names these.
+            await self._committer.run(lambda: None)
+            try:
+                remains = await self._loop.run_in_executor(None, self._files.hide, info)
+            except OSError as error:
+                for partition in parts:
+                    partition.reopen()
+                self._topics[name], self._partitions[name] = info, parts
+                raise storage_error(error, f"deleting the files of topic {name!r}") from error
+            for partition in parts:
                 self._tails.drop(partition.tail)
                 partition.recent.forget()
-            # Tasks of the commit thread run in order, so a commit under way is over by then, and no later one names these.
             await self._committer.run(lambda: self._close_deleted(parts))
-            try:
-                await self._loop.run_in_executor(None, self._files.remove, info)
-            except OSError as error:
-                raise storage_error(error, f"deleting the files of topic {name!r}") from error
+        await self._loop.run_in_executor(None, self._files.remove_hidden, remains)
 
     def _close_deleted(self, parts: Sequence[EmbeddedPartition]) -> None:
         for partition in parts:
@@ -319,8 +397,9 @@ class EmbeddedEngine(Engine):
         if refusal is not None:
             self._loop.call_soon(done, refusal)
             return
+        for part in parts:
+            _ = part.batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
         whole = AtomicAppend(len(parts), done)
-        self._committer.submit_atomic()
         for at, part in enumerate(parts):
             _ours(part.partition).append(part.batch, whole.done_for(at), whole)
 
@@ -329,9 +408,7 @@ class EmbeddedEngine(Engine):
     async def maintain(self) -> None:
         """One pass of retention, merging and compaction over every partition."""
         for partition in [partition for parts in self._partitions.values() for partition in parts]:
-            async with self._maintaining:
-                if partition in self._partitions.get(partition.topic, ()):
-                    await self._maintenance.run(partition)
+            await self._maintenance.run(partition)
         await self._loop.run_in_executor(None, self._reserve.hold)
 
     async def _maintain_for_ever(self) -> None:
@@ -351,17 +428,3 @@ def _close_writers(parts: OpenedParts) -> None:
 def _ours(partition: Partition) -> EmbeddedPartition:
     assert isinstance(partition, EmbeddedPartition), "an atomic append stays within one engine"
     return partition
-
-
-def _last_segment_finder(directories: Mapping[bytes, Path]) -> Callable[[bytes, int], Path | None]:
-    """Looks up the last segment file of a partition by topic id; None where the topic is gone."""
-    known: dict[tuple[bytes, int], Path | None] = {}
-
-    def find(topic_id: bytes, index: int) -> Path | None:
-        if (topic_id, index) not in known:
-            directory = directories.get(topic_id)
-            paths = sorted((directory / str(index)).glob(f"*{LOG_SUFFIX}")) if directory else []
-            known[topic_id, index] = paths[-1] if paths else None
-        return known[topic_id, index]
-
-    return find

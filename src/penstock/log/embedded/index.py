@@ -19,7 +19,7 @@ from penstock.log.block import EXPIRIES, BlockHeader
 
 STEP_BYTES: Final = 64 << 10
 _MAGIC: Final = b"PnIx"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SEALED: Final = 1
 _EXPIRES: Final = 2
 # magic, checksum of the rest of the head, version, marks, entries, covers, next offset, first and last timestamp, blocks, checksum of

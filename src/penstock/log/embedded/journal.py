@@ -5,27 +5,35 @@ under one checksum, to the journal; one `fdatasync` of that file makes the commi
 segments without waiting for the disk. After a crash the journal is read and every block put where it belongs again (`redo`), which
 is harmless where it already is there. Once the segments themselves are synced (a checkpoint) the journal file is deleted.
 
-    record: magic "PnJr", CRC-32C of the rest, length of the rest after this field (u64), number of blocks (u32), then for each block
-            topic id (16 bytes), partition (u32), segment's base offset (i64), position in its file (i64), length (u32);
-            then all blocks back to back
+    file:   magic "PnJ2", CRC-32C of the salt, salt (u64, random); then records
+    record: magic "PnJr", CRC-32C of everything from byte 16 on, seal (u64), length of the rest after this field (u64), number of
+            blocks (u32), then for each block topic id (16 bytes), partition (u32), segment's base offset (i64), position in its file
+            (i64), length (u32); then all blocks back to back
+
+The seal of a record is the file's salt xor the record's position: no bytes of a client can pass for a record.
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import google_crc32c
 
+from penstock.log.block import seal_at
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
 
 JOURNAL_SUFFIX: Final = ".journal"
+_FILE_MAGIC: Final = b"PnJ2"
+_FILE_HEAD = struct.Struct("<4sIQ")
 _MAGIC: Final = b"PnJr"
-_HEAD = struct.Struct("<4sIQI")
+_SEALED_HEAD = struct.Struct("<4sIQ")
+_REST_HEAD = struct.Struct("<QI")
 _ENTRY = struct.Struct("<16sIqqI")
 _RESERVE_STEP_BYTES: Final = 4 << 20
 # Below this, a join takes less time than several writes.
@@ -44,35 +52,79 @@ class JournalEntry(NamedTuple):
     """Of the data, where somebody knows it already."""
 
 
-def record_pieces(entries: Sequence[JournalEntry]) -> list[bytes]:
-    """A record, in pieces that follow one another; a large one is not worth joining."""
-    places = b"".join(
-        _ENTRY.pack(entry.topic_id, entry.partition, entry.segment_base, entry.position, len(entry.data))
-        for entry in entries
-    )
-    rest_bytes = 4 + len(places) + sum(len(entry.data) for entry in entries)
-    head = b"".join((rest_bytes.to_bytes(8, "little"), len(entries).to_bytes(4, "little"), places))
-    checksum = google_crc32c.value(head)
-    for entry in entries:
-        if entry.checksum is None or len(entry.data) < COMBINED_BYTES_MIN:
-            checksum = google_crc32c.extend(checksum, entry.data)
-        else:
-            checksum = combined(checksum, entry.checksum, len(entry.data))
-    pieces = [b"".join((_MAGIC, checksum.to_bytes(4, "little"), head)), *(entry.data for entry in entries)]
-    return pieces if rest_bytes >= _PIECES_BYTES_MIN else [b"".join(pieces)]
+class JournalRecord:
+    """One commit, ready to be written: everything but the seal, which depends on where it goes."""
+
+    __slots__ = ("_checksum", "_entries", "_head", "size_bytes")
+
+    def __init__(self, entries: Sequence[JournalEntry]) -> None:
+        places = b"".join(
+            _ENTRY.pack(entry.topic_id, entry.partition, entry.segment_base, entry.position, len(entry.data))
+            for entry in entries
+        )
+        data_bytes = sum(len(entry.data) for entry in entries)
+        self._head = _REST_HEAD.pack(4 + len(places) + data_bytes, len(entries)) + places
+        self._entries = entries
+        self.size_bytes = _SEALED_HEAD.size + len(self._head) + data_bytes
+        self._checksum = google_crc32c.value(self._head)
+        for entry in entries:
+            if entry.checksum is None or len(entry.data) < COMBINED_BYTES_MIN:
+                self._checksum = google_crc32c.extend(self._checksum, entry.data)
+            else:
+                self._checksum = combined(self._checksum, entry.checksum, len(entry.data))
+
+    def pieces(self, seal: int) -> list[bytes]:
+        """The record in pieces that follow one another; a large one is not worth joining."""
+        head = _SEALED_HEAD.pack(_MAGIC, self._checksum, seal) + self._head
+        pieces = [head, *(entry.data for entry in self._entries)]
+        return pieces if self.size_bytes >= _PIECES_BYTES_MIN else [b"".join(pieces)]
 
 
-def decode_record(data: bytes, at: int) -> tuple[list[JournalEntry], int] | None:
-    """The record that begins at `at`, and where the next one would; None where there is no whole record."""
-    if len(data) - at < _HEAD.size:
+def encode_file_head(salt: int) -> bytes:
+    salted = salt.to_bytes(8, "little")
+    return _FILE_HEAD.pack(_FILE_MAGIC, google_crc32c.value(salted), salt)
+
+
+def _salt_of(data: bytes) -> int | None:
+    """The salt in the head of a journal file, None if the head is damaged."""
+    if len(data) < _FILE_HEAD.size:
         return None
-    magic, checksum, rest_bytes, count = _HEAD.unpack_from(data, at)
-    rest_at = at + _HEAD.size - 4
-    end = rest_at + rest_bytes
-    if magic != _MAGIC or end > len(data) or google_crc32c.value(data[at + 8 : end]) != checksum:
+    magic, checksum, salt = _FILE_HEAD.unpack_from(data)
+    if magic != _FILE_MAGIC or google_crc32c.value(data[8 : _FILE_HEAD.size]) != checksum:
         return None
+    return int(salt)
+
+
+def _salt_of_first_record(data: bytes) -> int | None:
+    """The salt that the seal of the first record was made with, if that is whole."""
+    at = _FILE_HEAD.size
+    salt = seal_at(int.from_bytes(data[at + 8 : at + 16], "little"), at)
+    return None if decode_record(data, at, salt) is None else salt
+
+
+def _end_of(data: bytes, at: int, salt: int) -> int | None:
+    """Where the record at `at` says it ends; None if none was written there."""
+    rest_at = at + _SEALED_HEAD.size
+    if len(data) < rest_at + _REST_HEAD.size:
+        return None
+    magic, _, seal = _SEALED_HEAD.unpack_from(data, at)
+    if magic != _MAGIC or seal != seal_at(salt, at):
+        return None
+    rest_bytes, _ = _REST_HEAD.unpack_from(data, rest_at)
+    return int(rest_at + 8 + rest_bytes)
+
+
+def decode_record(data: bytes, at: int, salt: int) -> tuple[list[JournalEntry], int] | None:
+    """The record that begins at `at`, and where the next one would; None if there is no whole record."""
+    end = _end_of(data, at, salt)
+    if end is None or end > len(data):
+        return None
+    rest_at = at + _SEALED_HEAD.size
+    if google_crc32c.value(data[rest_at:end]) != int.from_bytes(data[at + 4 : at + 8], "little"):
+        return None
+    _, count = _REST_HEAD.unpack_from(data, rest_at)
     entries = []
-    place_at = rest_at + 4
+    place_at = rest_at + _REST_HEAD.size
     data_at = place_at + count * _ENTRY.size
     for _ in range(count):
         topic_id, partition, segment_base, position, size_bytes = _ENTRY.unpack_from(data, place_at)
@@ -82,18 +134,45 @@ def decode_record(data: bytes, at: int) -> tuple[list[JournalEntry], int] | None
     return entries, end
 
 
-def read_records(data: bytes) -> Iterator[list[JournalEntry]]:
-    """Whole records in order, going on behind a damaged one: each names its own places, so order is not needed to apply them."""
-    at = 0
+def read_records(data: bytes, on_damage: Callable[[int], None]) -> Iterator[list[JournalEntry]]:
+    """Whole records of a journal file in order, with the positions of damage told to `on_damage`.
+
+    A record that is not whole at the end of the file is a torn write and no damage. Records after damage are read too: each names its
+    own places, so order is not needed to apply them. They are found by their seals, which no client can have put into a value.
+    """
+    salt = _salt_of(data)
+    if salt is None and data[_FILE_HEAD.size :].strip(b"\0"):
+        on_damage(0)
+        salt = _salt_of_first_record(data)
+    if salt is None:
+        return
+    at = _FILE_HEAD.size
+    damaged_at: int | None = None
     while at < len(data):
-        record = decode_record(data, at)
+        record = decode_record(data, at, salt)
         if record is None:
-            at = data.find(_MAGIC, at + 1)
-            if at < 0:
+            damaged_at = at if damaged_at is None else damaged_at
+            following = _next_record(data, at, salt)
+            if following is None:
                 return
+            at = following
         else:
+            if damaged_at is not None:
+                on_damage(damaged_at)
+                damaged_at = None
             entries, at = record
             yield entries
+
+
+def _next_record(data: bytes, at: int, salt: int) -> int | None:
+    """Where the next record after a damaged one begins: where that says that it ends, otherwise at the next seal."""
+    end = _end_of(data, at, salt)
+    if end is not None and _end_of(data, end, salt) is not None:
+        return end
+    found = data.find(_MAGIC, at + 1)
+    while found >= 0 and _end_of(data, found, salt) is None:
+        found = data.find(_MAGIC, found + 1)
+    return found if found >= 0 else None
 
 
 def journal_paths(directory: Path) -> list[Path]:
@@ -108,19 +187,22 @@ class Journal:
         self._directory = directory
         self._next_number = next_number
         self._file: AppendFile | None = None
+        self._salt = 0
 
     @property
-    def size_bytes(self) -> int:
+    def end(self) -> int:
+        """Where the next record goes; 0 while there is no file."""
         return self._file.end if self._file else 0
 
     def reserve(self, size_bytes: int) -> None:
         self._open().reserve(size_bytes)
 
-    def write(self, record: Sequence[bytes]) -> None:
+    def write(self, record: JournalRecord) -> None:
         file = self._open()
-        file.ease_flush(sum(map(len, record)))
-        self._disk.crash_half_written(Site.JOURNAL_HALF_WRITTEN, file.fd, record, file.end)
-        file.write_pieces(record)
+        file.ease_flush(record.size_bytes)
+        pieces = record.pieces(seal_at(self._salt, file.end))
+        self._disk.crash_half_written(Site.JOURNAL_HALF_WRITTEN, file.fd, pieces, file.end)
+        file.write_pieces(pieces)
         self._disk.crash_point(Site.JOURNAL_WRITTEN)
 
     def sync(self) -> None:
@@ -146,7 +228,9 @@ class Journal:
         if self._file is None:
             path = self._directory / f"{self._next_number:020d}{JOURNAL_SUFFIX}"
             file = AppendFile(self._disk, path, create=True, reserve_step_bytes=_RESERVE_STEP_BYTES)
+            self._salt = secrets.randbits(64)
             try:
+                file.write(encode_file_head(self._salt))  # flushed with the first record
                 self._disk.sync_directory(self._directory)
             except OSError:
                 file.close()  # a journal that a power cut could take away is none; the next record tries again

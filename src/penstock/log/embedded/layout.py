@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import structlog
 
-from penstock.errors import PenstockError
-from penstock.log.api import Appended, Batch, BlockBatch, OnAppended
-from penstock.log.block import BlockHeader, encode_block, place_block, whole_checksum
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.log.api import Appended, Batch, BlockBatch, OnAllAppended, OnAppended
+from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, place_block, seal_at, whole_checksum
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.segment import Segment
 
@@ -29,11 +29,43 @@ _log = structlog.get_logger(__name__)
 _ROW_BYTES: Final = 12
 
 
+class Waiting(NamedTuple):
+    """An append on its way to the next commit."""
+
+    batch: Batch | BlockBatch
+    done: OnAppended
+    whole: AtomicAppend | None
+    """What it is a part of, if it must not be written alone."""
+
+
+class AtomicAppend:
+    """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
+
+    __slots__ = ("_done", "_left", "_results", "refusal")
+
+    def __init__(self, parts: int, done: OnAllAppended) -> None:
+        self.refusal: PenstockError | None = None
+        self._done = done
+        self._left = parts
+        self._results: list[Appended | PenstockError | None] = [None] * parts
+
+    def done_for(self, part: int) -> OnAppended:
+        def part_done(result: Appended | PenstockError) -> None:
+            self._results[part] = result
+            self._left -= 1
+            if self._left == 0:
+                error = next((result for result in self._results if isinstance(result, PenstockError)), None)
+                self._done(error or [result for result in self._results if isinstance(result, Appended)])
+
+        return part_done
+
+
 class PartitionCommit:
     """One partition's part of a commit: filled in by the commit thread, applied on the loop."""
 
     __slots__ = (
         "appends",
+        "atomic",
         "base_offset",
         "blocks",
         "data",
@@ -42,26 +74,66 @@ class PartitionCommit:
         "headers",
         "next_offset",
         "partition",
+        "refused",
         "rolled",
         "segment",
         "size_bytes",
         "timestamp_ms",
+        "written",
     )
 
-    def __init__(self, partition: EmbeddedPartition, appends: list[tuple[Batch | BlockBatch, OnAppended]]) -> None:
+    def __init__(self, partition: EmbeddedPartition, appends: list[Waiting]) -> None:
         self.partition = partition
         self.appends = appends
-        self.size_bytes = sum([_stored_bytes(batch) for batch, _ in appends])
+        self.refused: list[tuple[Waiting, PenstockError]] = []
+        """Appends that are not written though others may be."""
+        self.size_bytes = 0
         """What the records take in blocks, headers aside."""
+        self.atomic = False
+        """Whether some append must not be written alone."""
+        self._measure()
         self.segment: Segment | None = None
         """Where it goes; None before it is laid out."""
         self.rolled = False
         """Whether it is the first to go there."""
         self.error: PenstockError | None = None
+        """What became of all appends that were not refused one by one."""
+        self.written = False
         self.blocks: list[bytes] = []
         self.headers: list[BlockHeader] = []
         self.data = b""
         self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
+
+    def _measure(self) -> None:
+        self.size_bytes, self.atomic = 0, False
+        for append in self.appends:
+            self.size_bytes += _stored_bytes(append.batch)
+            if append.whole is not None:
+                self.atomic = True
+
+    def refuse(self, appends: Sequence[Waiting], error: PenstockError) -> None:
+        """Leave appends out, and with them all of the atomic ones they are parts of."""
+        for append in appends:
+            self.refused.append((append, error))
+            if append.whole is not None and append.whole.refusal is None:
+                append.whole.refusal = error
+        left_out = {id(append) for append in appends}
+        self.appends = [append for append in self.appends if id(append) not in left_out]
+        self._measure()
+
+    def leave_out_refused(self) -> bool:
+        """Leave out what another part of the commit has refused. True if there was any, so that the rest must be laid out again."""
+        refused = [append for append in self.appends if append.whole is not None and append.whole.refusal is not None]
+        for append in refused:
+            assert append.whole is not None
+            assert append.whole.refusal is not None
+            self.refuse([append], append.whole.refusal)
+        return bool(refused)
+
+    def refuse_what_cannot_be_encoded(self, error: Exception) -> None:
+        """After `lay_out` failed so: only the appends that are to blame are left out."""
+        to_blame = [append for append in self.appends if not _can_be_encoded(append.batch)] or self.appends
+        self.refuse(to_blame, InvalidRequest(f"the records cannot be stored in {self.partition}: {error}"))
 
     def rolls(self, now_ms: int) -> bool:
         """Whether the records belong into a new segment."""
@@ -83,43 +155,52 @@ class PartitionCommit:
         self.segment = writer.segment
         self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
         self.base_offset = offset = writer.next_offset
-        for laid_out, appends in itertools.groupby(self.appends, lambda append: isinstance(append[0], BlockBatch)):
-            if laid_out:
-                offset = self._place([batch for batch, _ in appends if isinstance(batch, BlockBatch)], offset)
-            else:
-                batches = [batch for batch, _ in appends if isinstance(batch, Batch)]
-                offset = self._encode(batches, offset, block_bytes_target)
+        position = writer.file.end
+        pieces = self._pieces(block_bytes_target)
+        for number, piece in enumerate(pieces, 1):
+            commit = BEGINS * (number == 1) | ENDS * (number == len(pieces))
+            block = self._encode(piece, offset, seal_at(writer.segment.salt, position), commit)
+            header = BlockHeader(block)
+            self.blocks.append(block)
+            self.headers.append(header)
+            offset = header.next_offset
+            position += header.size_bytes
         self.next_offset = offset
         self.data = self.blocks[0] if len(self.blocks) == 1 else b"".join(self.blocks)
         writer.file.reserve(len(self.data))
 
-    def _encode(self, batches: list[Batch], offset: int, block_bytes_target: int) -> int:
-        compress = self.partition.config.compression == "zstd"
-        for batch in [_join(batches)] if self.size_bytes <= block_bytes_target else gather(batches, block_bytes_target):
-            self._add(
-                encode_block(
-                    offset,
-                    self.timestamp_ms,
-                    batch.values,
-                    batch.keys,
-                    batch.headers,
-                    batch.expiries,
-                    compress=compress,
-                )
-            )
-            offset += len(batch)
-        return offset
+    def _pieces(self, block_bytes_target: int) -> list[Batch | Block]:
+        """What becomes one block each."""
+        fits = self.size_bytes <= block_bytes_target
+        first = self.appends[0].batch
+        if fits and len(self.appends) == 1 and isinstance(first, Batch):
+            return [first]
+        pieces: list[Batch | Block] = []
+        for laid_out, appends in itertools.groupby(self.appends, lambda append: isinstance(append.batch, BlockBatch)):
+            if laid_out:
+                for append in appends:
+                    assert isinstance(append.batch, BlockBatch)
+                    pieces += append.batch.blocks
+            else:
+                batches = [append.batch for append in appends if isinstance(append.batch, Batch)]
+                pieces += [_join(batches)] if fits else gather(batches, block_bytes_target)
+        return pieces
 
-    def _place(self, batches: list[BlockBatch], offset: int) -> int:
+    def _encode(self, piece: Batch | Block, offset: int, seal: int, commit: int) -> bytes:
         compress = self.partition.config.compression == "zstd"
-        for block in itertools.chain.from_iterable(batch.blocks for batch in batches):
-            self._add(place_block(block, offset, self.timestamp_ms, compress=compress))
-            offset += block.count
-        return offset
-
-    def _add(self, block: bytes) -> None:
-        self.blocks.append(block)
-        self.headers.append(BlockHeader(block))
+        if isinstance(piece, Block):
+            return place_block(piece, offset, self.timestamp_ms, compress=compress, seal=seal, commit=commit)
+        return encode_block(
+            offset,
+            self.timestamp_ms,
+            piece.values,
+            piece.keys,
+            piece.headers,
+            piece.expiries,
+            compress=compress,
+            seal=seal,
+            commit=commit,
+        )
 
     def checksum(self) -> int | None:
         """Of the data, from those of its blocks; None where it is quicker to look at the data itself."""
@@ -127,22 +208,38 @@ class PartitionCommit:
             return None
         checksum = 0
         for header in self.headers:
-            checksum = combined(checksum, whole_checksum(header), header.size_bytes)
+            checksum = combined(checksum, whole_checksum(header, header.seal), header.size_bytes)
         return checksum
 
     def write(self) -> None:
         self.partition.writer.write(self.data, self.headers)
         self.end = self.partition.writer.file.end
+        self.written = True
 
     def answer(self) -> None:
         """Tell every append how it went; on the loop."""
+        for append, error in self.refused:
+            self._tell(append, error)
         offset = self.base_offset
-        for batch, done in self.appends:
-            try:
-                done(self.error or Appended(offset, self.timestamp_ms))
-            except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
-                _log.exception("the owner of an append failed on its answer", partition=str(self.partition))
-            offset += len(batch)
+        for append in self.appends:
+            self._tell(append, self.error or Appended(offset, self.timestamp_ms))
+            offset += len(append.batch)
+
+    def _tell(self, append: Waiting, result: Appended | PenstockError) -> None:
+        try:
+            append.done(result)
+        except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
+            _log.exception("append callback raised", partition=str(self.partition))
+
+
+def _can_be_encoded(batch: Batch | BlockBatch) -> bool:
+    if isinstance(batch, BlockBatch):
+        return True  # they are blocks already
+    try:
+        encode_block(0, 0, batch.values, batch.keys, batch.headers, batch.expiries)
+    except Exception:  # noqa: BLE001 - whatever is wrong with the records
+        return False
+    return True
 
 
 def gather(batches: Sequence[Batch], block_bytes_target: int) -> list[Batch]:

@@ -44,6 +44,8 @@ class Maintenance:
             return
         try:
             async with partition.replacing:
+                if partition.deleted:
+                    return
                 await self._roll_when_old(partition)
                 await self._retain(partition)
                 if partition.config.cleanup == "compact":
@@ -52,6 +54,8 @@ class Maintenance:
                     await self._merge(partition)
                     await self._expire(partition)
         except (OSError, CorruptBlock) as error:
+            if partition.deleted:
+                return
             # The log is as it was: a rewrite replaces nothing before it is whole. The next pass tries again.
             _log.error("maintenance failed", topic=partition.topic, partition=partition.index, error=str(error))
 

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
 
-from penstock.errors import CorruptBlock, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound, WriteFailed
+from penstock.errors import CorruptBlock, NotWritten, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound
 from penstock.log.api import (
     READ_BYTES_DEFAULT,
-    Appended,
     Batch,
     BlockBatch,
     EngineStats,
     Extent,
-    OnAllAppended,
     OnAppended,
     Partition,
     TopicConfig,
@@ -32,46 +30,16 @@ from penstock.log.api import (
 )
 from penstock.log.block import Block
 from penstock.log.embedded.disk import storage_error
+from penstock.log.embedded.epochs import Epochs
+from penstock.log.embedded.layout import AtomicAppend, PartitionCommit, Waiting
 from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.embedded.tail import RecentReads, Tail
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
-    from penstock.log.embedded.layout import PartitionCommit
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
-
-
-class Waiting(NamedTuple):
-    """An append on its way to the next commit."""
-
-    batch: Batch | BlockBatch
-    done: OnAppended
-    whole: AtomicAppend | None
-    """What it is a part of, if it must not be written alone."""
-
-
-class AtomicAppend:
-    """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
-
-    __slots__ = ("_done", "_left", "_results", "refusal")
-
-    def __init__(self, parts: int, done: OnAllAppended) -> None:
-        self.refusal: PenstockError | None = None
-        self._done = done
-        self._left = parts
-        self._results: list[Appended | PenstockError | None] = [None] * parts
-
-    def done_for(self, part: int) -> OnAppended:
-        def part_done(result: Appended | PenstockError) -> None:
-            self._results[part] = result
-            self._left -= 1
-            if self._left == 0:
-                error = next((result for result in self._results if isinstance(result, PenstockError)), None)
-                self._done(error or [result for result in self._results if isinstance(result, Appended)])
-
-        return part_done
 
 
 class _Extent(NamedTuple):
@@ -86,6 +54,7 @@ class EmbeddedPartition(Partition):
         self,
         info: TopicInfo,
         index: int,
+        epochs: Epochs,
         directory: Path,
         segments: list[Segment],
         writer: SegmentWriter,
@@ -101,6 +70,7 @@ class EmbeddedPartition(Partition):
         self.config: TopicConfig = info.config
         # What need not survive a power cut is no state that must be written whatever happens.
         self.internal = info.name.startswith("__") and info.config.durability.mode == "fsync"
+        self._epochs = epochs
         self.directory = directory
         self.writer = writer
         self.segments: Sequence[Segment] = segments
@@ -137,6 +107,13 @@ class EmbeddedPartition(Partition):
         return self._committed_end
 
     @property
+    def epoch(self) -> int:
+        return self._epochs.current
+
+    def cut_since(self, epoch: int) -> int | None:
+        return self._epochs.cut_since(epoch, self.index)
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.end for segment in self.segments)
 
@@ -159,7 +136,7 @@ class EmbeddedPartition(Partition):
         """Why an append made now would not be taken."""
         if self._closed is not None:
             return self._gone()
-        return None if self._failure is None else WriteFailed(self._failure)
+        return None if self._failure is None else NotWritten(self._failure)
 
     def refuse_waiting(self) -> None:
         """Before a commit is put together: where the topic was deleted or the partition failed meanwhile, what waits is not written,
@@ -174,22 +151,22 @@ class EmbeddedPartition(Partition):
                 self._loop.call_soon(waiting.done, refusal)
             self._waiting.clear()
 
-    def take_waiting(self) -> list[tuple[Batch | BlockBatch, OnAppended]]:
+    def take_waiting(self) -> list[Waiting]:
         """What the next commit writes."""
-        taken: list[tuple[Batch | BlockBatch, OnAppended]] = []
+        taken: list[Waiting] = []
         waiting, self._waiting = self._waiting, []
-        for batch, done, whole in waiting:
-            if whole is not None and whole.refusal is not None:
-                self._loop.call_soon(done, whole.refusal)
+        for append in waiting:
+            if append.whole is not None and append.whole.refusal is not None:
+                self._loop.call_soon(append.done, append.whole.refusal)
             else:
-                taken.append((batch, done))
+                taken.append(append)
         return taken
 
     def apply(self, part: PartitionCommit) -> None:
         """A commit is over: make what it wrote readable."""
         if part.segment is not None:
             self.begin_segment(part.segment)
-        if part.error is not None or part.segment is None:
+        if part.error is not None or not part.written or part.segment is None:
             return
         part.segment.end = part.end
         self._committed_end = part.next_offset
@@ -214,9 +191,22 @@ class EmbeddedPartition(Partition):
             self._failure = reason
             _log.error("partition refuses writes", topic=self.topic, partition=self.index, reason=reason)
 
+    @property
+    def deleted(self) -> bool:
+        return self._closed is TopicNotFound
+
     def close(self, *, deleted: bool) -> None:
         """Take no more appends and reads. Appends that wait are still written, unless the topic is deleted."""
         self._closed = TopicNotFound if deleted else ShuttingDown
+        if deleted:
+            for segment in self.segments:
+                segment.abandoned = True
+
+    def reopen(self) -> None:
+        """The topic could not be deleted."""
+        self._closed = None
+        for segment in self.segments:
+            segment.abandoned = False
 
     def _gone(self) -> PenstockError:
         if self._closed is TopicNotFound:

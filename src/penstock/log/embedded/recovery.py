@@ -2,10 +2,12 @@
 
 After a clean stop the saved indexes are trusted and nothing is scanned. Otherwise the last segment is scanned from where its index was
 last saved, every block checked:
-- reserved space (zeros) behind the last whole block is cut off silently;
-- a torn tail, bytes that are no whole block with nothing whole behind them, is cut off once with a log line, after a copy of it was
-  put aside (`<base>.torn-at-<position>`): nothing is ever deleted on a guess;
-- damage with whole blocks behind it is not a torn tail. It stays where it is and is reported.
+- reserved space (zeros) after the last whole commit is cut off silently;
+- a torn tail is cut off once with a log line, after a copy of it was put aside (`<base>.torn-at-<position>`): nothing is deleted on a
+  guess. A tail is torn if a block is not whole, or the last one of its commit is missing, and no later commit follows. It is cut where
+  its commit begins, so a commit of several blocks is there as a whole or not at all;
+- damage that a later commit follows is no torn tail, since a commit is flushed before the next is written. It stays where it is and is
+  reported; the blocks around it stay readable.
 
 What the journal holds is put back first (`redo`), so that scanning sees the log as it was promised.
 """
@@ -21,11 +23,11 @@ import structlog
 
 from penstock.errors import CorruptBlock, MissingSegment
 from penstock.log.api import EngineStats, TopicInfo
-from penstock.log.block import HEADER_BYTES
+from penstock.log.block import BEGINS, ENDS, HEADER_BYTES, Block
 from penstock.log.embedded.crashpoints import Site
-from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.disk import Disk, SpaceReserve, is_full
 from penstock.log.embedded.index import SegmentIndex
-from penstock.log.embedded.journal import journal_paths, read_records
+from penstock.log.embedded.journal import JournalEntry, journal_paths, read_records
 from penstock.log.embedded.rewrite import DRAFT_SUFFIX, finish_interrupted_rewrites
 from penstock.log.embedded.segment import (
     DELETED_SUFFIX,
@@ -36,6 +38,7 @@ from penstock.log.embedded.segment import (
     log_path,
     offset_range,
 )
+from penstock.log.salts import PartitionSalts
 
 _log = structlog.get_logger(__name__)
 _TMP_SUFFIX: Final = ".tmp"
@@ -45,30 +48,35 @@ _ZERO_STEP_BYTES: Final = 1 << 20
 class PartitionRecovery:
     """Brings one partition directory into a state that can be read and written. Methods block; used before serving."""
 
-    def __init__(self, disk: Disk, stats: EngineStats, *, clean: bool, accept_gaps: bool) -> None:
+    def __init__(
+        self, disk: Disk, stats: EngineStats, reserve: SpaceReserve, *, clean: bool, accept_gaps: bool
+    ) -> None:
         self._disk = disk
         self._stats = stats
+        self._reserve = reserve
         self._clean = clean
         self._accept_gaps = accept_gaps
 
-    def open(self, info: TopicInfo, directory: Path, now_ms: int) -> tuple[list[Segment], SegmentWriter]:
+    def open(
+        self, info: TopicInfo, directory: Path, salts: PartitionSalts, now_ms: int
+    ) -> tuple[list[Segment], SegmentWriter]:
         self._tidy(directory)
         paths = sorted(directory.glob(f"*{LOG_SUFFIX}"))
         # A last segment that nothing was written to may stem from a roll that failed, after which the one before went on.
-        unused = paths.pop() if len(paths) > 1 and self._is_unused(paths[-1]) else None
+        unused = paths.pop() if len(paths) > 1 and is_unused(self._disk, paths[-1]) else None
         segments: list[Segment] = []
         last_timestamp_ms = 0
         for path in paths:
             if path is paths[-1] and offset_range(path)[1] is None:
                 flushed = info.config.durability.mode == "fsync"
-                segments.append(self._open_last(path, last_timestamp_ms, flushed=flushed))
+                segments.append(self._open_last(path, salts, last_timestamp_ms, flushed=flushed))
             else:
-                segments.append(self._open_sealed(path, last_timestamp_ms))
+                segments.append(self._open_sealed(path, salts, last_timestamp_ms))
             last_timestamp_ms = segments[-1].index.last_timestamp_ms
         self._check_sequence(info, segments, unused)
         least_offset = offset_range(unused)[0] if unused else 0
         if not segments or segments[-1].index.sealed or segments[-1].index.next_offset < least_offset:
-            return self._begin_segment(directory, segments, unused, now_ms)
+            return self._begin_segment(directory, salts, segments, unused, now_ms)
         if unused is not None:
             self._disk.unlink(unused)
         last = segments[-1]
@@ -81,20 +89,8 @@ class PartitionRecovery:
         )
         return segments, writer
 
-    def _is_unused(self, path: Path) -> bool:
-        """Whether nothing was ever written to the file; it may hold reserved space."""
-        if offset_range(path)[1] is not None:
-            return False
-        fd = self._disk.open_read(path)
-        try:
-            # A used one shows it at once, so that only an unused one is read to its end.
-            begins_empty = not self._disk.pread(fd, HEADER_BYTES, 0).strip(b"\0")
-            return begins_empty and self._data_end(fd, 0, path.stat().st_size) == 0
-        finally:
-            os.close(fd)
-
     def _begin_segment(
-        self, directory: Path, segments: list[Segment], unused: Path | None, now_ms: int
+        self, directory: Path, salts: PartitionSalts, segments: list[Segment], unused: Path | None, now_ms: int
     ) -> tuple[list[Segment], SegmentWriter]:
         before = segments[-1].index if segments else SegmentIndex(0)
         # Where the last records are lost, only the unused segment knows how far offsets were given out.
@@ -103,7 +99,7 @@ class PartitionRecovery:
         if unused is not None and unused != path:
             self._disk.unlink(unused)
         index = SegmentIndex(base_offset, before.last_timestamp_ms)
-        segment = Segment(self._disk, path, base_offset, index, 0)
+        segment = Segment(self._disk, path, base_offset, index, 0, salts)
         writer = SegmentWriter(
             self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=before.last_timestamp_ms
         )
@@ -117,15 +113,13 @@ class PartitionRecovery:
                 self._disk.unlink(path)
         finish_interrupted_rewrites(self._disk, directory)
 
-    def _open_sealed(self, path: Path, last_timestamp_ms: int) -> Segment:
+    def _open_sealed(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
         base_offset, end_offset = offset_range(path)
-        size = path.stat().st_size
-        index = load_index(path, base_offset, size, self._disk)
-        segment = Segment(self._disk, path, base_offset, index or SegmentIndex(base_offset, last_timestamp_ms), size)
-        if index is None or not index.sealed:
+        segment = self._load(path, salts, last_timestamp_ms)
+        if not segment.index.sealed:
             segment.index.sealed = True
             segment.index.next_offset = base_offset if end_offset is None else end_offset
-            segment.rebuild_index(size)
+            segment.rebuild_index(segment.end)
             try:
                 segment.save_index(segment.index.encode(), sync=False)
             except OSError as error:
@@ -133,57 +127,83 @@ class PartitionRecovery:
                 _log.warning("index not saved", segment=str(path), error=str(error))
         return segment
 
-    def _open_last(self, path: Path, last_timestamp_ms: int, *, flushed: bool) -> Segment:
-        base_offset, _ = offset_range(path)
-        size = path.stat().st_size
-        index = load_index(path, base_offset, size, self._disk)
-        segment = Segment(self._disk, path, base_offset, index or SegmentIndex(base_offset, last_timestamp_ms), size)
-        if index is not None and index.sealed:
+    def _open_last(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int, *, flushed: bool) -> Segment:
+        segment = self._load(path, salts, last_timestamp_ms)
+        index, size = segment.index, segment.end
+        if index.sealed:
             return segment
-        if index is None or not _load_entries(segment):
-            segment.index = SegmentIndex(base_offset, last_timestamp_ms)
+        if not index.loaded and not _load_entries(segment):
+            segment.index = SegmentIndex(segment.base_offset, last_timestamp_ms)
         elif self._clean and index.covers == size:
             return segment
         segment.end = self._scan(segment, segment.index.covers, size, flushed=flushed)
         self._cut(segment, size)
         return segment
 
-    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> int:
-        """Check and index the blocks from `position` on; returns where the last whole one ends.
+    def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
+        """A segment with its saved index, or an empty one if there is none that fits."""
+        base_offset, _ = offset_range(path)
+        size = path.stat().st_size
+        index = load_index(path, base_offset, size, self._disk, salts.of(path.stem))
+        if index is not None:
+            return Segment(self._disk, path, base_offset, index, size, salts)
+        segment = Segment(self._disk, path, base_offset, SegmentIndex(base_offset, last_timestamp_ms), size, salts)
+        if size and segment.holds_blocks_of_another_file():
+            segment.close()
+            raise MissingSegment(
+                f"{path} holds the blocks of another file: it was moved, renamed or swapped; put the right file back, or move this "
+                "one away and start with --accept-gap (nothing was changed)"
+            )
+        return segment
 
-        Where each block was flushed before the next was written, a whole block behind a bad one proves damage. In a topic that does
-        not wait for flushes, a power cut may keep a later block and lose an earlier one: what counts is the part before that.
+    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> int:
+        """Check and index the blocks from `position` on; returns where the last whole commit ends.
+
+        In a topic that does not wait for flushes, a power cut may keep a later commit and lose an earlier one: what counts there is the
+        part before that.
         """
+        end = position
+        commit: list[tuple[Block, int]] = []  # read so far of the commit that `end` is the beginning of
         while position < size:
             try:
                 for block_at, block in segment.blocks_from(position, size):
-                    segment.index.add(block, block_at)
                     position = block_at + block.size_bytes
+                    if block.flags & BEGINS:
+                        # What lies before was flushed, whole or not: it stays, and its offsets are not given out again.
+                        _index(segment, commit)
+                        end = segment.index.covers = block_at
+                        segment.index.next_offset = block.base_offset
+                    commit.append((block, block_at))
+                    if block.flags & ENDS:
+                        _index(segment, commit)
+                        end = position
             except CorruptBlock as error:
-                behind = segment.next_whole_block(position, size, segment.index.next_offset) if flushed else None
-                if behind is None:
-                    return position
+                following = commit[-1][0].next_offset if commit else segment.index.next_offset
+                if not flushed or segment.next_whole_block(position, size, following, begins=True) is None:
+                    return end
+                behind = segment.next_whole_block(position, size, following)
+                assert behind is not None, "the one that begins a commit is whole"
                 self._stats.corrupt_blocks += 1
-                _log.error("corrupt block; the blocks behind it stay readable", error=str(error), resumes_at=behind[0])
+                _log.error("corrupt block; the blocks after it stay readable", error=str(error), resumes_at=behind[0])
                 position = behind[0]
-        return position
+        return end
 
     def _cut(self, segment: Segment, size: int) -> None:
         end = segment.end
         fd = self._disk.open_append(segment.path, create=False)
         try:
             if end < size:
-                data_end = self._data_end(fd, end, size)
+                data_end = _data_end(self._disk, fd, end, size)
                 if data_end > end:
                     self._stats.torn_tails += 1
                     kept = segment.path.with_suffix(f".torn-at-{end}")
-                    self._disk.write_file(kept, self._disk.pread(fd, data_end - end, end))
+                    copied = self._keep_aside(kept, fd, end, data_end)
                     _log.warning(
                         "torn tail cut",
                         file=str(segment.path),
                         position=end,
                         bytes=data_end - end,
-                        kept_as=kept.name,
+                        kept_as=kept.name if copied else None,
                         next_offset=segment.index.next_offset,
                     )
                     self._disk.crash_point(Site.RECOVERY_TAIL_KEPT)
@@ -194,16 +214,24 @@ class PartitionRecovery:
         finally:
             os.close(fd)
 
-    def _data_end(self, fd: int, position: int, size: int) -> int:
-        """Where the last byte that is not zero ends; `position` where all are."""
-        end = position
-        while position < size:
-            window = self._disk.pread(fd, min(_ZERO_STEP_BYTES, size - position), position)
-            kept = window.rstrip(b"\0")
-            if kept:
-                end = position + len(kept)
-            position += max(len(window), 1)
-        return end
+    def _keep_aside(self, kept: Path, fd: int, position: int, end: int) -> bool:
+        """Copy a torn tail to a file of its own; False if even the reserve and the tail itself do not make enough room."""
+        tail = self._disk.pread(fd, end - position, position)
+        try:
+            self._disk.write_file(kept, tail)
+            return True
+        except OSError as error:
+            if not is_full(error):
+                raise
+        self._reserve.release()
+        self._disk.truncate(fd, position)
+        try:
+            self._disk.write_file(kept, tail)
+        except OSError as error:
+            # A full disk must not keep the log from opening, and of these records nobody was told that they are stored.
+            _log.error("no space for a copy of a torn tail", file=str(kept), bytes=len(tail), error=str(error))
+            return False
+        return True
 
     def _check_sequence(self, info: TopicInfo, segments: list[Segment], unused: Path | None) -> None:
         following = [segment.path for segment in segments[1:]]
@@ -224,6 +252,38 @@ class PartitionRecovery:
             _log.error("gap accepted", detail=text)
 
 
+def _index(segment: Segment, commit: list[tuple[Block, int]]) -> None:
+    """Take the blocks of a commit into the index."""
+    for block, block_at in commit:
+        segment.index.add(block, block_at)
+    commit.clear()
+
+
+def is_unused(disk: Disk, path: Path) -> bool:
+    """Whether nothing was ever written to a segment file; it may hold reserved space."""
+    if offset_range(path)[1] is not None:
+        return False
+    fd = disk.open_read(path)
+    try:
+        # A used one shows it at once, so that only an unused one is read to its end.
+        begins_empty = not disk.pread(fd, HEADER_BYTES, 0).strip(b"\0")
+        return begins_empty and _data_end(disk, fd, 0, path.stat().st_size) == 0
+    finally:
+        os.close(fd)
+
+
+def _data_end(disk: Disk, fd: int, position: int, size: int) -> int:
+    """Where the last byte that is not zero ends; `position` if all are."""
+    end = position
+    while position < size:
+        window = disk.pread(fd, min(_ZERO_STEP_BYTES, size - position), position)
+        kept = window.rstrip(b"\0")
+        if kept:
+            end = position + len(kept)
+        position += max(len(window), 1)
+    return end
+
+
 def _load_entries(segment: Segment) -> bool:
     try:
         return segment.index.load_entries(segment.index_path.read_bytes())
@@ -231,19 +291,22 @@ def _load_entries(segment: Segment) -> bool:
         return False
 
 
-def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, int], Path | None]) -> int:
-    """Put every block the journal holds where it belongs; returns how many.
+def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[bytes, int], Path | None]) -> list[Path]:
+    """Put every block the journal holds where it belongs; returns the journals that are damaged, which somebody may want to look at.
 
-    Only the last segment of a partition can miss any: beginning a new one syncs the one before, and segments before the last may
-    have been rewritten since. Harmless to repeat.
+    Only the last segment of a partition can miss any: beginning a new one syncs the one before. One that nothing was written to yet may
+    follow it, if a roll failed. Harmless to repeat.
     """
     applied = 0
     touched: set[Path] = set()
+    damaged: list[Path] = []
+    targets = _RedoTargets(disk, partition_directory)
     for path in journal_paths(directory):
-        for entries in read_records(path.read_bytes()):
+        positions: list[int] = []
+        for entries in read_records(path.read_bytes(), positions.append):
             for entry in entries:
-                target = last_segment_of(entry.topic_id, entry.partition)
-                if target is None or target != log_path(target.parent, entry.segment_base):
+                target = targets.find(entry)
+                if target is None:
                     continue
                 fd = disk.open_append(target, create=False)
                 try:
@@ -253,6 +316,9 @@ def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, 
                     os.close(fd)
                 touched.add(target)
                 applied += 1
+        if positions:
+            damaged.append(path)
+            _log.error("journal damaged; what could be read was applied", journal=str(path), positions=positions)
     for target in touched:
         fd = disk.open_append(target, create=False)
         try:
@@ -262,4 +328,33 @@ def redo_journal(disk: Disk, directory: Path, last_segment_of: Callable[[bytes, 
     disk.crash_point(Site.RECOVERY_REDONE)
     if applied:
         _log.info("journal applied", blocks=applied)
-    return applied
+    return damaged
+
+
+class _RedoTargets:
+    """Finds the files that journal entries are written to."""
+
+    def __init__(self, disk: Disk, partition_directory: Callable[[bytes, int], Path | None]) -> None:
+        self._disk = disk
+        self._partition_directory = partition_directory
+        self._open: dict[tuple[bytes, int], set[Path]] = {}
+
+    def find(self, entry: JournalEntry) -> Path | None:
+        """The segment of an entry; None if its topic is gone, or the segment was sealed since."""
+        key = entry.topic_id, entry.partition
+        directory = self._partition_directory(*key)
+        if directory is None:
+            return None
+        if key not in self._open:
+            self._open[key] = self._not_sealed(directory)
+        path = log_path(directory, entry.segment_base)
+        return path if path in self._open[key] else None
+
+    def _not_sealed(self, directory: Path) -> set[Path]:
+        """The last segment that was written to, and those after it."""
+        found: set[Path] = set()
+        for path in sorted(directory.glob(f"*{LOG_SUFFIX}"), reverse=True):
+            found.add(path)
+            if not is_unused(self._disk, path):
+                break
+        return found

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import structlog
 
-from penstock.log.block import Block, encode_block
+from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, seal_at
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
 from penstock.log.embedded.index import SegmentIndex
@@ -34,6 +34,10 @@ DRAFT_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
 # The rewrite shares the interpreter with the data path: after each block it makes, it stands back for as long as that took.
 _REST_S_MAX: Final = 0.05
+# What a record may cost more than in the block it comes from: a timestamp and the distance of its offset.
+_ADDED_BYTES: Final = 8 + 4
+# Offsets of a block are stored as 32-bit distances from its first.
+_DELTA_MAX: Final = (1 << 32) - 1
 
 KeepRow = Callable[[bytes | None, int, bytes | None, int, int], bool]
 """Whether to keep a record, given key, offset, value, timestamp and expiry (0: never)."""
@@ -49,18 +53,18 @@ class _Rows:
     values: list[bytes | None]
     headers: list[bytes | None]
     expiries: list[int]
-    size_bytes: int = 0
+    size_bytes: int
+    """What they take in a block before compression, at most."""
 
     @classmethod
-    def empty(cls) -> _Rows:
-        return cls([], [], [], [], [], [])
-
-    def add(self, block: Block, keep: KeepRow | None) -> None:
+    def of(cls, block: Block, keep: KeepRow | None) -> _Rows:
+        """The records of a block that are kept."""
         count = block.count
         offsets, timestamps, values = block.offsets(), block.timestamps(), block.values()
         keys = block.keys() or [None] * count
         headers = block.headers() or [None] * count
         expiries = block.expiries() or [0] * count
+        size_bytes = block.raw_bytes
         if keep is not None:
             cells = zip(keys, offsets, values, timestamps, expiries, strict=True)
             rows = [row for row, record in enumerate(cells) if keep(*record)]
@@ -68,15 +72,23 @@ class _Rows:
                 offsets, timestamps = [offsets[row] for row in rows], [timestamps[row] for row in rows]
                 keys, values = [keys[row] for row in rows], [values[row] for row in rows]
                 headers, expiries = [headers[row] for row in rows], [expiries[row] for row in rows]
-        self.offsets += offsets
-        self.timestamps += timestamps
-        self.keys += keys
-        self.values += values
-        self.headers += headers
-        self.expiries += expiries
-        self.size_bytes += block.raw_bytes if len(offsets) == count else sum(map(len, filter(None, values)))
+                vector_bytes = (block.raw_bytes - block.key_bytes - block.value_bytes - block.header_bytes) // count
+                size_bytes = vector_bytes * len(rows) + sum(
+                    len(cell) for column in (keys, values, headers) for cell in column if cell is not None
+                )
+        size_bytes += _ADDED_BYTES * len(offsets)
+        return cls(list(offsets), list(timestamps), keys, values, headers, list(expiries), size_bytes)
 
-    def encode(self, *, compress: bool) -> bytes:
+    def extend(self, more: _Rows) -> None:
+        self.offsets += more.offsets
+        self.timestamps += more.timestamps
+        self.keys += more.keys
+        self.values += more.values
+        self.headers += more.headers
+        self.expiries += more.expiries
+        self.size_bytes += more.size_bytes
+
+    def encode(self, *, compress: bool, seal: int) -> bytes:
         return encode_block(
             self.offsets[0],
             self.timestamps[0],
@@ -87,6 +99,8 @@ class _Rows:
             compress=compress,
             timestamps=self.timestamps,
             offsets=self.offsets,
+            seal=seal,
+            commit=BEGINS | ENDS,
         )
 
 
@@ -106,10 +120,13 @@ class Rewriter:
         draft = first.path.with_suffix(DRAFT_SUFFIX)
         self._disk.unlink(draft)
         index = SegmentIndex(first.base_offset)
+        swap = directory / f"{first.base_offset:020d}-{end_offset:020d}{SWAP_SUFFIX}"
+        salt = first.salts.of(swap.stem)
         file = AppendFile(self._disk, draft, create=True, reserve_step_bytes=RESERVE_STEP_BYTES)
         try:
-            for data in self._blocks(segments, compress=compress, keep=keep):
-                index.add(Block(data), file.write(data))
+            for rows in self._blocks(segments, keep=keep):
+                data = rows.encode(compress=compress, seal=seal_at(salt, file.end))
+                index.add(BlockHeader(data), file.write(data))
             file.sync()
         except BaseException:
             self._disk.unlink(draft)  # where the disk is full, this is the space that is missing
@@ -122,12 +139,11 @@ class Rewriter:
         index.sealed = True
         for segment in segments:
             segment.open()  # readers that hold the old ones go on reading them
-        swap = directory / f"{first.base_offset:020d}-{end_offset:020d}{SWAP_SUFFIX}"
         self._disk.rename(draft, swap)
         self._disk.sync_directory(directory)
         self._disk.crash_point(Site.REWRITE_SWAPPED)
         path = _finish(self._disk, swap)
-        replacement = Segment(self._disk, path, first.base_offset, index, index.covers)
+        replacement = Segment(self._disk, path, first.base_offset, index, index.covers, first.salts)
         try:
             replacement.save_index(index.encode(), sync=False)
         except OSError as error:
@@ -136,19 +152,29 @@ class Rewriter:
         self._disk.crash_point(Site.REWRITE_DONE)
         return replacement
 
-    def _blocks(self, segments: Sequence[Segment], *, compress: bool, keep: KeepRow | None) -> Iterator[bytes]:
+    def _blocks(self, segments: Sequence[Segment], *, keep: KeepRow | None) -> Iterator[_Rows]:
+        """The records in portions for one block each: no larger than the target, unless one block of the source is."""
         started = time.monotonic()
-        rows = _Rows.empty()
+        rows: _Rows | None = None
         for segment in segments:
             for _, block in segment.blocks_from(0, segment.end):
-                rows.add(block, keep)
-                if rows.size_bytes >= self._block_bytes_target:
-                    yield rows.encode(compress=compress)
-                    rows = _Rows.empty()
+                more = _Rows.of(block, keep)
+                if not more.offsets:
+                    continue
+                if rows is None:
+                    rows = more
+                elif (
+                    rows.size_bytes + more.size_bytes <= self._block_bytes_target
+                    and more.offsets[-1] - rows.offsets[0] <= _DELTA_MAX
+                ):
+                    rows.extend(more)
+                else:
+                    yield rows
+                    rows = more
                     time.sleep(min(time.monotonic() - started, _REST_S_MAX))
                     started = time.monotonic()
-        if rows.offsets:
-            yield rows.encode(compress=compress)
+        if rows is not None:
+            yield rows
 
 
 def _finish(disk: Disk, swap: Path) -> Path:

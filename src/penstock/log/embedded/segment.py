@@ -12,6 +12,7 @@ deleted under a reader stays readable to it.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -22,10 +23,11 @@ from typing import Final
 
 from penstock.errors import CorruptBlock
 from penstock.log.api import Mark
-from penstock.log.block import BODY_BYTES_MAX, HEADER_BYTES, MAGIC, Block, BlockHeader
+from penstock.log.block import BEGINS, HEADER_BYTES, MAGIC, SEAL_AT, SUMMED_AT, Block, BlockHeader, seal_at
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
 from penstock.log.embedded.index import HEAD_BYTES, STEP_BYTES, SegmentIndex
+from penstock.log.salts import PartitionSalts
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -36,6 +38,8 @@ RESERVE_STEP_BYTES: Final = 256 << 10
 _WINDOW_BYTES: Final = 4 * STEP_BYTES
 # What a disk that cannot read a place loses of it.
 _SECTOR_BYTES: Final = 4096
+# A seal that differs from the right one by so few bits is damaged; that of another file differs by about 32.
+_FLIPPED_BITS_MAX: Final = 4
 _OPENING: Final = threading.Lock()
 
 
@@ -52,12 +56,30 @@ def offset_range(path: Path) -> tuple[int, int | None]:
 class Segment:
     """A segment as readers see it. `end` is how far it may be read."""
 
-    __slots__ = ("__weakref__", "_close", "_disk", "_fd", "base_offset", "end", "index", "path")
+    __slots__ = (
+        "__weakref__",
+        "_close",
+        "_disk",
+        "_fd",
+        "abandoned",
+        "base_offset",
+        "end",
+        "index",
+        "path",
+        "salt",
+        "salts",
+    )
 
-    def __init__(self, disk: Disk, path: Path, base_offset: int, index: SegmentIndex, end: int) -> None:
+    def __init__(
+        self, disk: Disk, path: Path, base_offset: int, index: SegmentIndex, end: int, salts: PartitionSalts
+    ) -> None:
         self._disk = disk
         self._fd = -1
         self._close: Callable[[], object] | None = None
+        self.salts = salts
+        self.salt = salts.of(path.stem)
+        self.abandoned = False
+        """Whether its topic is being deleted: who reads it at length stops."""
         self.path = path
         self.base_offset = base_offset
         self.index = index
@@ -85,7 +107,7 @@ class Segment:
             self._fd = -1
 
     def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
-        """Whole, checked blocks with their positions. Raises CorruptBlock where one is damaged.
+        """Whole, checked blocks with their positions. Raises CorruptBlock if one is damaged, OSError once the segment is abandoned.
 
         Small blocks are read many at a time and cut out of what was read. A large one is read by itself, and so is the header of the
         block behind it: blocks of a size stand together, and copying them costs more than reading them.
@@ -94,6 +116,8 @@ class Segment:
         window, window_at = b"", position
         ahead_bytes = _WINDOW_BYTES
         while position < end:
+            if self.abandoned:
+                raise OSError(errno.ESTALE, f"the topic of {self.path} was deleted")
             at = position - window_at
             needed = HEADER_BYTES
             if len(window) - at >= HEADER_BYTES:
@@ -129,17 +153,40 @@ class Segment:
 
     def _header(self, window: bytes, at: int, position: int) -> BlockHeader:
         try:
-            return BlockHeader(window, at)
+            header = BlockHeader(window, at)
         except CorruptBlock as error:
             raise self.corrupt(position, str(error)) from None
+        if header.seal != self.salt ^ position:  # as `seal_at` says; this is done for every block that is read
+            raise self.corrupt(position, "it belongs to another file or another place in this one")
+        return header
 
     def corrupt(self, position: int, why: str) -> CorruptBlock:
         return CorruptBlock(f"corrupt block in {self.path} at byte {position}: {why}")
 
-    def next_whole_block(self, position: int, end: int, least_offset: int) -> tuple[int, Block] | None:
-        """The first undamaged block that begins after `position`: where reading can go on behind damage. Offsets only grow along a
-        segment, so a block below `least_offset` is none of this log's but part of some record's value."""
+    def next_whole_block(
+        self, position: int, end: int, least_offset: int, *, begins: bool = False
+    ) -> tuple[int, Block] | None:
+        """Find the first undamaged block that begins after `position`, or the first that begins a commit: where reading resumes.
+
+        What is searched for is the seal. It differs at every position and holds the salt, so a client cannot have put it into a record.
+        Offsets only grow along a segment, so nothing below `least_offset` is taken.
+        """
         fd = self.open()
+
+        def wanted(at: int) -> Block | None:
+            block = self._block_at(fd, at, end)
+            if block is None or block.base_offset < least_offset or (begins and not block.flags & BEGINS):
+                return None
+            return block
+
+        while (header := self._sealed_header(fd, position)) is not None:
+            # The damaged block says where the next one is.
+            following = position + header.size_bytes
+            if self._sealed_header(fd, following) is None:
+                break
+            position = following
+            if (block := wanted(position)) is not None:
+                return position, block
         at = position + 1
         while at < end:
             try:
@@ -149,22 +196,37 @@ class Segment:
                 continue
             found = window.find(MAGIC)
             while found >= 0:
-                block = self._block_at(fd, at + found, end)
-                if block is not None and block.base_offset >= least_offset:
+                seal = int.from_bytes(window[found + SEAL_AT : found + SUMMED_AT], "little")
+                if seal == seal_at(self.salt, at + found) and (block := wanted(at + found)) is not None:
                     return at + found, block
                 found = window.find(MAGIC, found + 1)
-            # Windows overlap so that a magic split between two of them is still found.
-            at += max(len(window) - len(MAGIC) + 1, 1)
+            # Windows overlap so that what is split between two of them is still found.
+            at += max(len(window) - SUMMED_AT + 1, 1)
         return None
+
+    def _sealed_header(self, fd: int, position: int) -> BlockHeader | None:
+        """The header at a position, not checked against a checksum, if a block of this file was written there."""
+        try:
+            header = BlockHeader(self._disk.pread(fd, HEADER_BYTES, position))
+        except (CorruptBlock, OSError):
+            return None
+        return header if header.seal == seal_at(self.salt, position) else None
 
     def _block_at(self, fd: int, position: int, end: int) -> Block | None:
         try:
             size_bytes = BlockHeader(self._disk.pread(fd, HEADER_BYTES, position)).size_bytes
-            if position + size_bytes > end or size_bytes > BODY_BYTES_MAX + HEADER_BYTES:
-                return None
-            return Block(self._disk.pread(fd, size_bytes, position))
+            return Block(self._disk.pread(fd, size_bytes, position)) if position + size_bytes <= end else None
         except (CorruptBlock, OSError):
             return None
+
+    def holds_blocks_of_another_file(self) -> bool:
+        """Whether the file begins with a whole block that was not written to this place: it was moved or swapped."""
+        block = self._block_at(self.open(), 0, self.end)
+        return (
+            block is not None
+            and (block.seal ^ seal_at(self.salt, 0)).bit_count() > _FLIPPED_BITS_MAX
+            and self.next_whole_block(0, self.end, 0) is None
+        )
 
     def position_of(self, offset: int) -> int:
         self._ensure_entries()
@@ -243,7 +305,7 @@ class Segment:
         self._disk.write_file(self.index_path, encoded, sync=sync)
 
 
-def load_index(segment_path: Path, base_offset: int, size_bytes: int, disk: Disk) -> SegmentIndex | None:
+def load_index(segment_path: Path, base_offset: int, size_bytes: int, disk: Disk, salt: int) -> SegmentIndex | None:
     """The head of the saved index, if it is whole and belongs to this log file."""
     try:
         with segment_path.with_suffix(INDEX_SUFFIX).open("rb") as file:
@@ -255,7 +317,8 @@ def load_index(segment_path: Path, base_offset: int, size_bytes: int, disk: Disk
     if index.covers:
         fd = disk.open_read(segment_path)
         try:
-            if BlockHeader(disk.pread(fd, HEADER_BYTES, 0)).checksum != index.first_checksum:
+            first = BlockHeader(disk.pread(fd, HEADER_BYTES, 0))
+            if first.checksum != index.first_checksum or first.seal != seal_at(salt, 0):
                 return None
         except CorruptBlock:
             return None
@@ -316,7 +379,7 @@ class SegmentWriter:
         directory = self.segment.path.parent
         base_offset = self.next_offset
         index = SegmentIndex(base_offset, self.last_timestamp_ms)
-        segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0)
+        segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0, self.segment.salts)
         try:
             writer = SegmentWriter(
                 self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=self.last_timestamp_ms

@@ -1,6 +1,6 @@
 """Topics on disk: one directory each, with its metadata in two copies.
 
-    topics/<readable name>.<id>/topic.json, topic.json.copy      name, id, configuration, with a checksum
+    topics/<readable name>.<id>/topic.json, topic.json.copy      format, name, id, configuration, salt, epochs, with a checksum
     topics/<readable name>.<id>/<partition>/<base offset>.log    segments
 
 A topic exists once its metadata is in place; a directory without it is what a crash left of a creation and holds no records. Deleting
@@ -11,26 +11,42 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import google_crc32c
 import msgspec
 import structlog
 
-from penstock.errors import CorruptMetadata
+from penstock.errors import CorruptMetadata, UnsupportedFormat
 from penstock.log.api import Durability, TopicConfig, TopicInfo
 from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.segment import DELETED_SUFFIX
+from penstock.log.salts import (
+    FORMAT,
+    METADATA_COPY,
+    METADATA_FILE,
+    PartitionSalts,
+    decode_metadata,
+    encode_metadata,
+)
 
 _log = structlog.get_logger(__name__)
 
-_VERSION: Final = 1
-_FILE: Final = "topic.json"
-_COPY: Final = "topic.json.copy"
 # The directory name is for people; the id makes it unique, so the name may be shortened and its odd characters replaced.
 _READABLE_MAX: Final = 80
 _UNREADABLE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class StoredTopic(NamedTuple):
+    """What the metadata of a topic says."""
+
+    info: TopicInfo
+    salt: bytes
+    epochs: Epochs
+
+    def salts(self, partition: int) -> PartitionSalts:
+        return PartitionSalts(self.salt, partition)
 
 
 class TopicFiles:
@@ -46,45 +62,70 @@ class TopicFiles:
     def partition_directory(self, info: TopicInfo, index: int) -> Path:
         return self.directory(info) / str(index)
 
-    def create(self, info: TopicInfo) -> None:
+    def check_format(self) -> None:
+        """Raise UnsupportedFormat if a topic has another format than this release reads. Changes nothing."""
+        for directory in sorted(self._root.iterdir()) if self._root.exists() else ():
+            for path in (directory / METADATA_FILE, directory / METADATA_COPY):
+                try:
+                    found = decode_metadata(path.read_bytes())["version"]
+                except (OSError, ValueError):
+                    continue  # missing or damaged; loading the topic tells
+                if found != FORMAT:
+                    raise UnsupportedFormat(
+                        f"{directory} has log format {found}, and this release reads and writes format {FORMAT}: {_remedy(found)}; "
+                        "nothing was changed"
+                    )
+
+    def create(self, topic: StoredTopic) -> None:
+        info = topic.info
         directory = self.directory(info)
         for index in range(info.config.partitions):
             (directory / str(index)).mkdir(parents=True)
         self._disk.sync_directory(directory)
         self._disk.sync_directory(self._root)
         self._disk.crash_point(Site.TOPIC_LAID_OUT)
-        self._save(directory, info)
+        self.save(topic)
         self._disk.crash_point(Site.TOPIC_CREATED)
 
-    def remove(self, info: TopicInfo) -> None:
+    def hide(self, info: TopicInfo) -> Path:
+        """Rename the directory of a topic, after which the topic does not exist; returns what `remove_hidden` takes."""
         directory = self.directory(info)
-        doomed = directory.with_name(directory.name + DELETED_SUFFIX)
-        self._disk.rename(directory, doomed)
-        self._disk.sync_directory(self._root)
+        hidden = directory.with_name(directory.name + DELETED_SUFFIX)
+        self._disk.rename(directory, hidden)
+        try:
+            self._disk.sync_directory(self._root)
+        except OSError:
+            self._disk.rename(hidden, directory)
+            raise
         self._disk.crash_point(Site.TOPIC_RENAMED)
-        self._disk.remove_tree(doomed)
+        return hidden
+
+    def remove_hidden(self, hidden: Path) -> None:
+        """Remove the files of a deleted topic; the next start does it if this fails."""
+        try:
+            self._disk.remove_tree(hidden)
+        except OSError as error:
+            _log.warning("files of a deleted topic not removed", directory=str(hidden), error=str(error))
         self._disk.crash_point(Site.TOPIC_REMOVED)
 
     def discard(self, info: TopicInfo) -> None:
         """Take away what a creation that failed has left, as far as the disk lets us."""
         try:
             if self.directory(info).exists():
-                self.remove(info)
+                self.remove_hidden(self.hide(info))
         except OSError as error:
-            _log.error(
-                "a topic that was not created leaves files", directory=str(self.directory(info)), error=str(error)
-            )
+            _log.error("leftover files of failed topic creation", directory=str(self.directory(info)), error=str(error))
 
-    def load_all(self) -> list[TopicInfo]:
+    def load_all(self) -> list[StoredTopic]:
         """Every topic there is, finishing deletions that a crash interrupted."""
-        topics: list[TopicInfo] = []
+        topics: list[StoredTopic] = []
         for directory in sorted(self._root.iterdir()):
             if directory.name.endswith(DELETED_SUFFIX):
                 self._disk.remove_tree(directory)
-            elif directory.is_dir() and (info := self._load(directory)) is not None:
-                topics.append(info)
+            elif directory.is_dir() and (topic := self._load(directory)) is not None:
+                topics.append(topic)
         directories: dict[str, Path] = {}
-        for info in topics:
+        for info, _, _ in topics:
             twin = directories.setdefault(info.name, self.directory(info))
             if twin != self.directory(info):
                 raise CorruptMetadata(
@@ -92,26 +133,28 @@ class TopicFiles:
                 )
         return topics
 
-    def _save(self, directory: Path, info: TopicInfo) -> None:
-        data = _encode(info)
-        self._disk.write_file(directory / _COPY, data)
-        self._disk.write_file(directory / _FILE, data)
+    def save(self, topic: StoredTopic) -> None:
+        """Write both copies of the metadata. After a crash in between, the one that is not written yet counts."""
+        data = _encode(topic)
+        directory = self.directory(topic.info)
+        self._disk.write_file(directory / METADATA_COPY, data)
+        self._disk.write_file(directory / METADATA_FILE, data)
 
-    def _load(self, directory: Path) -> TopicInfo | None:
-        found: list[TopicInfo] = []
+    def _load(self, directory: Path) -> StoredTopic | None:
+        found: list[StoredTopic] = []
         damaged: list[Path] = []
-        for path in (directory / _FILE, directory / _COPY):
+        for path in (directory / METADATA_FILE, directory / METADATA_COPY):
             try:
                 found.append(_decode(path.read_bytes()))
             except FileNotFoundError:
                 continue
-            except (ValueError, msgspec.MsgspecError):
+            except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
                 damaged.append(path)
         if found:
             if len(found) < 2:
                 _log.warning("topic metadata had only one good copy; both are written again", directory=str(directory))
                 try:
-                    self._save(directory, found[0])
+                    self.save(found[0])
                 except OSError as error:
                     # A full disk must not keep the log from opening; one good copy is enough for that.
                     _log.warning("topic metadata not written again", directory=str(directory), error=str(error))
@@ -119,7 +162,7 @@ class TopicFiles:
         if damaged:
             raise CorruptMetadata(
                 f"both copies of the metadata in {directory} are damaged, so the topic's name and settings are unknown; restore "
-                f"{_FILE} from a backup, or move the directory away to start without this topic (nothing in it was changed)"
+                f"{METADATA_FILE} from a backup, or move the directory away to start without this topic (nothing in it was changed)"
             )
         if any(directory.glob("*/*")):
             _log.error("directory holds files but no topic metadata; left as it is", directory=str(directory))
@@ -128,10 +171,16 @@ class TopicFiles:
         return None
 
 
-def _encode(info: TopicInfo) -> bytes:
-    config = info.config
-    topic: dict[str, Any] = {
-        "version": _VERSION,
+def _remedy(found: int) -> str:
+    if found > FORMAT:
+        return "start the release that wrote it, or a later one"
+    return "alpha formats are not upgraded; read what you need with the release that wrote it, then start this one with an empty --data-dir"
+
+
+def _encode(topic: StoredTopic) -> bytes:
+    info, config = topic.info, topic.info.config
+    metadata: dict[str, Any] = {
+        "version": FORMAT,
         "name": info.name,
         "id": info.id,
         "created_ms": info.created_ms,
@@ -145,20 +194,15 @@ def _encode(info: TopicInfo) -> bytes:
             "segment_bytes": config.segment_bytes,
             "segment_ms": config.segment_ms,
         },
+        "salt": topic.salt.hex(),
+        "epochs": topic.epochs.encode(),
     }
-    body = msgspec.json.format(msgspec.json.encode(topic))
-    return b"%08x\n%s\n" % (google_crc32c.value(body), body)
+    return encode_metadata(metadata)
 
 
-def _decode(data: bytes) -> TopicInfo:
-    checksum, _, body = data.rstrip(b"\n").partition(b"\n")
-    if checksum != b"%08x" % google_crc32c.value(body):
-        raise ValueError("checksum does not match")
-    topic = msgspec.json.decode(body)
-    if topic["version"] != _VERSION:
-        raise CorruptMetadata(
-            f"topic {topic['name']!r} was written by a later release (format {topic['version']}); use that release"
-        )
-    config = dict(topic["config"])
+def _decode(data: bytes) -> StoredTopic:
+    metadata = decode_metadata(data)
+    config = dict(metadata["config"])
     config["durability"] = Durability.parse(config["durability"])
-    return TopicInfo(topic["name"], topic["id"], TopicConfig(**config), topic["created_ms"])
+    info = TopicInfo(metadata["name"], metadata["id"], TopicConfig(**config), metadata["created_ms"])
+    return StoredTopic(info, bytes.fromhex(metadata["salt"]), Epochs.decode(metadata["epochs"]))

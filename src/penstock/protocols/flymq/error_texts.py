@@ -26,7 +26,9 @@ from penstock.errors import (
     MissingSegment,
     NoSpace,
     NotSupported,
+    NotWritten,
     OffsetOutOfRange,
+    OutcomeUnknown,
     PartitionNotFound,
     PenstockError,
     ProducerFenced,
@@ -93,6 +95,8 @@ OPENINGS: Mapping[type[PenstockError], _Opening] = {
     CorruptMetadata: _opening("corrupt metadata"),
     MissingSegment: _opening("missing segment"),
     NoSpace: _opening("no space left"),
+    NotWritten: _opening("not written"),
+    OutcomeUnknown: _opening("outcome unknown"),
     WriteFailed: _opening("write failed"),
     ShuttingDown: _opening("shutting down"),
 }

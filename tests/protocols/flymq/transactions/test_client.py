@@ -19,11 +19,11 @@ from penstock.errors import (
     InvalidTopicName,
     LimitExceeded,
     NoSpace,
+    OutcomeUnknown,
     PartitionNotFound,
     RecordTooLarge,
     TransactionNotActive,
     TransactionNotFound,
-    WriteFailed,
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.sync import FlyMQClient
@@ -144,9 +144,9 @@ async def test_a_commit_whose_outcome_is_unknown_says_so(
     txn = await client.transaction().begin()
     await txn.send("orders", b"a")
     penstock_broker.disk.fail_next_fsync(times=2)  # the trail of who created the topic may be flushed first
-    with pytest.raises(WriteFailed, match="unknown"):
+    with pytest.raises(OutcomeUnknown, match="unknown"):
         await txn.commit()
-    with pytest.raises(WriteFailed, match="restart the broker, then commit it again"):
+    with pytest.raises(OutcomeUnknown, match="restart the broker, then commit it again"):
         await txn.commit()
 
 

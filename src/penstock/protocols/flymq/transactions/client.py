@@ -13,17 +13,17 @@ from penstock.errors import (
     BatchFailed,
     ConnectionLost,
     InvalidRequest,
+    OutcomeUnknown,
     PenstockError,
     RequestTimeout,
     TransactionNotActive,
-    WriteFailed,
 )
 from penstock.protocols.flymq.arguments import partition_field
 from penstock.protocols.flymq.exchanges import Call, Calls, Replies
 from penstock.protocols.flymq.transactions import replies, requests
 from penstock.protocols.flymq.transactions.messages import GroupOffset
 
-_OUTCOME_UNKNOWN = (ConnectionLost, RequestTimeout, WriteFailed)
+_OUTCOME_UNKNOWN = (ConnectionLost, OutcomeUnknown, RequestTimeout)
 
 
 class AsyncTransaction:
@@ -108,7 +108,7 @@ class AsyncTransaction:
         """Make everything readable, all or nothing. Sent again where the connection is lost: it is never done twice.
 
         Raises TransactionNotFound or TransactionNotActive where it was not done and cannot be any more: it timed out, or the broker was
-        restarted. After WriteFailed, RequestTimeout and ConnectionLost whether it was done is unknown: call it again to learn.
+        restarted. After OutcomeUnknown, RequestTimeout and ConnectionLost whether it was done is unknown: call it again to learn.
         """
         if self._lost is not None:
             raise TransactionNotActive(
