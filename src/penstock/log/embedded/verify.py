@@ -138,14 +138,15 @@ class _Verification:
             topic = self._load_topic(directory)
             if topic is None:
                 continue
+            expected = self._files.directory(topic.info)
+            if expected != directory:
+                text = f"the directory was renamed or copied: its metadata says {expected.name}"
+                self._damage(Kind.METADATA, directory, None, text)
+                continue
             twin = names.setdefault(topic.info.name, directory)
             if twin is not directory:
-                self._damage(
-                    Kind.METADATA, directory, None, f"topic {topic.info.name!r} is there twice, also in {twin.name}"
-                )
-            elif self._files.directory(topic.info) != directory:
-                expected = self._files.directory(topic.info).name
-                self._damage(Kind.METADATA, directory, None, f"the directory was renamed: its metadata says {expected}")
+                text = f"topic {topic.info.name!r} is there twice, also in {twin.name}"
+                self._damage(Kind.METADATA, directory, None, text)
             else:
                 topics.append(topic)
         for entry in self._manifest.topics if self._manifest else ():
