@@ -155,7 +155,7 @@ def restore(
         if report.damage and not accept_damage:
             return report
         disk.unlink(draft / MANIFEST_FILE)
-        _begin_epochs(disk, draft, manifest)
+        _begin_epochs(disk, draft, report)
         disk.write_file(draft / _CLEAN_FILE, b"")
         disk.rename(draft, data_dir.absolute())
         disk.sync_directory(draft.parent)
@@ -178,12 +178,12 @@ def _copy_back(disk: Disk, backup: Backup, draft: Path, on_copied: OnCopied | No
     return changed
 
 
-def _begin_epochs(disk: Disk, data_dir: Path, manifest: Manifest) -> None:
-    """Note in every topic that its log was cut where the backup ends."""
+def _begin_epochs(disk: Disk, data_dir: Path, report: Report) -> None:
+    """Note in every topic that its log was cut where it ends now."""
     files = TopicFiles(disk, data_dir / TOPICS_DIRECTORY)
-    ends = {topic.id: topic.ends for topic in manifest.topics}
+    ends = {topic.topic: topic.ends for topic in report.topics}
     for topic in files.load_all():
-        files.save(topic._replace(epochs=topic.epochs.begun(ends[topic.info.id])))
+        files.save(topic._replace(epochs=topic.epochs.begun(ends[topic.info.name])))
 
 
 class _Copying:

@@ -48,6 +48,8 @@ class TopicReport:
     records: int = 0
     bytes: int = 0
     damage: int = 0
+    ends: list[int] = field(default_factory=list)
+    """The offset after the last record of each partition."""
 
 
 @dataclass(slots=True)

@@ -90,6 +90,12 @@ class _Verification:
         self._root = data_dir
         self._manifest = manifest
         self._sizes = {} if manifest is None else {data_dir / file.path: file.bytes for file in manifest.files}
+        self._promised = {
+            (topic.name, index): span
+            for topic in (manifest.topics if manifest else ())
+            for index, span in enumerate(zip(topic.starts, topic.ends, strict=True))
+        }
+        """First offset and end of each partition, as the manifest has them."""
         self._clean = manifest is not None or (data_dir / _CLEAN_FILE).exists()
         self._check_records = check_records
         self._progress = Progress(on_progress)
@@ -224,27 +230,21 @@ class _Verification:
         report = TopicReport(info.name, info.config.partitions)
         self._report.topics.append(report)
         damage_before = self._report.damage
-        starts_ends = {
-            entry.name: (entry.starts, entry.ends) for entry in (self._manifest.topics if self._manifest else ())
-        }
-        starts, ends = starts_ends.get(info.name, (None, None))
         for index in range(info.config.partitions):
             directory = self._files.partition_directory(info, index)
-            if not directory.is_dir():
+            if directory.is_dir():
+                start, end = self._check_partition(topic, index, directory, report)
+            else:
                 self._damage(Kind.FILE, directory, None, "the directory of a partition is missing", info.name)
-                continue
-            found = self._check_partition(topic, index, directory, report)
-            if starts is None or ends is None or found is None:
-                continue
-            promised = (starts[index], ends[index])
-            if found != promised:
-                text = "holds offsets {} to {}, and the manifest says {} to {}".format(*found, *promised)
+                start = end = 0
+            report.ends.append(end)
+            promised = self._promised.get((info.name, index), (start, end))
+            if self._report.damage == damage_before and promised != (start, end):
+                text = "holds offsets {} to {}, and the manifest says {} to {}".format(start, end, *promised)
                 self._damage(Kind.SEGMENT, directory, None, text, info.name)
         report.damage = self._report.damage - damage_before
 
-    def _check_partition(
-        self, topic: StoredTopic, index: int, directory: Path, report: TopicReport
-    ) -> tuple[int, int] | None:
+    def _check_partition(self, topic: StoredTopic, index: int, directory: Path, report: TopicReport) -> tuple[int, int]:
         """Check the segments of a partition in order; returns its first offset and the one after its last record."""
         paths = self._segment_paths(topic, directory)
         for orphan in sorted(
@@ -253,7 +253,7 @@ class _Verification:
             self._note(Kind.INDEX, orphan, None, "an index without a segment", topic.info.name)
         if not paths:
             self._damage(Kind.SEGMENT, directory, None, "the partition has no segment", topic.info.name)
-            return None
+            return 0, 0
         # As in recovery: a last segment that nothing was written to may stem from a roll that failed.
         unused = paths.pop() if len(paths) > 1 and self._is_unused(paths[-1]) else None
         name = topic.info.name
