@@ -308,10 +308,11 @@ def test_leftovers_are_noted(clean: Path) -> None:
         directory / "00000000000000000777.index",
         directory.parent / "notes.txt",
         clean / "topics" / "gone.00.deleted",
-        clean / "stray",
+        clean / "clean-shutdown.tmp",
     ]
     for path in leftovers:
         path.write_bytes(b"x")
+    (clean / "certificate.pem").write_bytes(b"not of the log")
     report = verify(clean)
     assert damage(report) == []
     assert {clean / each.path for each in notes(report)} == set(leftovers)

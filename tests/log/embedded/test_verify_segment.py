@@ -34,7 +34,15 @@ def run(path: Path, where: Where) -> tuple[list[Found], Where]:
         found.append((severity, kind, position, text))
 
     checked = SegmentCheck(
-        Disk(), path, path.stat().st_size, SALTS, where, report=report, check_block=None, progress=Progress(None)
+        Disk(),
+        path,
+        path.stat().st_size,
+        SALTS,
+        where,
+        report=report,
+        check_block=None,
+        index_expected=True,
+        progress=Progress(None),
     )
     return found, checked.run_sealed()
 

@@ -23,8 +23,6 @@ from penstock.log.block import Block
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity, TopicReport
 from penstock.log.embedded.journal import journal_paths, read_records
 from penstock.log.embedded.manifest import (
-    LOCK_FILE,
-    MANIFEST_FILE,
     TOPICS_DIRECTORY,
     Manifest,
     holding,
@@ -43,15 +41,6 @@ CheckRecords = Callable[[str, Block], str | None]
 
 _CLEAN_FILE: Final = "clean-shutdown"
 _JOURNAL_DIRECTORY: Final = "journal"
-_KNOWN: Final = {
-    LOCK_FILE,
-    MANIFEST_FILE,
-    TOPICS_DIRECTORY,
-    _CLEAN_FILE,
-    _JOURNAL_DIRECTORY,
-    "reserve",
-    "snapshots",
-}
 _SEGMENT_NAME: Final = re.compile(r"[0-9]{20}(-[0-9]{20})?")
 _TORN_SUFFIX: Final = re.compile(r"\.torn-at-[0-9]+")
 
@@ -105,7 +94,7 @@ class _Verification:
 
     def run(self) -> Report:
         for path in sorted(self._root.iterdir()):
-            if path.name not in _KNOWN:
+            if path.suffix == TMP_SUFFIX:  # other files beside the log, such as certificates, are none of its business
                 self._leftover(path, None)
         if self._manifest is not None:
             self._check_files(self._manifest)
@@ -272,6 +261,8 @@ class _Verification:
                 Where(begins, where.last_timestamp_ms),
                 report=partial(self._add, topic=name),
                 check_block=check_block,
+                # A rewrite makes it last, and a snapshot leaves it out if the segment was replaced while it was taken.
+                index_expected=path.suffix != SWAP_SUFFIX and self._manifest is None,
                 progress=self._progress,
             )
             if last:
@@ -335,7 +326,7 @@ class _Verification:
         elif path.suffix == ".damaged":
             text = "a journal in which a start found damage; it can be deleted once nobody needs it"
         else:
-            text = "not a file of Penstock; it is ignored"
+            text = "not a file of the log; it is ignored"
         self._note(Kind.FILE, path, None, text, topic)
 
     def _damage(self, kind: Kind, path: Path, position: int | None, text: str, topic: str | None = None) -> None:

@@ -74,6 +74,7 @@ class SegmentCheck:
         *,
         report: ReportFinding,
         check_block: Callable[[Block], str | None] | None,
+        index_expected: bool,
         progress: Progress,
     ) -> None:
         self._disk = disk
@@ -85,6 +86,7 @@ class SegmentCheck:
         self._segment = _Segment(disk, path, base_offset, SegmentIndex(base_offset), size, salts)
         self._report = report
         self._check_block = check_block
+        self._index_expected = index_expected
         self._progress = progress
         self.blocks = 0
         self.records = 0
@@ -249,7 +251,7 @@ class SegmentCheck:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            if sealed and self._path.suffix != ".swap":
+            if sealed and self._index_expected:
                 self._report(
                     Severity.NOTE, Kind.INDEX, path, None, "the index is missing; the next start makes it again"
                 )
