@@ -411,11 +411,11 @@ class EmbeddedEngine(Engine):
     # -- snapshots -------------------------------------------------------------------------------------------------------
 
     async def snapshot(self) -> Snapshot:
-        # Seen through even if whoever asked is gone: while the links are made, no topic may be deleted.
-        return await asyncio.shield(asyncio.create_task(self._snapshot()))
+        return await self._to_its_end(self._snapshot())
 
     async def _snapshot(self) -> Snapshot:
-        async with self._changing:
+        async with self._changing:  # while the links are made, no topic may be deleted
+            self._check_open()
             # A commit becomes readable in one turn of the loop, over all its partitions, before anyone is told of it. So what this turn
             # sees is everything that was acknowledged, and of an append to several partitions all or nothing.
             moment_ms = self._clock.now_ms()
