@@ -26,9 +26,9 @@ def restore(
 ) -> None:
     """Restore a backup to a new data directory, checking all of it.
 
-    Every file is held against its checksum and every block is checked; only
-    then does DATA_DIR appear. Start a broker on it with: penstock serve
-    --data-dir DATA_DIR. Ends with 1 if the backup is damaged.
+    Every file is held against its checksum and every block is checked before
+    DATA_DIR gets its log. Start a broker on it with: penstock serve --data-dir
+    DATA_DIR. Ends with 1, having restored nothing, if the backup is damaged.
 
     Examples:
     $ penstock restore /backups/orders-broker /var/lib/penstock

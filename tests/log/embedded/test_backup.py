@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptMetadata, EntryNotFound, InvalidRequest, NotWritten
+from penstock.errors import CorruptMetadata, DataDirectoryInUse, EntryNotFound, InvalidRequest, NotWritten
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.backup import Backup, back_up, backups, find_backup, read_snapshot, restore
@@ -58,7 +58,7 @@ async def test_a_restored_backup_starts_as_after_a_clean_stop_and_takes_records(
     steps: list[int] = []
     assert restore(backup, restored, on_copied=steps.append).findings == []
     assert sum(steps) == backup.manifest.size_bytes
-    assert {path.name for path in restored.iterdir()} == {"clean-shutdown", "topics"}
+    assert {path.name for path in restored.iterdir()} == {"LOCK", "clean-shutdown", "topics"}
     again = await open_engine(restored)
     assert await everything(again) == before
     assert (again.stats.corrupt_blocks, again.stats.torn_tails) == (0, 0)
@@ -154,7 +154,7 @@ async def test_a_flipped_bit_in_any_file_of_a_backup_is_found_and_nothing_is_res
         else:
             assert name in {finding.path for finding in restore(backup, restored).findings if finding.kind is Kind.FILE}
             assert name in {finding.path for finding in verify(backup.path).findings}
-        assert {path.name for path in tmp_path.iterdir()} == {"data", "backups"}
+        assert {path.name for path in tmp_path.iterdir()} == {"data", "backups"}, "something is left"
         flip(path, path.stat().st_size // 2)
     assert restore(backup, restored).findings == []
 
@@ -200,8 +200,9 @@ async def test_damage_in_the_log_itself_is_found_on_restore(
     end = len(path.read_bytes().rstrip(b"\0"))
     flip(path, end - 1)  # the last commit: in a data directory, that may be a torn tail
     backup = await take(engine, clock, target)
-    assert verify(backup.path).damage == 1
-    assert restore(backup, tmp_path / "restored").damage == 1
+    for report in (verify(backup.path), restore(backup, tmp_path / "restored")):
+        [found] = report.findings
+        assert (found.kind, found.position) == (Kind.SEGMENT, end // 5 * 4)
     assert not (tmp_path / "restored").exists()
 
 
@@ -233,13 +234,53 @@ async def test_a_directory_with_something_in_it_is_not_restored_to(
         restore(backup, used)
     with pytest.raises(InvalidRequest, match="not empty"):
         restore(backup, used / "precious")
-    empty.mkdir()
-    restore(backup, empty)
+    (empty / "lost+found").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(empty)
+    restore(backup, tmp_path / "link")
     assert (empty / "topics").exists()
-    (tmp_path / ".later.restoring").mkdir()
-    with pytest.raises(InvalidRequest, match="interrupted"):
-        restore(backup, tmp_path / "later")
-    assert (tmp_path / ".later.restoring").exists()
+    with pytest.raises(InvalidRequest, match="not empty"):
+        restore(backup, empty)
+    engine = await open_engine(tmp_path / "running")
+    with pytest.raises(InvalidRequest, match="not empty"):
+        restore(backup, tmp_path / "running")
+
+
+async def test_a_restore_that_was_interrupted_can_be_repeated_and_one_at_a_time_runs(
+    open_engine: OpenEngine, clock: ManualClock, target: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine()
+    values = await fill(await make_partition(engine))
+    backup = await take(engine, clock, target)
+    restored = tmp_path / "restored"
+    (restored / ".restoring" / "topics" / "half").mkdir(parents=True)
+    (restored / "LOCK").touch()
+    fd = os.open(restored / "LOCK", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with pytest.raises(DataDirectoryInUse, match="another restore"):
+        restore(backup, restored)
+    assert (restored / ".restoring" / "topics" / "half").exists()
+    os.close(fd)
+    restore(backup, restored)
+    assert await read_values((await open_engine(restored)).partition("orders", 0)) == values
+
+
+async def test_a_restore_that_fails_leaves_an_empty_directory_as_it_was(
+    open_engine: OpenEngine, clock: ManualClock, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await open_engine()
+    await fill(await make_partition(engine))
+    backup = await take(engine, clock, target)
+    (tmp_path / "empty").mkdir()
+
+    def fail(self: Disk, fd: int, data: bytes, position: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Disk, "write_all", fail)
+    for name in ("empty", "missing"):
+        with pytest.raises(OSError, match="No space"):
+            restore(backup, tmp_path / name)
+    assert list((tmp_path / "empty").iterdir()) == []
+    assert not (tmp_path / "missing").exists()
 
 
 async def test_a_directory_that_is_no_directory_of_backups_is_refused(

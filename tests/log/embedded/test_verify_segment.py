@@ -228,6 +228,17 @@ def test_an_entry_of_an_index_that_points_elsewhere_is_damage(tmp_path: Path) ->
     assert "entry 0 does not fit" in text
 
 
+def test_an_index_of_a_part_of_the_segment_is_older_and_only_noted(tmp_path: Path) -> None:
+    """A roll that failed after the index was saved, and the segment went on."""
+    blocks = [encode_block(0, 5, [b"a"], commit=WHOLE), encode_block(1, 5, [b"b"], commit=WHOLE)]
+    path = tmp_path / "00000000000000000000.log"
+    path.write_bytes(sealed(blocks, SALTS.of(path.stem)))
+    path.with_suffix(".index").write_bytes(saved_index(path, blocks[:1]).encode())
+    [(severity, kind, _, text)] = run(path, Where(0))[0]
+    assert (severity, kind) == (Severity.NOTE, Kind.INDEX)
+    assert "older" in text
+
+
 def test_a_missing_index_is_only_noted(tmp_path: Path) -> None:
     path = tmp_path / "00000000000000000000.log"
     path.write_bytes(sealed([encode_block(0, 5, [b"a"], commit=WHOLE)], SALTS.of(path.stem)))

@@ -24,10 +24,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.errors import CorruptMetadata, EntryNotFound, InvalidRequest, NotWritten
+from penstock.errors import CorruptMetadata, DataDirectoryInUse, EntryNotFound, InvalidRequest, NotWritten
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity
 from penstock.log.embedded.manifest import (
+    LOCK_FILE,
     MANIFEST_FILE,
     TOPICS_DIRECTORY,
     FileEntry,
@@ -42,6 +43,9 @@ from penstock.log.embedded.verify import CheckRecords, verify
 _MARKER: Final = ".penstock-backups"
 _PARTIAL_SUFFIX: Final = ".partial"
 _CLEAN_FILE: Final = "clean-shutdown"
+_RESTORING: Final = ".restoring"
+_IN_EMPTY_DIRECTORIES: Final = {LOCK_FILE, _RESTORING, "lost+found"}
+"""What a restore that was interrupted leaves, and what a new file system has."""
 _COPY_STEP_BYTES: Final = 1 << 20
 
 OnCopied = Callable[[int], None]
@@ -127,22 +131,14 @@ def restore(
     on_copied: OnCopied | None = None,
     on_checked: OnProgress | None = None,
 ) -> Report:
-    """Copy a backup to a data directory that is missing or empty, and check all of it before it gets its name.
+    """Copy a backup to a data directory that is missing or empty, and check all of it before it becomes the log of that directory.
 
     Every topic begins a new epoch: readers that have seen records which the backup does not hold continue at its end. If the report tells
-    of damage, nothing is left behind, unless that is accepted. Raises InvalidRequest.
+    of damage, nothing is restored, unless that is accepted. Raises InvalidRequest.
     """
-    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
-        raise InvalidRequest(f"{data_dir} is not empty: restore to a new directory, and nothing is overwritten")
-    draft = data_dir.absolute().parent / f".{data_dir.name}.restoring"
-    try:
-        draft.mkdir(parents=True)
-    except FileExistsError:
-        raise InvalidRequest(
-            f"{draft} is there: another restore is running, or one was interrupted; in that case remove it and try again"
-        ) from None
-    disk = Disk()
-    try:
+    data_dir = data_dir.resolve()
+    with _restoring(data_dir) as draft:
+        disk = Disk()
         changed = _copy_back(disk, backup, draft, on_copied)
         # The manifest tells the check where each file ends; a file that was copied with another checksum is reported here.
         unsummed = [msgspec.structs.replace(file, sha256="") for file in backup.manifest.files]
@@ -154,14 +150,43 @@ def restore(
             report.add(Finding(Severity.DAMAGE, Kind.FILE, file.path, None, text))
         if report.damage and not accept_damage:
             return report
-        disk.unlink(draft / MANIFEST_FILE)
         _begin_epochs(disk, draft, report)
-        disk.write_file(draft / _CLEAN_FILE, b"")
-        disk.rename(draft, data_dir.absolute())
-        disk.sync_directory(draft.parent)
+        # From here on it is the log of the directory. Without the mark of a clean stop, a start would only look at more of it.
+        disk.rename(draft / TOPICS_DIRECTORY, data_dir / TOPICS_DIRECTORY)
+        disk.sync_directory(data_dir)
+        disk.write_file(data_dir / _CLEAN_FILE, b"")
         return report
+
+
+@contextmanager
+def _restoring(data_dir: Path) -> Iterator[Path]:
+    """Make a data directory, keep brokers and others who restore away from it, and give a place in it to copy to.
+
+    The place is in the directory itself, which may be a file system of its own.
+    """
+    made = not data_dir.exists()
+    if not made and (not data_dir.is_dir() or {path.name for path in data_dir.iterdir()} - _IN_EMPTY_DIRECTORIES):
+        raise InvalidRequest(f"{data_dir} is not empty: restore to a new directory, and nothing is overwritten")
+    data_dir.mkdir(parents=True, exist_ok=True)
+    draft = data_dir / _RESTORING
+    fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataDirectoryInUse(f"{data_dir} is in use by a broker or another restore") from None
+        shutil.rmtree(draft, ignore_errors=True)  # of one that was interrupted
+        draft.mkdir()
+        try:
+            yield draft
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            if not (data_dir / TOPICS_DIRECTORY).exists():
+                (data_dir / LOCK_FILE).unlink(missing_ok=True)
+                if made:
+                    data_dir.rmdir()
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        os.close(fd)
 
 
 def _copy_back(disk: Disk, backup: Backup, draft: Path, on_copied: OnCopied | None) -> list[FileEntry]:

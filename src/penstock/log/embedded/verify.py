@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.block import Block
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity, TopicReport
 from penstock.log.embedded.journal import journal_paths, read_records
@@ -159,7 +159,7 @@ class _Verification:
                 found.append(decode_topic(path.read_bytes()))
             except FileNotFoundError:
                 missing.append(path)
-            except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+            except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError, PenstockError) as error:
                 self._damage(Kind.METADATA, path, 0, f"the metadata cannot be read ({error})")
         if not found:
             if len(missing) < 2:

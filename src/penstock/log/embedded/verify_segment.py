@@ -264,10 +264,10 @@ class SegmentCheck:
             self._index_damage(0, "its head is damaged")
         elif not index.load_entries(data):
             self._index_damage(HEAD_BYTES, "its entries are damaged")
-        elif index.covers > self._size or (index.sealed and index.covers != self._size):
-            text = f"it covers {index.covers} bytes, and the segment has {self._size}: the segment was cut or replaced"
+        elif index.covers > self._size:
+            text = f"its index covers {index.covers} bytes, and the segment has {self._size}: the segment was cut or replaced"
             self._report(Severity.DAMAGE, Kind.SEGMENT, self._path, self._size, text)
-        elif sealed and not index.sealed:
+        elif (sealed and not index.sealed) or (index.sealed and index.covers < self._size):
             self._report(Severity.NOTE, Kind.INDEX, path, None, "the index is older; the next start makes it again")
         else:
             return index
