@@ -38,8 +38,8 @@ def create(
     What the last backup in TARGET holds unchanged is linked, not copied.
 
     Examples:
-    $ penstock backup create /backups/orders-broker
-    $ penstock backup create /backups/orders-broker --server flymq://admin@127.0.0.1:9092
+    $ penstock backup create /backups/orders
+    $ penstock backup create /backups --server flymq://admin@127.0.0.1
     """
     from penstock.log.embedded.backup import back_up, read_snapshot
     from penstock.units import round_size
@@ -68,7 +68,7 @@ def list_backups(context: typer.Context, target: TargetArgument, as_json: JsonOp
     directory: the others stay whole.
 
     Examples:
-    $ penstock backup list /backups/orders-broker
+    $ penstock backup list /backups/orders
     """
     from penstock.log.embedded.backup import backups
     from penstock.units import round_size

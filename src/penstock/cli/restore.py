@@ -31,8 +31,8 @@ def restore(
     DATA_DIR. Ends with 1, having restored nothing, if the backup is damaged.
 
     Examples:
-    $ penstock restore /backups/orders-broker /var/lib/penstock
-    $ penstock restore /backups/orders-broker ./then --at 20260131T120000.000Z
+    $ penstock restore /backups/orders /var/lib/penstock
+    $ penstock restore /backups/orders ./then --at 20260131T120000.000Z
     """
     from penstock.broker.tables import TableRecords
     from penstock.cli.verify import print_report
