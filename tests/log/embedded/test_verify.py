@@ -11,6 +11,7 @@ import pytest
 from penstock.errors import DataDirectoryInUse, InvalidRequest, UnsupportedFormat
 from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
 from penstock.log.block import HEADER_BYTES
+from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.findings import FINDINGS_MAX, Finding, Kind, Report, Severity
 from penstock.log.embedded.verify import verify
 from penstock.log.salts import METADATA_COPY, METADATA_FILE, decode_metadata, encode_metadata
@@ -173,6 +174,40 @@ async def test_a_torn_tail_is_noted_where_the_next_start_cuts_it(open_engine: Op
         assert torn.position == len(whole) // 5 * 4
     recovered = await open_engine(tmp_path / "image")
     assert partition_of(recovered).writer.file.end == len(whole) // 5 * 4
+
+
+async def test_a_commit_of_several_blocks_that_is_torn_does_not_count_in_part(
+    open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    engine = await open_engine(options=EngineOptions(block_bytes_target=200))
+    partition = await make_partition(engine)
+    await append(partition, [b"whole"])
+    begins = partition_of(engine).writer.file.end
+    await append(partition, [b"v" * 150] * 4)
+    image = crash_image(tmp_path / "data", tmp_path / "image")
+    [path] = segment_files(image)
+    path.write_bytes(path.read_bytes().rstrip(b"\0")[:-1])
+    report = verify(image)
+    assert [(each.severity, each.position) for each in report.findings] == [(Severity.NOTE, begins)]
+    [topic] = report.topics
+    assert (topic.ends, topic.records, topic.blocks, topic.bytes) == ([1], 1, 1, begins)
+    recovered = await open_engine(image)
+    assert recovered.partition("orders", 0).committed_end == 1
+
+
+@pytest.mark.parametrize("position", [0, 70])
+async def test_an_index_that_cannot_be_read_is_noted_after_a_crash_and_damage_after_a_clean_stop(
+    clean: Path, position: int
+) -> None:
+    """A power cut may leave anything of an index."""
+    [path, *_] = sorted(clean.glob("topics/plain.*/0/*.index"))
+    flip(path, position)
+    [found] = damage(verify(clean))
+    assert clean / found.path == path
+    (clean / "clean-shutdown").unlink()
+    report = verify(clean)
+    assert damage(report) == []
+    assert [clean / each.path for each in notes(report)] == [path]
 
 
 async def test_damage_before_a_later_commit_is_no_torn_tail(open_engine: OpenEngine, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def run(path: Path, where: Where) -> tuple[list[Found], Where]:
         where,
         report=report,
         check_block=None,
+        clean=True,
         index_expected=True,
         progress=Progress(None),
     )

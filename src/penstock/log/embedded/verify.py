@@ -262,12 +262,13 @@ class _Verification:
                 report=partial(self._add, topic=name),
                 check_block=check_block,
                 # A rewrite makes it last, and a snapshot leaves it out if the segment was replaced while it was taken.
+                clean=self._clean,
                 index_expected=path.suffix != SWAP_SUFFIX and self._manifest is None,
                 progress=self._progress,
             )
             if last:
                 flushed = topic.info.config.durability.mode == "fsync"
-                where = check.run_last(clean=self._clean, flushed=flushed, whole=self._manifest is not None)
+                where = check.run_last(flushed=flushed, whole=self._manifest is not None)
             else:
                 where = check.run_sealed()
             report.segments += 1

@@ -75,6 +75,7 @@ class SegmentCheck:
         report: ReportFinding,
         check_block: Callable[[Block], str | None] | None,
         index_expected: bool,
+        clean: bool,
         progress: Progress,
     ) -> None:
         self._disk = disk
@@ -87,6 +88,7 @@ class SegmentCheck:
         self._report = report
         self._check_block = check_block
         self._index_expected = index_expected
+        self._clean = clean
         self._progress = progress
         self.blocks = 0
         self.records = 0
@@ -95,6 +97,8 @@ class SegmentCheck:
         self._expires = False
         self._commit_at: int | None = None
         """Where the commit begins whose last block has not come yet."""
+        self._before_commit = (where, 0, 0)
+        """How far the check was then, with the numbers of blocks and records."""
         self._pairing = True
         """False after damage, until the next commit begins: blocks of the one before may be missing."""
 
@@ -115,7 +119,7 @@ class SegmentCheck:
             self._next_offset = max(self._next_offset, index.next_offset)
         return self._finish()
 
-    def run_last(self, *, clean: bool, flushed: bool, whole: bool) -> Where:
+    def run_last(self, *, flushed: bool, whole: bool) -> Where:
         """Check the segment that takes new blocks.
 
         As a start does, this trusts what the saved index covers; after that, a commit that is not whole may be a torn tail. With
@@ -125,7 +129,7 @@ class SegmentCheck:
         if index is not None and index.sealed:
             return self._run_sealed_last(index)
         covers = index.covers if index is not None else 0
-        trusted_to = self._size if whole or (clean and covers == self._size) else covers
+        trusted_to = self._size if whole or (self._clean and covers == self._size) else covers
         entries = _Entries(index)
         sound = self._walk(entries, trusted_to=trusted_to, flushed=flushed)
         if sound and index is not None:
@@ -179,11 +183,14 @@ class SegmentCheck:
 
     def _note_torn(self, position: int) -> None:
         """Report what the next start cuts, if that is more than reserved space."""
-        start = position if self._commit_at is None else self._commit_at
+        start = position
+        if self._commit_at is not None:
+            start = self._commit_at
+            (self._next_offset, self._last_timestamp_ms), self.blocks, self.records = self._before_commit
         self.bytes = start
         end = end_of_data(self._disk, self._segment.open(), start, self._size)
         if end > start:
-            text = f"torn tail of {end - start} bytes: a commit that was not acknowledged; the next start cuts it and keeps a copy"
+            text = f"torn tail of {end - start} bytes, of a commit that is not whole; the next start cuts it and keeps a copy"
             self._report(Severity.NOTE, Kind.SEGMENT, self._path, start, text)
 
     def _pass_damage(self, position: int, error: CorruptBlock) -> int:
@@ -229,6 +236,8 @@ class SegmentCheck:
             if self._commit_at is not None:
                 fault = f"a commit begins before the one at byte {self._commit_at} has ended"
             self._commit_at = at
+            here = Where(self._next_offset, self._last_timestamp_ms)
+            self._before_commit = (here, self.blocks, self.records)
         elif self._pairing and self._commit_at is None:
             fault = "the block belongs to a commit that has not begun"
         if ends:
@@ -261,9 +270,9 @@ class SegmentCheck:
             return None
         index = SegmentIndex.decode_head(data, self._segment.base_offset)
         if index is None:
-            self._index_damage(0, "its head is damaged")
+            self._index_unreadable(path, 0, "its head is damaged")
         elif not index.load_entries(data):
-            self._index_damage(HEAD_BYTES, "its entries are damaged")
+            self._index_unreadable(path, HEAD_BYTES, "its entries are damaged")
         elif index.covers > self._size:
             text = f"its index covers {index.covers} bytes, and the segment has {self._size}: the segment was cut or replaced"
             self._report(Severity.DAMAGE, Kind.SEGMENT, self._path, self._size, text)
@@ -297,6 +306,13 @@ class SegmentCheck:
         wrong = entries.wrong()
         if wrong is not None:
             self._index_damage(HEAD_BYTES, f"entry {wrong} does not fit a block of the segment")
+
+    def _index_unreadable(self, path: Path, position: int, text: str) -> None:
+        # Indexes are saved without a sync, so a power cut may leave anything of one.
+        severity = Severity.DAMAGE if self._clean else Severity.NOTE
+        self._report(
+            severity, Kind.INDEX, path, position, f"{text}; it is made again from the segment when it is needed"
+        )
 
     def _index_damage(self, position: int, text: str) -> None:
         path = self._path.with_suffix(INDEX_SUFFIX)
