@@ -50,7 +50,7 @@ def test_damage_ends_with_1_and_names_file_and_position(run: Run, stopped: Path)
     assert result.code == 1
     assert f"damage  {path.relative_to(stopped)} at byte 0" in result.text
     assert "fails its checksum" in result.text
-    assert result.text.splitlines()[-1] == f"{stopped}: damage in 1 places"
+    assert result.text.splitlines()[-1] == f"{stopped}: damage in 1 place"
 
 
 def test_programs_get_json(run: Run, stopped: Path) -> None:

@@ -115,5 +115,6 @@ def print_report(report: Report) -> None:
     hidden = report.damage + report.notes - len(report.findings)
     if hidden:
         print(f"and {hidden} more findings")
-    found = f"damage in {report.damage} places" if report.damage else "no damage found"
+    places = "1 place" if report.damage == 1 else f"{report.damage} places"
+    found = f"damage in {places}" if report.damage else "no damage found"
     print(f"{report.directory}: {found}")
