@@ -159,6 +159,7 @@ def a_subscription(topic: str, name: str = "g") -> Subscription:
 # Every operation, what it must ask for, and how to call it with a topic's name.
 OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "topic_names": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.topic_names(who)),
+    "snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: b.snapshot(who)),
     "describe_topic": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.describe_topic(who, t)),
     "create_topic": (Operation.CREATE, TOPIC, lambda b, who, t: b.create_topic(who, t, TopicConfig())),
     "ensure_topic": (Operation.WRITE, TOPIC, lambda b, who, t: b.ensure_topic(who, t)),

@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.verify import verify
 from penstock.testing.powercut import PowerCutDisk
 
 SEEDS = 60
@@ -135,8 +136,13 @@ async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, seed: 
         await close_without_power(engine)
     disk.image(image, chance, LOSSES[seed % len(LOSSES)])
 
+    foreseen = verify(image)
+    assert foreseen.damage == 0, foreseen.findings
     recovered = EmbeddedEngine(image, options=OPTIONS)
     await recovered.start()
+    assert ends_of(recovered) == {topic.topic: topic.ends for topic in foreseen.topics}, (
+        "a check foresees the next start"
+    )
     found = await read_all(recovered)
     assert recovered.stats.corrupt_blocks == 0, "a power cut tears what nobody was promised, and damages nothing"
     await recovered.close()
@@ -148,6 +154,13 @@ async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, seed: 
     assert everything <= load.sent, "a record is readable that was never sent"
     for values in load.atomic:
         assert values <= everything or not values & everything, "an atomic append is there in part"
+
+
+def ends_of(engine: EmbeddedEngine) -> dict[str, list[int]]:
+    return {
+        name: [engine.partition(name, index).committed_end for index in range(info.config.partitions)]
+        for name, info in engine.topics().items()
+    }
 
 
 async def close_without_power(engine: EmbeddedEngine) -> None:

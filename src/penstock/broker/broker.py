@@ -54,7 +54,7 @@ from penstock.broker.topics import TopicDescription, check_topic_config, describ
 from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
-from penstock.log.api import Engine, LogFiles, Partition, TopicConfig, TopicInfo
+from penstock.log.api import Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
 
 
 class ReadableTopic(NamedTuple):
@@ -257,6 +257,16 @@ class Broker:
             await self.subscriptions.forget_topic(name)
             await self._registry.forget_topic(name)
         self.audit.note(principal, "topic.delete", name)
+
+    @on_broker(Operation.ADMIN)
+    async def snapshot(self, principal: Principal) -> Snapshot:
+        """Keep every topic, internal ones too, as it is between two commits: for a backup or a check on the same machine.
+
+        Raises LimitExceeded, NotSupported on a log that is not in files.
+        """
+        snapshot = await self._engine.snapshot()
+        self.audit.note(principal, "snapshot.create", snapshot.id)
+        return snapshot
 
     # -- records ----------------------------------------------------------------------------------------------------------
 

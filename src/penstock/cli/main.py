@@ -18,6 +18,7 @@ from penstock import __version__
 from penstock.cli import (
     acl,
     audit,
+    backup,
     bench,
     cache,
     configuration,
@@ -29,12 +30,14 @@ from penstock.cli import (
     key,
     pipeline,
     produce,
+    restore,
     schema,
     serve,
     terminal,
     topic,
     txn,
     user,
+    verify,
 )
 from penstock.cli.options import JsonOption, RootServerOption
 from penstock.errors import (
@@ -65,6 +68,9 @@ ORDER = (
     "cache",
     "audit",
     "pipeline",
+    "backup",
+    "restore",
+    "verify",
     "bench",
     "doctor",
     "config",
@@ -177,6 +183,9 @@ app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(backup.app, name="backup")
+app.command()(restore.restore)
+app.command()(verify.verify)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.add_typer(configuration.app, name="config")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, NotSupported, PenstockError
 from penstock.log.block import PLACED_FLAGS, Block
 from penstock.stats import BATCH_BOUNDS, DURATION_BOUNDS_S, Histogram
 
@@ -286,6 +286,13 @@ class EngineStats:
     flush_seconds: Histogram = field(default_factory=lambda: Histogram(DURATION_BOUNDS_S))
 
 
+class Snapshot(NamedTuple):
+    """Every topic as it was at one moment, as files for a reader on the same machine."""
+
+    id: str
+    directory: str
+
+
 class Engine(ABC):
     """A log: topics, partitions, and an append that spans several of them."""
 
@@ -303,6 +310,13 @@ class Engine(ABC):
     def files(self) -> LogFiles | None:
         """Where the log lies, for readers on the same machine; None where it is not in files."""
         return None
+
+    async def snapshot(self) -> Snapshot:
+        """Keep every topic as it is between two commits, in files that nothing changes while a reader holds them.
+
+        Raises NotSupported if the log is not in files, LimitExceeded if there are too many snapshots already.
+        """
+        raise NotSupported("this log is not in files: use the backup of the system that holds it")
 
     @abstractmethod
     def topics(self) -> Mapping[str, TopicInfo]:

@@ -129,6 +129,10 @@ class FaultyDisk(Disk):
         self._check_power()
         super().rename(old, new)
 
+    def link(self, old: Path, new: Path) -> None:
+        self._check_power()
+        super().link(old, new)
+
     def unlink(self, path: Path) -> None:
         self._check_power()
         super().unlink(path)

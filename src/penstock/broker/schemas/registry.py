@@ -91,7 +91,7 @@ class Binding(msgspec.Struct, frozen=True, array_like=True, tag="binding"):
         return Reference(self.name, self.version, self.message)
 
 
-_Entry = Head | Version | Binding
+Entry = Head | Version | Binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ class Registry:
         self._bound: dict[str, Reference] = {}
         self._size_bytes = 0
         self._changing = asyncio.Lock()
-        self._table: Table[EntryKey, _Entry] = Table(
+        self._table: Table[EntryKey, Entry] = Table(
             engine,
             SCHEMAS_TOPIC,
             EntryKey,
-            cast(type[_Entry], _Entry),
+            cast(type[Entry], Entry),
             entries_max=2 * limits.schemas_max + limits.topics_max,
             value_bytes_max=4 * limits.schema_bytes_max + 4096,
             on_change=self._changed,
@@ -326,7 +326,7 @@ class Registry:
 
     # -- keeping ----------------------------------------------------------------------------------------------------------
 
-    def _changed(self, key: EntryKey, entry: _Entry | None) -> None:
+    def _changed(self, key: EntryKey, entry: Entry | None) -> None:
         if key.kind == "binding":
             self._bindings.pop(key.name, None)
             self._bound.pop(key.name, None)

@@ -78,6 +78,9 @@ class Disk:
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
 
+    def link(self, old: Path, new: Path) -> None:
+        os.link(old, new)
+
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 

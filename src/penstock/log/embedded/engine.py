@@ -4,6 +4,7 @@
     <data dir>/clean-shutdown       there only between a clean stop and the next start
     <data dir>/reserve              space given up when the disk is full
     <data dir>/journal/             see journal.py
+    <data dir>/snapshots/           see snapshot.py
     <data dir>/topics/              see topicfiles.py
 
 This module puts the parts together; each of them is described in its own.
@@ -38,6 +39,7 @@ from penstock.log.api import (
     LogFiles,
     OnAllAppended,
     Partition,
+    Snapshot,
     TopicConfig,
     TopicInfo,
 )
@@ -52,6 +54,7 @@ from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
 from penstock.log.embedded.segment import Segment, SegmentWriter
+from penstock.log.embedded.snapshot import SNAPSHOTS_DIRECTORY, SegmentLink, Snapshots, TopicLinks
 from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
 from penstock.log.salts import new_topic_salt
@@ -85,6 +88,7 @@ class EmbeddedEngine(Engine):
         self.stats = EngineStats()
         self._files = TopicFiles(self._disk, data_dir / "topics")
         self._reserve = SpaceReserve(self._disk, data_dir / _RESERVE, self._options.reserve_bytes)
+        self._snapshots = Snapshots(self._disk, self._clock, data_dir / SNAPSHOTS_DIRECTORY)
         self._tails = TailBudget(self._options.tail_bytes_max)
         self._topics: dict[str, TopicInfo] = {}
         self._partitions: dict[str, list[EmbeddedPartition]] = {}
@@ -119,6 +123,7 @@ class EmbeddedEngine(Engine):
         for directory in (journal_directory, self._data_dir / "topics"):
             directory.mkdir(exist_ok=True)
         self._disk.sync_directory(self._data_dir)
+        self._snapshots.remove_unheld()
         self._clean_stop = (self._data_dir / _CLEAN).exists()
         self._loaded = self._files.load_all()
         self._damaged_journals: list[Path] = []
@@ -259,7 +264,7 @@ class EmbeddedEngine(Engine):
         except OSError:
             os.close(fd)
             raise DataDirectoryInUse(
-                f"{self._data_dir} is in use by another broker; stop that one or choose another --data-dir"
+                f"{self._data_dir} is in use by another broker, or penstock verify reads it; stop that one or choose another --data-dir"
             ) from None
         self._lock_fd = fd
 
@@ -403,6 +408,33 @@ class EmbeddedEngine(Engine):
         for at, part in enumerate(parts):
             _ours(part.partition).append(part.batch, whole.done_for(at), whole)
 
+    # -- snapshots -------------------------------------------------------------------------------------------------------
+
+    async def snapshot(self) -> Snapshot:
+        return await self._to_its_end(self._snapshot())
+
+    async def _snapshot(self) -> Snapshot:
+        async with self._changing:  # while the links are made, no topic may be deleted
+            self._check_open()
+            # A commit becomes readable in one turn of the loop, over all its partitions, before anyone is told of it. So what this turn
+            # sees is everything that was acknowledged, and of an append to several partitions all or nothing.
+            moment_ms = self._clock.now_ms()
+            topics = [self._links_of(info) for info in self._topics.values()]
+            try:
+                return await self._loop.run_in_executor(None, self._snapshots.create, moment_ms, topics)
+            except OSError as error:
+                raise storage_error(error, "making a snapshot") from error
+
+    def _links_of(self, info: TopicInfo) -> TopicLinks:
+        partitions = self._partitions[info.name]
+        return TopicLinks(
+            info,
+            self._files.directory(info),
+            [partition.start_offset for partition in partitions],
+            [partition.committed_end for partition in partitions],
+            [[SegmentLink(segment, segment.end) for segment in partition.segments] for partition in partitions],
+        )
+
     # -- maintenance -----------------------------------------------------------------------------------------------------
 
     async def maintain(self) -> None:
@@ -410,6 +442,7 @@ class EmbeddedEngine(Engine):
         for partition in [partition for parts in self._partitions.values() for partition in parts]:
             await self._maintenance.run(partition)
         await self._loop.run_in_executor(None, self._reserve.hold)
+        await self._loop.run_in_executor(None, self._snapshots.remove_unheld)
 
     async def _maintain_for_ever(self) -> None:
         while True:

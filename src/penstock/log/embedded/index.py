@@ -94,6 +94,10 @@ class SegmentIndex:
         count = len(self._positions)
         return self._offsets[:count], self._positions[:count]
 
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Offset, first timestamp and position of each entry."""
+        return list(zip(self._offsets, self._timestamps, self._positions, strict=True))
+
     def encode(self) -> bytes:
         count = len(self._positions)
         entries = b"".join(column[:count].tobytes() for column in (self._offsets, self._timestamps, self._positions))

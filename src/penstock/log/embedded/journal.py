@@ -134,11 +134,14 @@ def decode_record(data: bytes, at: int, salt: int) -> tuple[list[JournalEntry], 
     return entries, end
 
 
-def read_records(data: bytes, on_damage: Callable[[int], None]) -> Iterator[list[JournalEntry]]:
+def read_records(
+    data: bytes, on_damage: Callable[[int], None], on_torn: Callable[[int], None] | None = None
+) -> Iterator[list[JournalEntry]]:
     """Whole records of a journal file in order, with the positions of damage told to `on_damage`.
 
-    A record that is not whole at the end of the file is a torn write and no damage. Records after damage are read too: each names its
-    own places, so order is not needed to apply them. They are found by their seals, which no client can have put into a value.
+    A record that is not whole at the end of the file is a torn write and no damage; `on_torn` hears of it. Records after damage are read
+    too: each names its own places, so order is not needed to apply them. They are found by their seals, which no client can have put into
+    a value.
     """
     salt = _salt_of(data)
     if salt is None and data[_FILE_HEAD.size :].strip(b"\0"):
@@ -154,6 +157,8 @@ def read_records(data: bytes, on_damage: Callable[[int], None]) -> Iterator[list
             damaged_at = at if damaged_at is None else damaged_at
             following = _next_record(data, at, salt)
             if following is None:
+                if on_torn is not None and data[damaged_at:].strip(b"\0"):
+                    on_torn(damaged_at)
                 return
             at = following
         else:

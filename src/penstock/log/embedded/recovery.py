@@ -41,7 +41,7 @@ from penstock.log.embedded.segment import (
 from penstock.log.salts import PartitionSalts
 
 _log = structlog.get_logger(__name__)
-_TMP_SUFFIX: Final = ".tmp"
+TMP_SUFFIX: Final = ".tmp"
 _ZERO_STEP_BYTES: Final = 1 << 20
 
 
@@ -109,7 +109,7 @@ class PartitionRecovery:
     def _tidy(self, directory: Path) -> None:
         """Finish or undo what a crash interrupted; only files whose suffix says that they are ours to take away."""
         for path in sorted(directory.iterdir()):
-            if path.suffix in (DRAFT_SUFFIX, DELETED_SUFFIX, _TMP_SUFFIX):
+            if path.suffix in (DRAFT_SUFFIX, DELETED_SUFFIX, TMP_SUFFIX):
                 self._disk.unlink(path)
         finish_interrupted_rewrites(self._disk, directory)
 
@@ -193,7 +193,7 @@ class PartitionRecovery:
         fd = self._disk.open_append(segment.path, create=False)
         try:
             if end < size:
-                data_end = _data_end(self._disk, fd, end, size)
+                data_end = end_of_data(self._disk, fd, end, size)
                 if data_end > end:
                     self._stats.torn_tails += 1
                     kept = segment.path.with_suffix(f".torn-at-{end}")
@@ -267,12 +267,12 @@ def is_unused(disk: Disk, path: Path) -> bool:
     try:
         # A used one shows it at once, so that only an unused one is read to its end.
         begins_empty = not disk.pread(fd, HEADER_BYTES, 0).strip(b"\0")
-        return begins_empty and _data_end(disk, fd, 0, path.stat().st_size) == 0
+        return begins_empty and end_of_data(disk, fd, 0, path.stat().st_size) == 0
     finally:
         os.close(fd)
 
 
-def _data_end(disk: Disk, fd: int, position: int, size: int) -> int:
+def end_of_data(disk: Disk, fd: int, position: int, size: int) -> int:
     """Where the last byte that is not zero ends; `position` if all are."""
     end = position
     while position < size:
@@ -300,7 +300,7 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
     applied = 0
     touched: set[Path] = set()
     damaged: list[Path] = []
-    targets = _RedoTargets(disk, partition_directory)
+    targets = RedoTargets(disk, partition_directory)
     for path in journal_paths(directory):
         positions: list[int] = []
         for entries in read_records(path.read_bytes(), positions.append):
@@ -331,7 +331,7 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
     return damaged
 
 
-class _RedoTargets:
+class RedoTargets:
     """Finds the files that journal entries are written to."""
 
     def __init__(self, disk: Disk, partition_directory: Callable[[bytes, int], Path | None]) -> None:

@@ -138,7 +138,7 @@ class Rewriter:
         index.last_timestamp_ms = last.index.last_timestamp_ms
         index.sealed = True
         for segment in segments:
-            segment.open()  # readers that hold the old ones go on reading them
+            segment.detach()
         self._disk.rename(draft, swap)
         self._disk.sync_directory(directory)
         self._disk.crash_point(Site.REWRITE_SWAPPED)

@@ -63,6 +63,7 @@ class Segment:
         "_fd",
         "abandoned",
         "base_offset",
+        "detached",
         "end",
         "index",
         "path",
@@ -80,6 +81,8 @@ class Segment:
         self.salt = salts.of(path.stem)
         self.abandoned = False
         """Whether its topic is being deleted: who reads it at length stops."""
+        self.detached = False
+        """Whether its file has lost its name, or is about to, to another file or to none. It is open then, and stays readable."""
         self.path = path
         self.base_offset = base_offset
         self.index = index
@@ -289,9 +292,14 @@ class Segment:
         index.next_offset = max(index.next_offset, self.index.next_offset)
         self.index = index
 
+    def detach(self) -> None:
+        """Before the file is removed or replaced: keep it open for readers that hold this object."""
+        self.open()
+        self.detached = True
+
     def remove(self) -> None:
         """Take the files away. Renamed first, so that what a crash leaves is recognisable as meant to go."""
-        self.open()  # readers that hold this object go on reading
+        self.detach()
         doomed = self.path.with_suffix(DELETED_SUFFIX)
         self._disk.rename(self.path, doomed)
         # One after the other for good: if a later one could vanish first, a power cut would leave a hole in the log.

@@ -145,7 +145,7 @@ class TopicFiles:
         damaged: list[Path] = []
         for path in (directory / METADATA_FILE, directory / METADATA_COPY):
             try:
-                found.append(_decode(path.read_bytes()))
+                found.append(decode_topic(path.read_bytes()))
             except FileNotFoundError:
                 continue
             except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
@@ -200,7 +200,7 @@ def _encode(topic: StoredTopic) -> bytes:
     return encode_metadata(metadata)
 
 
-def _decode(data: bytes) -> StoredTopic:
+def decode_topic(data: bytes) -> StoredTopic:
     metadata = decode_metadata(data)
     config = dict(metadata["config"])
     config["durability"] = Durability.parse(config["durability"])

@@ -67,6 +67,7 @@ from penstock.protocols.flymq.reading import Start, read_batches, timestamp_ms_o
 from penstock.protocols.flymq.reply_messages import GroupState
 from penstock.protocols.flymq.schemas import requests as schema_requests
 from penstock.protocols.flymq.schemas.client import AsyncSchemas
+from penstock.protocols.flymq.snapshots.client import AsyncSnapshots
 from penstock.protocols.flymq.staging.client import AsyncStaging
 from penstock.protocols.flymq.transactions.client import AsyncTransaction
 
@@ -125,6 +126,8 @@ class AsyncFlyMQClient(AsyncClient):
         self.pipelines = AsyncPipelines(self._read)
         self.staging = AsyncStaging(self._read)
         """Records that are published when a commit names them, for writers of many processes."""
+        self.snapshots = AsyncSnapshots(self._read)
+        """Snapshots of the log, for backups and checks on the broker's machine."""
         self.keys = AsyncKeys(self._read, self._write)
         """API keys of other protocols: create, list, revoke."""
         self.blocks = AsyncBlocks(self._read)

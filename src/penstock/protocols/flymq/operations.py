@@ -71,6 +71,7 @@ from penstock.protocols.flymq.request_messages import (
     WhoAmI,
 )
 from penstock.protocols.flymq.schemas import operations as schema_operations
+from penstock.protocols.flymq.snapshots import operations as snapshot_operations
 from penstock.protocols.flymq.staging import operations as staging_operations
 from penstock.protocols.flymq.transactions import operations as transaction_operations
 from penstock.protocols.workers import Worker
@@ -337,6 +338,7 @@ _FEATURE_METHODS: Mapping[type, Callable[[Caller, int, Any], Answer]] = {
     **block_operations.METHODS,
     **key_operations.METHODS,
     **pipeline_operations.METHODS,
+    **snapshot_operations.METHODS,
     **lifetime_operations.METHODS,
     **schema_operations.METHODS,
     **staging_operations.METHODS,

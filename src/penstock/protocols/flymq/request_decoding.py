@@ -39,6 +39,7 @@ from penstock.protocols.flymq.request_messages import (
     WhoAmI,
 )
 from penstock.protocols.flymq.schemas import requests as schema_requests
+from penstock.protocols.flymq.snapshots import layouts as snapshot_layouts
 from penstock.protocols.flymq.staging import layouts as staging_layouts
 from penstock.protocols.flymq.transactions import requests as transaction_requests
 from penstock.protocols.flymq.wire import Opcode
@@ -227,6 +228,7 @@ _READERS: Mapping[int, Callable[[ByteReader], Body]] = {
     **block_layouts.READERS,
     **key_layouts.READERS,
     **pipeline_layouts.READERS,
+    **snapshot_layouts.READERS,
     **lifetime_requests.READERS,
     **schema_requests.READERS,
     **staging_layouts.READERS,

@@ -11,6 +11,7 @@ from penstock.protocols.flymq.keys.messages import KeyBody
 from penstock.protocols.flymq.lifetime.messages import LifetimeBody
 from penstock.protocols.flymq.pipelines.messages import PipelineBody
 from penstock.protocols.flymq.schemas.messages import SchemaBody
+from penstock.protocols.flymq.snapshots.messages import SnapshotBody
 from penstock.protocols.flymq.staging.messages import StagingBody
 from penstock.protocols.flymq.transactions.messages import TransactionBody
 
@@ -203,6 +204,7 @@ Body = (
     | BlocksBody
     | KeyBody
     | PipelineBody
+    | SnapshotBody
     | LifetimeBody
     | SchemaBody
     | StagingBody

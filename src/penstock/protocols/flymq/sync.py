@@ -27,6 +27,7 @@ from penstock.protocols.flymq.lifetime.messages import DelayedRecord
 from penstock.protocols.flymq.pipelines.client import Pipelines
 from penstock.protocols.flymq.reading import Start
 from penstock.protocols.flymq.schemas.client import Schemas
+from penstock.protocols.flymq.snapshots.client import Snapshots
 from penstock.protocols.flymq.staging.client import Staging
 from penstock.protocols.flymq.transactions.client import Transaction
 
@@ -55,6 +56,8 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         """What Spark pipelines report of themselves."""
         self.staging = Staging(self._thread, self._client.staging)
         """Records that are published when a commit names them, for writers of many processes."""
+        self.snapshots = Snapshots(self._thread, self._client.snapshots)
+        """Snapshots of the log, for backups and checks on the broker's machine."""
         self.keys = Keys(self._thread, self._client.keys)
         """API keys of protocols that have no users."""
         self.blocks = Blocks(self._thread, self._client.blocks)

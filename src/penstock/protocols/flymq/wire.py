@@ -139,6 +139,7 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
                                                                                   i64 updated_ms, str state, str message,
                                                                                   bool stopping, bool alive, S*}*
     A2 PIPELINE_STOP         str pipeline                                         bool (0: it does not run)
+    B0 SNAPSHOT_CREATE       -; not in the contract                               str id, str directory (on the broker's machine)
     FF ERROR                 never a request                                      contract: bool 0, str message
                                                                                   deployed: u32 1, str message
 """
@@ -258,6 +259,7 @@ class Opcode(IntEnum):
     PIPELINE_REPORT = 0xA0
     PIPELINE_LIST = 0xA1
     PIPELINE_STOP = 0xA2
+    SNAPSHOT_CREATE = 0xB0
     ERROR = 0xFF
 
 

@@ -483,6 +483,7 @@ ATTEMPTS: dict[Opcode, Attempt] = {
     Opcode.PIPELINE_REPORT: Attempt(encode_pipeline_report(PipelineReport("p", "run", 1, "running", "", [])), READERS),
     Opcode.PIPELINE_LIST: Attempt(frame(Opcode.PIPELINE_LIST), EVERYONE),
     Opcode.PIPELINE_STOP: Attempt(encode_pipeline_stop("gone"), READERS),
+    Opcode.SNAPSHOT_CREATE: Attempt(frame(Opcode.SNAPSHOT_CREATE), ROOT),
     Opcode.AUDIT_EXPORT: Attempt(access.encode_audit_export(AuditQueryRequest(), "csv"), ROOT),
 }
 # Saying who one is comes before every check; AUTH_RESPONSE and ERROR are no requests.

@@ -1,0 +1,104 @@
+"""`penstock backup`: copies of a running broker's log."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.broker import connected
+from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from penstock.log.embedded.backup import Backup
+
+app = typer.Typer(no_args_is_help=True, help="Back up a running broker: all topics at one moment.")
+
+TargetArgument = Annotated[Path, typer.Argument(metavar="TARGET", help="The directory of backups.")]
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    target: TargetArgument,
+    full: Annotated[
+        bool, typer.Option("--full", help="Copy everything again, also what the last backup holds unchanged.")
+    ] = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Back up all topics and the broker's own state, as of one moment.
+
+    Run it on the broker's machine, as a user that may read its data directory;
+    over FlyMQ that takes the permission to administer. Clients keep writing.
+    What the last backup in TARGET holds unchanged is linked, not copied.
+
+    Examples:
+    $ penstock backup create /backups/orders
+    $ penstock backup create /backups --server flymq://admin@127.0.0.1
+    """
+    from penstock.log.embedded.backup import back_up, read_snapshot
+    from penstock.units import round_size
+
+    with connected(context, server) as client:
+        snapshot = client.snapshots.create()
+    directory = Path(snapshot.directory)
+    began = time.monotonic()
+    total_bytes = read_snapshot(directory, snapshot.id).size_bytes
+    with ProgressBar("backup", total_bytes) as bar:
+        done = back_up(directory, snapshot.id, target, lambda size_bytes: bar.advance(size_bytes, 0), full=full)
+    seconds = time.monotonic() - began
+    if wants_json(context, as_json):
+        terminal.print_json({**_row(done), "copied_bytes": done.copied_bytes, "seconds": round(seconds, 3)})
+        return
+    copied = f"copied {round_size(done.copied_bytes)} of {round_size(done.manifest.size_bytes)} in {seconds:.1f} s"
+    print(f"backup {done.id} of {len(done.manifest.topics)} topics: {copied}")
+    terminal.hint(f"check it with: penstock verify {done.path}")
+
+
+@app.command("list")
+def list_backups(context: typer.Context, target: TargetArgument, as_json: JsonOption = False) -> None:
+    """List the backups in a directory, oldest first.
+
+    A backup is a directory of that name in TARGET. To remove one, remove the
+    directory: the others stay whole.
+
+    Examples:
+    $ penstock backup list /backups/orders
+    """
+    from penstock.log.embedded.backup import backups
+    from penstock.units import round_size
+
+    found = backups(target)
+    if wants_json(context, as_json):
+        terminal.print_json([_row(each) for each in found])
+        return
+    terminal.print_table(
+        ["backup", "time", "topics", "records", "size"],
+        [
+            (
+                each.id,
+                terminal.local_time(each.manifest.moment_ms),
+                len(each.manifest.topics),
+                each.records,
+                round_size(each.manifest.size_bytes),
+            )
+            for each in found
+        ],
+        right=["topics", "records", "size"],
+    )
+
+
+def _row(backup: Backup) -> dict[str, object]:
+    return {
+        "id": backup.id,
+        "path": str(backup.path),
+        "moment_ms": backup.manifest.moment_ms,
+        "topics": len(backup.manifest.topics),
+        "records": backup.records,
+        "bytes": backup.manifest.size_bytes,
+    }

@@ -1,0 +1,22 @@
+"""The request for a snapshot, and what it finds out. Not in the contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(slots=True)
+class SnapshotCreate:
+    pass
+
+
+SnapshotBody = SnapshotCreate
+
+
+class SnapshotDescription(NamedTuple):
+    """A snapshot that the broker has made in its data directory."""
+
+    id: str
+    directory: str
+    """On the machine of the broker."""

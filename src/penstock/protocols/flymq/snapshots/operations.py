@@ -1,0 +1,18 @@
+"""What FlyMQ requests about snapshots do. The rest is in `operations`, which this extends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from penstock.protocols.flymq.access.operations import Caller
+from penstock.protocols.flymq.snapshots.layouts import encode_snapshot
+from penstock.protocols.flymq.snapshots.messages import SnapshotCreate, SnapshotDescription
+
+
+async def _create(caller: Caller, opcode: int, body: SnapshotCreate) -> bytes:
+    snapshot = await caller.broker.snapshot(caller.principal)
+    return encode_snapshot(SnapshotDescription(snapshot.id, snapshot.directory))
+
+
+METHODS: Mapping[type, Callable[[Caller, int, Any], bytes | Coroutine[Any, Any, bytes]]] = {SnapshotCreate: _create}
