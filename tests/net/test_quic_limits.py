@@ -16,10 +16,12 @@ from penstock.errors import ConnectionLost, Unreachable
 from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
-from penstock.quic.core import QuicCore
+from penstock.quic.core import CONNECTION_REFUSED, QuicCore
 from penstock.quic.packets import long_header
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
+from tests.interop.quic.aioquic_peer import aioquic_connection, aioquic_peer
+from tests.interop.quic.conversation import echo
 from tests.net.line_session import until
 from tests.net.quic_lines import ALPN, LineStream, QuicService, read_all, read_line, serving_quic, talking
 
@@ -412,3 +414,25 @@ async def test_what_clients_do_not_take_is_bounded_over_all_connections(tmp_path
             return service.listener.budget.unsent_bytes == 0
 
         await until(is_taken)
+
+
+async def test_a_client_without_connection_ids_is_refused_at_once_above_the_bound_too(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(connections_max=1)) as service:
+        await service.client()
+        quic = aioquic_connection(alpn=ALPN, connection_id_length=0)
+        async with aioquic_peer(service.listener.address, connection=quic, wait_connected=False) as peer:
+            peer.transmit()
+            assert (await peer.ended()).error_code == CONNECTION_REFUSED
+        assert service.stats.connections_refused >= 1
+        assert service.stats.connections_open == 1
+
+
+@pytest.mark.parametrize("cid_bytes", [1, 4, 7])
+async def test_a_client_that_gives_the_server_a_short_id_is_given_another_one_by_a_retry(
+    tmp_path: Path, cid_bytes: int
+) -> None:
+    """aioquic chooses ids of its own length for the server too; below eight bytes they may not be unique."""
+    async with serving_quic(tmp_path) as service:
+        async with aioquic_peer(service.listener.address, alpn=ALPN, connection_id_length=cid_bytes) as peer:
+            await echo(peer)
+        assert service.stats.retries_sent == 1
