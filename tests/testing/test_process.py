@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConnectionLost, Unreachable
-from penstock.log.embedded.crashpoints import Site
 from penstock.testing import BrokerProcess
+from penstock.testing.crashing import CRASHED
+from penstock.testing.diskfaults import Crash
 from penstock.testing.process import BrokerProcessFailed
 
 
@@ -32,10 +33,10 @@ def test_it_can_be_made_to_end_itself(tmp_path: Path) -> None:
     with broker.start().connect() as client:
         client.create_topic("orders")  # a topic that is new is noted elsewhere too, and the commit goes another way
     broker.terminate()
-    broker.start({"PENSTOCK_CRASH_AT": f"{Site.APPEND_WRITTEN}:1"})
+    broker.start(disk=Crash("commit flush segment"))
     with broker.connect() as client, pytest.raises(ConnectionLost):
         client.send("orders", b"one")
-    assert broker.wait_exit() == 9
+    assert broker.wait_exit() == CRASHED
     broker.close()
 
 

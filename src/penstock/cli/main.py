@@ -33,6 +33,7 @@ from penstock.cli import (
     serve,
     terminal,
     topic,
+    torture,
     txn,
     user,
 )
@@ -67,6 +68,7 @@ ORDER = (
     "pipeline",
     "bench",
     "doctor",
+    "torture",
     "config",
 )
 # What a broker cannot know: which command helps.
@@ -179,6 +181,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(bench.bench)
 app.command()(doctor.doctor)
+app.command()(torture.torture)
 app.add_typer(configuration.app, name="config")
 
 
