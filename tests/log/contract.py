@@ -90,6 +90,17 @@ class EngineContract(TopicContract, ExtentContract):
         partition.append(Batch([b"a", b"b"]), lambda _: seen.set_result(partition.committed_end))
         assert await seen == 2
 
+    @pytest.mark.parametrize("durability", ["fsync", "interval:100", "none"])
+    async def test_a_log_that_was_stopped_in_order_was_not_cut(self, storage: Storage, durability: str) -> None:
+        engine = await storage.open()
+        partition = await make_partition(engine, config=TopicConfig(durability=Durability.parse(durability)))
+        await append(partition, [b"x"])
+        epoch = partition.epoch
+        assert partition.cut_since(epoch) is None
+        engine = await storage.reopen()
+        assert engine.partition("orders", 0).epoch == epoch
+        assert engine.partition("orders", 0).cut_since(epoch) is None
+
     async def test_every_column_comes_back_as_it_was_given(self, storage: Storage) -> None:
         engine = await storage.open()
         partition = await make_partition(engine)

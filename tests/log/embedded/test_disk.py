@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from penstock.log.embedded.disk import EASED_WRITE_BYTES_MAX, AppendFile, Disk
+from penstock.log.embedded.disk import EASED_WRITE_BYTES_MAX, AppendFile, Disk, SpaceReserve
 
 
 class ZeroCounter(Disk):
@@ -83,3 +85,27 @@ def test_a_disk_that_takes_no_zeros_still_takes_the_write(path: Path) -> None:
     append(file, b"x")
     file.close()
     assert path.read_bytes()[:1] == b"x"
+
+
+def test_the_reserve_is_taken_and_given_up_by_one_thread_at_a_time(tmp_path: Path) -> None:
+    taking, given_up = threading.Event(), threading.Event()
+
+    class SlowToTake(Disk):
+        def allocate(self, fd: int, position: int, size_bytes: int) -> None:
+            super().allocate(fd, position, size_bytes)
+            taking.set()
+            assert not given_up.wait(0.1), "it must not be given up while it is being taken"
+
+    reserve = SpaceReserve(SlowToTake(), tmp_path / "reserve", 4096)
+
+    def give_up() -> bool:
+        taking.wait(10)
+        released = reserve.release()
+        given_up.set()
+        return released
+
+    with ThreadPoolExecutor(1) as thread:
+        giving_up = thread.submit(give_up)
+        reserve.hold()
+        assert giving_up.result(10)
+    assert not (tmp_path / "reserve").exists()

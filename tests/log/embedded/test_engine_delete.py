@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.errors import NotWritten, TopicNotFound
+from penstock.errors import NotWritten, ShuttingDown, TopicNotFound
 from penstock.log.api import Batch, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from tests.log.embedded.conftest import OpenEngine
@@ -175,3 +175,23 @@ async def test_a_delete_goes_on_when_nobody_waits_for_it_any_more(open_engine: O
     await asyncio.gather(waiting, return_exceptions=True)
     await engine.create_topic("orders", TopicConfig())
     assert (await append(engine.partition("orders", 0), [b"new"])).base_offset == 0
+
+
+async def test_an_engine_that_closes_waits_for_a_delete_and_takes_no_more(open_engine: OpenEngine) -> None:
+    engine = await open_engine()
+    for name in ("first", "second"):
+        await engine.create_topic(name, TopicConfig())
+    deleting = asyncio.create_task(engine.delete_topic("first"))
+    await asyncio.sleep(0)
+    deleting.cancel()  # nobody waits for it
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    late = [
+        asyncio.create_task(engine.delete_topic("second")),
+        asyncio.create_task(engine.create_topic("third", TopicConfig())),
+    ]
+    await closing
+    results = await asyncio.gather(*late, return_exceptions=True)
+    assert [type(result) for result in results] == [ShuttingDown, ShuttingDown]
+    engine = await open_engine()
+    assert list(engine.topics()) == ["second"]

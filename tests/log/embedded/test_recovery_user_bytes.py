@@ -144,6 +144,25 @@ async def test_a_file_in_the_place_of_another_is_refused_though_its_offsets_fit(
     assert files(image) == before
 
 
+@pytest.mark.parametrize("clean", [False, True], ids=["after a crash", "after a clean stop"])
+async def test_a_damaged_seal_is_not_taken_for_that_of_another_file(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, clean: bool
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig())
+    await append(engine.partition("orders", 0), [b"the only block"])
+    if clean:
+        await engine.close()
+    image = crash_image(data_dir, tmp_path / "image")
+    [path] = segment_files(image)
+    data = bytearray(path.read_bytes().rstrip(b"\0"))
+    data[SEAL_AT + 3] ^= 0x10
+    path.write_bytes(data)
+    recovered = await open_engine(image)
+    assert partition_of(recovered).committed_end == 0
+    assert path.with_suffix(".torn-at-0").read_bytes() == data
+
+
 async def test_a_block_that_was_written_to_the_wrong_place_is_noticed(open_engine: OpenEngine, data_dir: Path) -> None:
     engine = await open_engine()
     await engine.create_topic("orders", TopicConfig())

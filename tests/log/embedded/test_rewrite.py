@@ -6,15 +6,22 @@ import pytest
 
 from penstock.errors import MissingSegment
 from penstock.log.api import TopicConfig
+from penstock.log.block import BEGINS, ENDS, encode_block
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.index import SegmentIndex
+from penstock.log.embedded.rewrite import Rewriter
+from penstock.log.embedded.segment import Segment, log_path
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.crashing import CrashDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import (
+    SALTS,
     crash_image,
     everything,
     partition_directory,
     partition_of,
+    sealed,
     segment_files,
 )
 from tests.log.records import Record, append, read_all, read_from
@@ -296,3 +303,59 @@ async def test_a_reader_goes_on_over_segments_that_are_rewritten_under_it(open_e
         blocks = partition._read_extents(extents, offset, 1 << 30)
         values = [value for block in blocks for value in block.values(block.index_of(offset))]
         assert values == [record.value for record in before if record.offset >= offset]
+
+
+# -- the size of blocks -------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_of_keys_only_is_compacted_to_blocks_of_the_usual_size(
+    open_engine: OpenEngine, clock: ManualClock
+) -> None:
+    options = EngineOptions(block_bytes_target=4000, tail_bytes_max=0)
+    engine = await open_engine(options=options)
+    await engine.create_topic("set", TopicConfig(cleanup="compact", segment_bytes=40_000))
+    partition = partition_of(engine, "set")
+    members = 0
+    while len(partition.segments) < 3:
+        clock.advance(1)
+        keys = [b"in every block", *(b"member-%08d" % (members + row) for row in range(20))]
+        members += 20
+        await append(partition, [b""] * len(keys), keys)
+    last = partition.committed_end
+    sealed_end = partition.segments[-1].base_offset
+    await engine.maintain()
+    sizes = [block.raw_bytes for segment in partition.segments[:-1] for _, block in segment.blocks_from(0, segment.end)]
+    assert max(sizes) <= options.block_bytes_target
+    assert len(sizes) > 5
+    records = await read_all(partition)
+    assert {record.key for record in records} == {b"in every block", *(b"member-%08d" % n for n in range(members))}
+    assert len([record for record in records if record.offset < sealed_end and record.key == b"in every block"]) <= 1
+    assert partition.committed_end == last
+
+
+async def test_small_blocks_are_merged_up_to_the_usual_size(open_engine: OpenEngine) -> None:
+    options = EngineOptions(block_bytes_target=4000, tail_bytes_max=0)
+    engine = await open_engine(options=options)
+    await engine.create_topic("orders", TopicConfig(segment_bytes=20_000))
+    partition = partition_of(engine)
+    while len(partition.segments) < 2:
+        await append(partition, [b"v" * 150], [b"k" * 150])
+    before = await read_all(partition)
+    await engine.maintain()
+    sizes = [block.raw_bytes for _, block in partition.segments[0].blocks_from(0, partition.segments[0].end)]
+    assert all(options.block_bytes_target / 2 < size <= options.block_bytes_target for size in sizes[:-1])
+    assert await read_all(partition) == before
+
+
+async def test_records_that_are_too_far_apart_for_one_block_are_kept_in_two(tmp_path: Path) -> None:
+    """A block stores offsets as distances of 32 bits; compaction may leave gaps of any size."""
+    offsets = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 32) + 9]
+    path = log_path(tmp_path, 0)
+    blocks = [encode_block(offset, 1, [b"%d" % offset], commit=BEGINS | ENDS) for offset in offsets]
+    data = sealed(blocks, SALTS.of(path.stem))
+    path.write_bytes(data)
+    segment = Segment(Disk(), path, 0, SegmentIndex(0), len(data), SALTS)
+    segment.rebuild_index(len(data))
+    replaced = Rewriter(Disk(), 1 << 20).replace([segment], compress=False)
+    found = [list(block.offsets()) for _, block in replaced.blocks_from(0, replaced.end)]
+    assert found == [[0, 1, (1 << 32) - 1], [1 << 32, (1 << 32) + 9]]

@@ -15,10 +15,10 @@ import asyncio
 import fcntl
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -27,6 +27,7 @@ from penstock.errors import (
     DataDirectoryInUse,
     InvalidRequest,
     PartitionNotFound,
+    ShuttingDown,
     TopicExists,
     TopicNotFound,
 )
@@ -58,6 +59,7 @@ OpenedParts = list[tuple[list[Segment], SegmentWriter]]
 """The partitions of a topic as recovery hands them over."""
 Opened = list[tuple[StoredTopic, OpenedParts]]
 
+_T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 _LOCK: Final = "LOCK"
@@ -93,6 +95,9 @@ class EmbeddedEngine(Engine):
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+        """Topics being created and deleted, which goes on when nobody waits for it any more."""
+        self._closing = False
         opened: Opened = []
         try:
             await self._loop.run_in_executor(None, self._files.check_format)
@@ -196,8 +201,10 @@ class EmbeddedEngine(Engine):
     async def close(self) -> None:
         if self._lock_fd < 0:
             return  # closed already, or never started
+        self._closing = True
         self._maintenance_task.cancel()
         await asyncio.gather(self._maintenance_task, return_exceptions=True)
+        await asyncio.gather(*self._changes, return_exceptions=True)
         partitions = [partition for parts in self._partitions.values() for partition in parts]
         for partition in partitions:
             partition.close(deleted=False)
@@ -240,7 +247,9 @@ class EmbeddedEngine(Engine):
         self._readers.shutdown()
 
     def _take_lock(self) -> None:
-        self._data_dir.mkdir(parents=True, exist_ok=True)
+        if not self._data_dir.is_dir():
+            self._data_dir.mkdir(parents=True)
+            self._disk.sync_directory(self._data_dir.parent)
         fd = os.open(self._data_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,10 +294,11 @@ class EmbeddedEngine(Engine):
         return parts[index]
 
     async def create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
-        return await asyncio.shield(asyncio.create_task(self._create_topic(name, config)))
+        return await self._to_its_end(self._create_topic(name, config))
 
     async def _create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
         async with self._changing:
+            self._check_open()
             if name in self._topics:
                 raise TopicExists(f"topic already exists: {name}")
             info = TopicInfo(name, uuid.uuid4().hex, config, self._clock.now_ms())
@@ -299,6 +309,17 @@ class EmbeddedEngine(Engine):
                 raise storage_error(error, f"creating topic {name!r}") from error
             self._add_topic(topic, parts)
             return info
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, _T]) -> _T:
+        """Await a change that must not be left half done when whoever awaits it is cancelled."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ShuttingDown("the broker is stopping; send again when it is back")
 
     def _create_files(self, topic: StoredTopic) -> OpenedParts:
         try:
@@ -330,10 +351,11 @@ class EmbeddedEngine(Engine):
         self._topics[info.name] = info
 
     async def delete_topic(self, name: str) -> None:
-        await asyncio.shield(asyncio.create_task(self._delete_topic(name)))
+        await self._to_its_end(self._delete_topic(name))
 
     async def _delete_topic(self, name: str) -> None:
         async with self._changing:
+            self._check_open()
             info = self._topics.get(name)
             if info is None:
                 raise TopicNotFound(f"topic not found: {name}")
@@ -373,9 +395,7 @@ class EmbeddedEngine(Engine):
             self._loop.call_soon(done, refusal)
             return
         for part in parts:
-            _ = (
-                part.batch.size_bytes
-            )  # a batch that has none is a bug of the caller, found before a part of it is queued
+            _ = part.batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
         whole = AtomicAppend(len(parts), done)
         for at, part in enumerate(parts):
             _ours(part.partition).append(part.batch, whole.done_for(at), whole)

@@ -209,7 +209,7 @@ class Journal:
     def undo(self, end: int) -> None:
         """Drop what was written from `end` on, before it was synced."""
         if self._file:
-            self._file.cut(max(end, _FILE_HEAD.size))
+            self._file.cut(end)
 
     def retire(self) -> Path | None:
         """Close the current file and return it; the next record begins a new one."""

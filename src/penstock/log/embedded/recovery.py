@@ -148,6 +148,7 @@ class PartitionRecovery:
             return Segment(self._disk, path, base_offset, index, size, salts)
         segment = Segment(self._disk, path, base_offset, SegmentIndex(base_offset, last_timestamp_ms), size, salts)
         if size and segment.holds_blocks_of_another_file():
+            segment.close()
             raise MissingSegment(
                 f"{path} holds the blocks of another file: it was moved, renamed or swapped; put the right file back "
                 "(nothing was changed)"

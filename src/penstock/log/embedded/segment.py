@@ -220,12 +220,12 @@ class Segment:
 
     def holds_blocks_of_another_file(self) -> bool:
         """Whether the file begins with a whole block that was not written to this place: it was moved or swapped."""
-        fd = self.open()
-        try:
-            block = self._block_at(fd, 0, os.fstat(fd).st_size)
-        except OSError:
-            return False
-        return block is not None and (block.seal ^ seal_at(self.salt, 0)).bit_count() > _FLIPPED_BITS_MAX
+        block = self._block_at(self.open(), 0, self.end)
+        return (
+            block is not None
+            and (block.seal ^ seal_at(self.salt, 0)).bit_count() > _FLIPPED_BITS_MAX
+            and self.next_whole_block(0, self.end, 0) is None
+        )
 
     def position_of(self, offset: int) -> int:
         self._ensure_entries()
