@@ -135,7 +135,7 @@ def _check_directory(data_dir: Path) -> None:
     free_bytes = shutil.disk_usage(data_dir).free
     if free_bytes < FREE_BYTES_MIN:
         raise InvalidRequest(
-            f"--data-dir {data_dir}: only {format_size(free_bytes)} are free, and this needs {format_size(FREE_BYTES_MIN)}"
+            f"--data-dir {data_dir}: only {free_bytes >> 20} MiB are free, and this needs {format_size(FREE_BYTES_MIN)}"
         )
 
 

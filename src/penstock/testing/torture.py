@@ -64,7 +64,8 @@ class Result:
     duplicated: int = 0
     wrong: int = 0
     stuck: int = 0
-    """How often the broker did not start or did not answer after a fault."""
+    """How often the broker did not start or did not answer after a fault. If it does not start, nothing can be read, so all that it
+    acknowledged counts as lost."""
     restart_s_max: float = 0.0
 
     @property
@@ -133,7 +134,10 @@ class Torture:
                     report, restart_s = rounds.run()
                 except (BrokerProcessFailed, PenstockError, AssertionError) as error:
                     result.stuck += 1
-                    _add(result, before, rounds.workload.sent(), 0.0)
+                    sent = rounds.workload.sent()
+                    _add(result, before, sent, 0.0)
+                    if isinstance(error, BrokerProcessFailed):
+                        result.lost = sent.acked
                     self.findings.problems += str(error).splitlines()
                 else:
                     _add(result, before, report, restart_s)

@@ -96,54 +96,69 @@ class QuotaDisk(Disk):
         return used
 
 
+class _Write(NamedTuple):
+    due_s: float
+    fd: int
+    data: bytes
+    position: int
+
+    def carry_out(self) -> None:
+        try:
+            os.pwrite(self.fd, self.data, self.position)
+        finally:
+            os.close(self.fd)
+
+
 class WriteBehindDisk(Disk):
-    """Writes reach the file a while after they are reported as done, and flushes do nothing: a kill loses what is under way."""
+    """Writes to segments and journals reach the file a while after they are reported as done, and flushes of them do nothing: a kill
+    loses what is under way."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[float, int, bytes, int]] = deque()
-        """When it is due, the file, the data and its position."""
+        self._waiting: deque[_Write] = deque()
         self._more = threading.Event()
         threading.Thread(target=self._write_due, name="write-behind", daemon=True).start()
 
     def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+        if file_kind(path_of(fd)) not in LOGS:
+            return super().pwrite(fd, data, position)
         with self._lock:
             if len(self._waiting) >= QUEUE_WRITES_MAX:
-                self._write_first()
-            self._waiting.append((time.monotonic() + self._delay_s, os.dup(fd), bytes(data), position))
+                self._waiting.popleft().carry_out()
+            self._waiting.append(_Write(time.monotonic() + self._delay_s, os.dup(fd), bytes(data), position))
         self._more.set()
         return len(data)
 
     def fdatasync(self, fd: int) -> None:
-        pass
+        if file_kind(path_of(fd)) not in LOGS:
+            super().fdatasync(fd)
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        self._write_all_waiting()
+        self._catch_up(fd)
         return super().pread(fd, size_bytes, position)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        self._write_all_waiting()
+        self._catch_up(fd)
         super().truncate(fd, size_bytes)
 
     def _write_due(self) -> None:
         while True:
             self._more.wait()
             with self._lock:
-                while self._waiting and self._waiting[0][0] <= time.monotonic():
-                    self._write_first()
+                while self._waiting and self._waiting[0].due_s <= time.monotonic():
+                    self._waiting.popleft().carry_out()
                 if not self._waiting:
                     self._more.clear()
             time.sleep(self._delay_s / 10)
 
-    def _write_all_waiting(self) -> None:
+    def _catch_up(self, fd: int) -> None:
+        """Carry out what waits for this file, so that whoever reads or cuts it finds what was written."""
+        number = os.fstat(fd).st_ino
         with self._lock:
-            while self._waiting:
-                self._write_first()
-
-    def _write_first(self) -> None:
-        _, fd, data, position = self._waiting.popleft()
-        try:
-            os.pwrite(fd, data, position)
-        finally:
-            os.close(fd)
+            waiting, self._waiting = self._waiting, deque()
+            for write in waiting:
+                if os.fstat(write.fd).st_ino == number:
+                    write.carry_out()
+                else:
+                    self._waiting.append(write)
