@@ -40,6 +40,21 @@ def test_it_can_be_made_to_end_itself(tmp_path: Path) -> None:
     broker.close()
 
 
+def test_settings_in_the_environment_are_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "precious"))
+    with BrokerProcess(tmp_path / "data") as broker, broker.connect() as client:
+        client.send("orders", b"one")
+    assert (tmp_path / "data" / "topics").is_dir()
+    assert not (tmp_path / "precious").exists()
+
+
+def test_modules_of_the_current_directory_are_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "penstock.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with BrokerProcess(tmp_path / 'a "quoted" directory') as broker:
+        assert broker.running
+
+
 def test_a_start_that_fails_carries_what_was_printed(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data", config='durability = "perhaps"')
     with pytest.raises(BrokerProcessFailed, match=r"(?s)before it was ready:.*perhaps"):

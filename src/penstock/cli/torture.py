@@ -27,7 +27,6 @@ EXIT_BROKEN = 1
 EXIT_INTERRUPTED = 130
 MINUTES_MAX = 7 * 24 * 60
 SEED_MAX = (1 << 32) - 1
-SHOWN_LINES_MAX = 40
 # What an engine leaves in its directory; a directory with one of them belongs to a broker.
 BROKER_FILES = ("LOCK", "topics", "journal", "clean-shutdown")
 
@@ -69,7 +68,7 @@ def torture(
             show_default="random",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the directory there, whatever was found.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the last directory there, whatever was found.")] = False,
     as_json: JsonOption = False,
     flushes_broken: Annotated[bool, typer.Option("--break-flushes", hidden=True)] = False,
 ) -> None:
@@ -91,12 +90,14 @@ def torture(
     _check_directory(data_dir)
     seed = random.SystemRandom().randint(0, SEED_MAX) if seed is None else seed
     scenarios: list[Scenario] = [each for each in SCENARIOS if scenario in (ScenarioChoice.ALL, each)]
-    directory = Path(tempfile.mkdtemp(prefix="penstock-torture-", dir=data_dir))
+    directory = Path(tempfile.mkdtemp(prefix="penstock-torture-", dir=data_dir.resolve()))
     interrupted = False
     started_s = time.monotonic()
     try:
-        with _progress(minutes * 60) as show, _terminated_as_interrupted():
-            run = Torture(directory, seed=seed, scenarios=scenarios, flushes_broken=flushes_broken, on_round=show)
+        with _progress(minutes * 60) as show, _interruptible():
+            run = Torture(
+                directory, seed=seed, scenarios=scenarios, keep=keep, flushes_broken=flushes_broken, on_round=show
+            )
             try:
                 run.run(minutes * 60)
             except KeyboardInterrupt:
@@ -140,17 +141,21 @@ def _check_directory(data_dir: Path) -> None:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does, so that no process and no directory is left behind."""
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does, and let nothing interrupt what follows: no process and no directory is left behind."""
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(*_: object) -> None:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -205,7 +210,7 @@ def _print(findings: Findings, command: str, kept: Path | None, *, interrupted: 
     ]
     terminal.print_table(columns, rows, right=columns[1:])
     print()
-    for line in findings.problems[:SHOWN_LINES_MAX]:
+    for line in findings.problems:
         print(terminal.visible(line))
     verdict = "every promise was kept" if findings.ok else "A PROMISE WAS BROKEN"
     print(f"{'interrupted; so far ' if interrupted else ''}{verdict}")
@@ -221,6 +226,6 @@ def _as_json(findings: Findings, seed: int, seconds: float, kept: Path | None, *
         "seed": seed,
         "seconds": seconds,
         "scenarios": [asdict(each) for each in findings.results],
-        "problems": findings.problems[:SHOWN_LINES_MAX],
+        "problems": findings.problems,
         "kept": None if kept is None else str(kept),
     }

@@ -80,12 +80,13 @@ class BrokerProcess:
         self._lines.clear()
         self._said_ready.clear()
         self._process = subprocess.Popen(  # noqa: S603 - the program is this interpreter
-            [*self._launcher, sys.executable, "-m", *self._program(disk), "--config", str(self._write_config())],
+            # -P: what lies in the current directory is not for the broker to import.
+            [*self._launcher, sys.executable, "-P", "-m", *self._program(disk), "--config", str(self._write_config())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
+            env={**_without_settings(os.environ), **self._environment, "PYTHONUNBUFFERED": "1"},
         )
         self._reader = threading.Thread(target=self._read_output, args=(self._process,), daemon=True)
         self._reader.start()
@@ -195,7 +196,8 @@ class BrokerProcess:
     def _write_config(self) -> Path:
         path = self.data_dir.with_name(self.data_dir.name + ".toml")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'data_dir = "{self.data_dir}"\n{self._config}\n[listeners.flymq]\nbind = "{self._bind}"\n')
+        data_dir = msgspec.json.encode(str(self.data_dir)).decode()  # which is a string of TOML, too
+        path.write_text(f'data_dir = {data_dir}\n{self._config}\n[listeners.flymq]\nbind = "{self._bind}"\n')
         return path
 
     def _read_output(self, process: subprocess.Popen[str]) -> None:
@@ -225,3 +227,8 @@ class BrokerProcess:
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._process = None
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without settings of other brokers, which would count for more than the configuration file."""
+    return {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}

@@ -38,6 +38,8 @@ ROUNDS_PER_DIRECTORY: Final = 3
 FREE_BYTES_MIN: Final = 512 << 20
 """More than one directory takes, with its journal."""
 
+PROBLEM_LINES_MAX: Final = 40
+
 _LOAD_S: Final = (0.05, 0.6)
 _FAULT_S_MAX: Final = 60.0
 _CUT_AT: Final = (1, 1500)
@@ -91,8 +93,8 @@ class Findings:
 class Torture:
     """Run rounds of these scenarios in turn, in `directory`, which must be empty.
 
-    `on_round` is called after each round. With `flushes_broken` the disk acknowledges what it has not stored, so a run must find losses:
-    the test of this test.
+    `on_round` is called after each round. With `keep` the last directory stays, whatever was found. With `flushes_broken` the disk
+    acknowledges what it has not stored, so a run must find losses: the test of this test.
     """
 
     def __init__(
@@ -101,13 +103,16 @@ class Torture:
         *,
         seed: int,
         scenarios: Sequence[Scenario] = SCENARIOS,
+        keep: bool = False,
         flushes_broken: bool = False,
         on_round: Callable[[Findings], None] = lambda _: None,
     ) -> None:
         self._directory = directory
         self._seed = seed
+        self._keep = keep
         self._flushes_broken = flushes_broken
         self._on_round = on_round
+        self._finished: Path | None = None
         self.findings = Findings([Result(scenario) for scenario in scenarios])
 
     def run(self, seconds: float) -> Findings:
@@ -121,6 +126,8 @@ class Torture:
         return self.findings
 
     def _run_directory(self, number: int, result: Result, deadline_s: float) -> None:
+        if self._finished is not None:
+            shutil.rmtree(self._finished)
         directory = self._directory / f"{number:04d}-{result.scenario}"
         directory.mkdir()
         chance = random.Random(f"{self._seed}/{number}")  # noqa: S311 - guards no secret
@@ -138,7 +145,7 @@ class Torture:
                     _add(result, before, sent, 0.0)
                     if isinstance(error, BrokerProcessFailed):
                         result.lost = sent.acked
-                    self.findings.problems += str(error).splitlines()
+                    self.findings.problems += _shortened(str(error).splitlines())
                 else:
                     _add(result, before, report, restart_s)
                     if not report.ok:
@@ -148,7 +155,15 @@ class Torture:
                 self._on_round(self.findings)
                 if not result.ok:
                     return
-        shutil.rmtree(directory)
+        self._finished = directory
+        if not self._keep:
+            shutil.rmtree(directory)
+            self._finished = None
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """The first line of an error and the last ones of the broker's output behind it."""
+    return lines if len(lines) <= PROBLEM_LINES_MAX else [lines[0], "...", *lines[2 - PROBLEM_LINES_MAX :]]
 
 
 def _add(result: Result, before: Result, report: Report, restart_s: float) -> None:
