@@ -72,12 +72,12 @@ def torture(
     as_json: JsonOption = False,
     flushes_broken: Annotated[bool, typer.Option("--break-flushes", hidden=True)] = False,
 ) -> None:
-    """Kill brokers on this disk, and check that no record is lost.
+    """Test brokers of its own on this disk: is an acknowledged record ever lost?
 
-    Each round starts a broker, writes to it over several protocols, brings about a
-    fault (kill -9, a simulated power cut, failing flushes, a full disk), starts it
-    again, and compares what it holds with what it acknowledged. Ends with 1 as soon
-    as a promise is broken. No running broker and no existing data is touched.
+    Each round starts a broker, writes to it over several protocols, brings about
+    a fault (kill -9, a simulated power cut, failing flushes, a full disk), starts
+    it again, and compares what it holds with what it acknowledged. Ends with 1 as
+    soon as a promise is broken. No running broker and no existing data is touched.
 
     Examples:
     $ penstock torture --minutes 10 --data-dir /var/lib
@@ -121,6 +121,7 @@ def torture(
 
 
 def _check_directory(data_dir: Path) -> None:
+    """Raise InvalidRequest if there is no room for a run in this directory, or if it is a broker's own."""
     from penstock.errors import InvalidRequest
     from penstock.testing.torture import FREE_BYTES_MIN
     from penstock.units import format_size
