@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import torture
+from penstock.testing.torture import SCENARIOS
 from tests.cli.conftest import Run
 
 
@@ -60,6 +61,10 @@ def test_the_directory_stays_when_that_is_asked_for(run: Run, disk: Path) -> Non
     assert result.code == 0
     (kept,) = disk.iterdir()
     assert result.text.endswith(f"kept: {kept}\n")
+
+
+def test_every_scenario_can_be_chosen() -> None:
+    assert {*torture.ScenarioChoice} == {*SCENARIOS, "all"}
 
 
 @pytest.mark.parametrize("name", torture.BROKER_FILES)

@@ -84,6 +84,9 @@ def end_at(at: CrashAt, directory: Path, operations: Mapping[str, int], *, recov
     process.start()
     process.join(RUN_S_MAX)
     code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
     process.close()
     if code == 0 and at.nth > int(operations[at.kind] * CERTAIN):
         return False

@@ -77,7 +77,7 @@ def torture(
     Each round starts a broker, writes to it over several protocols, brings about
     a fault (kill -9, a simulated power cut, failing flushes, a full disk), starts
     it again, and compares what it holds with what it acknowledged. Ends with 1 as
-    soon as a promise is broken. No running broker and no existing data is touched.
+    soon as a promise is broken. No other broker and no existing data is touched.
 
     Examples:
     $ penstock torture --minutes 10 --data-dir /var/lib

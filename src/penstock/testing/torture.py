@@ -26,10 +26,10 @@ from typing import Final, Literal, get_args
 from penstock.errors import PenstockError
 from penstock.testing.checker import Report
 from penstock.testing.crashing import CRASHED
-from penstock.testing.diskfaults import DiskFault, FlushErrors, PowerCut, Quota, WriteBehind
+from penstock.testing.diskfaults import FlushErrors, PowerCut, Quota, WriteBehind
 from penstock.testing.load import ProducerLoad
 from penstock.testing.process import BrokerProcessFailed
-from penstock.testing.workload import Workload
+from penstock.testing.workload import VALUE_BYTES, Workload
 
 Scenario = Literal["kill", "powercut", "fsync", "full-disk"]
 SCENARIOS: Final[tuple[Scenario, ...]] = get_args(Scenario)
@@ -208,8 +208,7 @@ class _Rounds:
         raise NotImplementedError
 
     @contextmanager
-    def load(self, disk: DiskFault | None, value_bytes: int = 100) -> Iterator[ProducerLoad]:
-        self.broker.start(disk=disk)
+    def load(self, value_bytes: int = VALUE_BYTES) -> Iterator[ProducerLoad]:
         with self.workload.running(value_bytes) as load:
             load.wait_until_answered(1)
             yield load
@@ -217,12 +216,21 @@ class _Rounds:
     def pause(self) -> None:
         time.sleep(self.chance.uniform(*_LOAD_S))
 
+    def kill(self) -> None:
+        """Kill the broker, which must still be there: no fault under load is a reason to end."""
+        if not self.broker.running:
+            raise BrokerProcessFailed(
+                f"the broker ended with {self.broker.exit_code} under load:\n{self.broker.output}"
+            )
+        self.broker.kill9()
+
 
 class _Kill(_Rounds):
     def disturb(self) -> None:
-        with self.load(WriteBehind(_WRITE_BEHIND_S) if self.flushes_broken else None):
+        self.broker.start(disk=WriteBehind(_WRITE_BEHIND_S) if self.flushes_broken else None)
+        with self.load():
             self.pause()
-            self.broker.kill9()
+            self.kill()
 
 
 class _PowerCut(_Rounds):
@@ -237,7 +245,8 @@ class _PowerCut(_Rounds):
         )
         try:
             # The power may go while it starts, so it may never be ready.
-            with self.load(fault) as load:
+            self.broker.start(disk=fault)
+            with self.load() as load:
                 load.wait_until_over(_FAULT_S_MAX)
         except (BrokerProcessFailed, PenstockError):
             if self.broker.running:
@@ -256,14 +265,15 @@ class _Fsync(_Rounds):
         if self.flushes_broken:
             failing = list(range(min(failing), min(failing) + _SILENT_FLUSHES))
         try:
-            # A flush may fail while it starts, which ends the start.
-            with self.load(FlushErrors(failing, silent=self.flushes_broken)):
-                self.pause()
-                self.pause()
-                self.broker.kill9()
-        except (BrokerProcessFailed, PenstockError):
+            self.broker.start(disk=FlushErrors(failing, silent=self.flushes_broken))
+        except BrokerProcessFailed:
             if self.broker.running:
                 raise
+            return  # a flush failed while it started, which ends the start
+        with self.load():
+            self.pause()
+            self.pause()
+            self.kill()
 
 
 class _FullDisk(_Rounds):
@@ -274,12 +284,13 @@ class _FullDisk(_Rounds):
         ballast = data_dir / "ballast"
         ballast.write_bytes(bytes(_BALLAST_BYTES))
         quota_bytes = used + _BALLAST_BYTES + self.chance.randint(*_FULL_AFTER_BYTES)
-        with self.load(Quota(quota_bytes), _FULL_VALUE_BYTES) as load:
+        self.broker.start(disk=Quota(quota_bytes))
+        with self.load(_FULL_VALUE_BYTES) as load:
             load.wait_until_refused(20, _FAULT_S_MAX)
             self.pause()
             ballast.unlink()
             load.wait_until_acked(load.summary.acked + 20, _FAULT_S_MAX)
-            self.broker.kill9()
+            self.kill()
 
 
 _ROUNDS: Final[dict[Scenario, type[_Rounds]]] = {
