@@ -67,7 +67,9 @@ def as_json(records: dict[tuple[str, int], list[Record]]) -> str:
 
 
 def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    return entry.replace(uid=0, gid=0, uname="", gname="", mtime=0)
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 async def main(directory: Path) -> None:

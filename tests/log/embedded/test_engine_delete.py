@@ -15,7 +15,7 @@ from penstock.errors import NotWritten, ShuttingDown, TopicNotFound
 from penstock.log.api import Batch, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import CountingDisk, partition_of
+from tests.log.embedded.storage import CountingDisk
 from tests.log.records import append, read_values, start_append
 
 MANY_BLOCKS = TopicConfig(segment_bytes=8000)
@@ -78,7 +78,7 @@ async def test_a_rewrite_of_a_topic_that_is_deleted_ends_early(open_engine: Open
 
     disk.pwrite = counting  # type: ignore[method-assign]
     deleting = asyncio.create_task(engine.delete_topic("big"))
-    while not partition_of(engine, "big").deleted:
+    while "big" in engine.topics():
         await asyncio.sleep(0)
     with capture_logs() as lines:
         disk.go_on.set()
@@ -195,3 +195,22 @@ async def test_an_engine_that_closes_waits_for_a_delete_and_takes_no_more(open_e
     assert [type(result) for result in results] == [ShuttingDown, ShuttingDown]
     engine = await open_engine()
     assert list(engine.topics()) == ["second"]
+
+
+async def test_a_topic_that_refuses_appends_because_it_is_deleted_is_gone_from_the_list(
+    open_engine: OpenEngine,
+) -> None:
+    """Whoever is told that a topic is gone and looks again must not find it."""
+    disk = HeldDraft()
+    engine = await open_engine(disk=disk, options=EngineOptions(block_bytes_target=1))
+    task = await rewriting(engine, disk)
+    partition = engine.partition("big", 0)
+    deleting = asyncio.create_task(engine.delete_topic("big"))  # waits until the rewrite has noticed
+    while not partition.deleted:
+        await asyncio.sleep(0)
+    with pytest.raises(TopicNotFound):
+        await append(partition, [b"x"])
+    assert "big" not in engine.topics()
+    assert not deleting.done()
+    disk.go_on.set()
+    await asyncio.gather(deleting, task)

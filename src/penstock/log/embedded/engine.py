@@ -356,10 +356,10 @@ class EmbeddedEngine(Engine):
     async def _delete_topic(self, name: str) -> None:
         async with self._changing:
             self._check_open()
-            info = self._topics.get(name)
+            info = self._topics.pop(name, None)
             if info is None:
                 raise TopicNotFound(f"topic not found: {name}")
-            parts = self._partitions[name]
+            parts = self._partitions.pop(name)
             for partition in parts:
                 partition.close(deleted=True)  # ends a rewrite of it under way, too
             for partition in parts:
@@ -372,8 +372,8 @@ class EmbeddedEngine(Engine):
             except OSError as error:
                 for partition in parts:
                     partition.reopen()
+                self._topics[name], self._partitions[name] = info, parts
                 raise storage_error(error, f"deleting the files of topic {name!r}") from error
-            del self._topics[name], self._partitions[name]
             for partition in parts:
                 self._tails.drop(partition.tail)
                 partition.recent.forget()

@@ -150,8 +150,8 @@ class PartitionRecovery:
         if size and segment.holds_blocks_of_another_file():
             segment.close()
             raise MissingSegment(
-                f"{path} holds the blocks of another file: it was moved, renamed or swapped; put the right file back "
-                "(nothing was changed)"
+                f"{path} holds the blocks of another file: it was moved, renamed or swapped; put the right file back, or move this "
+                "one away and start with --accept-gap (nothing was changed)"
             )
         return segment
 

@@ -48,7 +48,7 @@ BlocksBody = FetchBlocks | ReadPlan
 
 
 class EncodedBlocks(NamedTuple):
-    """Whole blocks as they are stored, and what the partition holds."""
+    """Whole blocks as they are stored, with seals of 0, and what the partition holds."""
 
     start_offset: int
     end_offset: int
