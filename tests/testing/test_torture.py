@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.testing.process import BrokerProcessFailed
+from penstock.testing.process import BrokerProcess, BrokerProcessFailed
 from penstock.testing.torture import SCENARIOS, Findings, Torture
-from penstock.testing.workload import Workload
 
 
 @pytest.mark.timeout(240)
@@ -47,10 +48,14 @@ def test_a_disk_that_lies_about_flushes_is_found_out(tmp_path: Path, scenario: s
 def test_a_broker_that_does_not_start_again_is_a_broken_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(workload: Workload) -> None:
-        raise BrokerProcessFailed("the broker ended with 1 before it was ready:\nno topic.json")
+    start, starts = BrokerProcess.start, itertools.count(1)
 
-    monkeypatch.setattr(Workload, "check", fail)
+    def fail_the_second_time(broker: BrokerProcess, **options: Any) -> BrokerProcess:
+        if next(starts) == 2:
+            raise BrokerProcessFailed("the broker ended with 1 before it was ready:\nno topic.json")
+        return start(broker, **options)
+
+    monkeypatch.setattr(BrokerProcess, "start", fail_the_second_time)
     findings = Torture(tmp_path, seed=2, scenarios=["kill"]).run(seconds=60)
     assert not findings.ok
     assert findings.results[0].stuck == findings.results[0].rounds == 1

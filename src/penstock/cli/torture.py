@@ -183,33 +183,21 @@ def _progress(seconds: float) -> Iterator[Callable[[Findings], None]]:
 
 
 def _print(findings: Findings, command: str, kept: Path | None, *, interrupted: bool) -> None:
-    columns = [
-        "scenario",
-        "rounds",
-        "sent",
-        "acknowledged",
-        "refused",
-        "unknown",
-        "lost",
-        "duplicated",
-        "wrong",
-        "stuck",
-        "restart s",
-    ]
-    rows = [
-        [
-            each.scenario,
-            each.rounds,
-            *(f"{count:,}" for count in (each.sent, each.acked, each.refused, each.unknown)),
-            each.lost,
-            each.duplicated,
-            each.wrong,
-            each.stuck,
-            f"{each.restart_s_max:.1f}",
-        ]
-        for each in findings.results
-    ]
-    terminal.print_table(columns, rows, right=columns[1:])
+    results = findings.results
+    lines: dict[str, list[str]] = {
+        "rounds": [f"{each.rounds:,}" for each in results],
+        "records sent": [f"{each.sent:,}" for each in results],
+        "acknowledged": [f"{each.acked:,}" for each in results],
+        "refused": [f"{each.refused:,}" for each in results],
+        "unknown": [f"{each.unknown:,}" for each in results],
+        "lost": [f"{each.lost:,}" for each in results],
+        "duplicated": [f"{each.duplicated:,}" for each in results],
+        "served wrongly": [f"{each.wrong:,}" for each in results],
+        "stuck": [f"{each.stuck:,}" for each in results],
+        "restart, s": [f"{each.restart_s_max:.1f}" for each in results],
+    }
+    scenarios = [each.scenario for each in results]
+    terminal.print_table(["", *scenarios], [[name, *cells] for name, cells in lines.items()], right=scenarios)
     print()
     for line in findings.problems:
         print(terminal.visible(line))

@@ -66,7 +66,7 @@ class Result:
     duplicated: int = 0
     wrong: int = 0
     stuck: int = 0
-    """How often the broker did not start or did not answer after a fault. If it does not start, nothing can be read, so all that it
+    """How often the broker did not start, did not answer or ended by itself. If it does not start, nothing can be read, so all that it
     acknowledged counts as lost."""
     restart_s_max: float = 0.0
 
@@ -143,7 +143,7 @@ class Torture:
                     result.stuck += 1
                     sent = rounds.workload.sent()
                     _add(result, before, sent, 0.0)
-                    if isinstance(error, BrokerProcessFailed):
+                    if isinstance(error, _NotRestarted):
                         result.lost = sent.acked
                     self.findings.problems += _shortened(str(error).splitlines())
                 else:
@@ -177,6 +177,10 @@ def _add(result: Result, before: Result, report: Report, restart_s: float) -> No
     result.restart_s_max = max(result.restart_s_max, restart_s)
 
 
+class _NotRestarted(BrokerProcessFailed):
+    """The broker did not start after a fault."""
+
+
 class _Rounds:
     """The rounds of one directory. Subclasses bring about the fault."""
 
@@ -196,11 +200,17 @@ class _Rounds:
         """Run one round; returns the verdict and the seconds that the start after the fault took. Raises BrokerProcessFailed."""
         self.disturb()
         started_s = time.monotonic()
-        self.broker.start()
+        try:
+            self.broker.start()
+        except BrokerProcessFailed as error:
+            raise _NotRestarted(str(error)) from error
         restart_s = time.monotonic() - started_s
         report = self.workload.check()
         # The next round recovers from a clean stop or from a kill of a broker that was only read from.
-        self.broker.terminate() if self.chance.random() < 0.5 else self.broker.kill9()
+        if self.chance.random() < 0.5:
+            self.kill()
+        elif (code := self.broker.terminate()) != 0:
+            raise BrokerProcessFailed(f"the broker ended with {code} when it was asked to stop:\n{self.broker.output}")
         return report, restart_s
 
     def disturb(self) -> None:
@@ -217,11 +227,9 @@ class _Rounds:
         time.sleep(self.chance.uniform(*_LOAD_S))
 
     def kill(self) -> None:
-        """Kill the broker, which must still be there: no fault under load is a reason to end."""
+        """Kill the broker, which must still be there: no fault is a reason to end by itself."""
         if not self.broker.running:
-            raise BrokerProcessFailed(
-                f"the broker ended with {self.broker.exit_code} under load:\n{self.broker.output}"
-            )
+            raise BrokerProcessFailed(f"the broker ended with {self.broker.exit_code} by itself:\n{self.broker.output}")
         self.broker.kill9()
 
 
