@@ -39,6 +39,22 @@ def test_every_kind_of_load_runs_and_a_sound_broker_passes(workload: Workload) -
 
 
 @pytest.mark.timeout(120)
+def test_what_cannot_be_read_is_lost_and_the_reason_is_told(workload: Workload) -> None:
+    with workload.producing(SINGLE) as load:
+        load.wait_until_acked(200)
+    workload.broker.terminate()
+    (segment, *_) = sorted(workload.broker.data_dir.glob(f"topics/{SINGLE}.*/0/*.log"))
+    content = bytearray(segment.read_bytes())
+    content[100] ^= 1
+    segment.write_bytes(content)
+    workload.broker.start()
+    report = workload.check()
+    assert report.lost > 0
+    assert report.wrong == 1
+    assert f"{SINGLE}: corrupt block in {segment}" in str(report)
+
+
+@pytest.mark.timeout(120)
 def test_what_was_changed_behind_its_back_is_found(workload: Workload) -> None:
     with workload.running() as load:
         load.wait_until_acked(200)

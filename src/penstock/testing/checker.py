@@ -47,6 +47,7 @@ class Rule(Enum):
     NOTHING_INVENTED = "a record is readable that was never sent"
     LATEST_IS_KEPT = "a compacted topic lost the latest value of a key"
     OFFSET_IS_KEPT = "a committed offset of a group is lost"
+    READ_TO_THE_END = "a topic cannot be read to its end"
 
 
 LOSSES = (Rule.ACKED_IS_PRESENT, Rule.LATEST_IS_KEPT, Rule.OFFSET_IS_KEPT)

@@ -140,7 +140,8 @@ class Workload:
 
     def check(self) -> Report:
         """Check that the broker, which runs again, holds what it promised."""
-        report = check(self.journal, {"flymq": read_everything(self.broker.url, [SINGLE, SPREAD])})
+        errors: list[str] = []
+        report = check(self.journal, {"flymq": self._read(errors)})
         with FlyMQClient(self.broker.url) as client:
             self._check_compacted(client, report)
             self._check_retained(client, report)
@@ -150,7 +151,17 @@ class Workload:
                     Rule.OFFSET_IS_KEPT,
                     f"offset {self._offset_acked} was acknowledged, {self._offset_sent} was sent last, {committed} is stored",
                 )
+        for error in errors:
+            report.add(Rule.READ_TO_THE_END, error)
         return report
+
+    def _read(self, errors: list[str]) -> Iterator[ReadRecord]:
+        """Every record that can be read: what is behind a damaged block is as lost as what is in it."""
+        for topic in (SINGLE, SPREAD):
+            try:
+                yield from read_everything(self.broker.url, [topic])
+            except PenstockError as error:
+                errors.append(f"{topic}: {error}")
 
     def sent(self) -> Report:
         """Return the counts of what was sent so far and what was answered, with no check of what the broker holds."""
