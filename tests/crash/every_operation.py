@@ -24,7 +24,7 @@ SEED = 5
 TURNS = 12
 HALVES = ("write", "remove")
 """What can be done by half."""
-CERTAIN = 0.6
+CERTAIN = 0.8
 """Threads take turns differently in each run, so the last operations of a kind may not come; those up to here must."""
 RUN_S_MAX = 60.0
 
