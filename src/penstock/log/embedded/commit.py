@@ -147,7 +147,7 @@ class Committer:
             if part.written and part.error is None:
                 records += part.next_offset - part.base_offset
                 stats.appended_bytes += len(part.data)
-            if part.failed:
+            if part.error is not None or part.refused:
                 stats.commit_errors += 1
         stats.commits += 1
         stats.appended_records += records
@@ -236,7 +236,7 @@ class Committer:
             for part in laid_out:
                 self._lay_out(part, now_ms)
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
-            laid_out = [part for part in parts if part.leave_out_refused()]
+            laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
         sound = [part for part in parts if part.appends]
         flushed = [part for part in sound if part.atomic or part.partition.config.durability.mode == "fsync"]
         if len(flushed) > 1:

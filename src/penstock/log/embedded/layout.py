@@ -64,7 +64,6 @@ class PartitionCommit:
     """One partition's part of a commit: filled in by the commit thread, applied on the loop."""
 
     __slots__ = (
-        "_refused",
         "appends",
         "atomic",
         "base_offset",
@@ -75,6 +74,7 @@ class PartitionCommit:
         "headers",
         "next_offset",
         "partition",
+        "refused",
         "rolled",
         "segment",
         "size_bytes",
@@ -85,11 +85,13 @@ class PartitionCommit:
     def __init__(self, partition: EmbeddedPartition, appends: list[Waiting]) -> None:
         self.partition = partition
         self.appends = appends
-        self._refused: list[tuple[Waiting, PenstockError]] = []
-        self.size_bytes = self._measured()
+        self.refused: list[tuple[Waiting, PenstockError]] = []
+        """Appends that are not written though others may be."""
+        self.size_bytes = 0
         """What the records take in blocks, headers aside."""
-        self.atomic = any(append.whole for append in appends)
+        self.atomic = False
         """Whether some append must not be written alone."""
+        self._measure()
         self.segment: Segment | None = None
         """Where it goes; None before it is laid out."""
         self.rolled = False
@@ -102,29 +104,25 @@ class PartitionCommit:
         self.data = b""
         self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
 
-    def _measured(self) -> int:
-        return sum([_stored_bytes(append.batch) for append in self.appends])
-
-    @property
-    def failed(self) -> bool:
-        """Whether some append was not written, or it is unknown."""
-        return self.error is not None or bool(self._refused)
+    def _measure(self) -> None:
+        self.size_bytes, self.atomic = 0, False
+        for append in self.appends:
+            self.size_bytes += _stored_bytes(append.batch)
+            if append.whole is not None:
+                self.atomic = True
 
     def refuse(self, appends: Sequence[Waiting], error: PenstockError) -> None:
         """Leave appends out, and with them all of the atomic ones they are parts of."""
         for append in appends:
-            self._refused.append((append, error))
+            self.refused.append((append, error))
             if append.whole is not None and append.whole.refusal is None:
                 append.whole.refusal = error
         left_out = {id(append) for append in appends}
         self.appends = [append for append in self.appends if id(append) not in left_out]
-        self.size_bytes = self._measured()
-        self.atomic = any(append.whole for append in self.appends)
+        self._measure()
 
     def leave_out_refused(self) -> bool:
         """Leave out what another part of the commit has refused. True if there was any, so that the rest must be laid out again."""
-        if not self.atomic:
-            return False
         refused = [append for append in self.appends if append.whole is not None and append.whole.refusal is not None]
         for append in refused:
             assert append.whole is not None
@@ -220,7 +218,7 @@ class PartitionCommit:
 
     def answer(self) -> None:
         """Tell every append how it went; on the loop."""
-        for append, error in self._refused:
+        for append, error in self.refused:
             self._tell(append, error)
         offset = self.base_offset
         for append in self.appends:
