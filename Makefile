@@ -58,7 +58,7 @@ torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record onc
 	@$(BIN)/python -m tests.crash.spark_torture --kills 200
 
 .PHONY: torture-log
-torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (20 min)
+torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min)
 	@$(BIN)/python -m tests.crash.every_operation
 
 .PHONY: clean

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from penstock import logs
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.crashing import CRASHED, CrashAt, CrashDisk
 from tests.crash.engine_load import OPTIONS, EngineLoad, use_everything
@@ -33,11 +34,13 @@ _processes.set_forkserver_preload(["tests.crash.engine_load"])
 
 
 def _run(directory: str, at: CrashAt | None) -> None:
+    logs.configure("error")
     data_dir, witness = Path(directory, "data"), Path(directory, "witness")
     asyncio.run(use_everything(data_dir, CrashDisk(at), EngineLoad(random.Random(SEED), witness), TURNS))
 
 
 def _recover(directory: str, at: CrashAt | None) -> None:
+    logs.configure("error")
     asyncio.run(_open_and_close(Path(directory, "data"), CrashDisk(at)))
 
 
@@ -99,6 +102,7 @@ def end_at(at: CrashAt, directory: Path, operations: Mapping[str, int], *, recov
 
 
 def main() -> None:
+    logs.configure("error")  # what recovery has to say of each crash would hide the count
     with tempfile.TemporaryDirectory(prefix="every-operation-") as name:
         operations = count_operations(Path(name, "counted"))
         every = list(targets(operations, None))
