@@ -57,6 +57,10 @@ bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min)
 	@$(BIN)/python -m tests.crash.spark_torture --kills 200
 
+.PHONY: torture-log
+torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min)
+	@$(BIN)/python -m tests.crash.every_operation
+
 .PHONY: clean
 clean: ## remove .venv, caches and builds; data directories stay
 	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

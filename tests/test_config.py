@@ -133,7 +133,6 @@ def test_variables_that_kubernetes_and_the_command_line_set_are_no_settings() ->
         "PENSTOCK_PORT_9092_TCP_ADDR": "10.0.0.1",
         "PENSTOCK_SERVER": "flymq://other",
         "PENSTOCK_CONFIG": "x.toml",
-        "PENSTOCK_CRASH_AT": "append:1",
         "PATH": "/bin",
     }
     assert load_config(None, env).values == Config().values

@@ -464,14 +464,14 @@ def _quic_tls(name: str, cert: Path, key: Path, client_ca: Path | None) -> TlsSe
     return quic_server_tls(cert, key, client_ca, alpn=ALPN.get(name, ()), alpn_required=name in ALPN_REQUIRED)
 
 
-def run(config: Config, announce: Callable[[str], None]) -> None:
+def run(config: Config, announce: Callable[[str], None], *, disk: Disk | None = None) -> None:
     """Be a broker until SIGTERM or SIGINT, then stop with everything committed; a second signal ends the process at once.
 
-    `announce` is given one line per address, then `ready`.
+    `announce` is given one line per address, then `ready`. `disk` stands in for the real one in tests.
     """
     _prepare_process(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, announce))
+        runner.run(_serve(config, announce, disk))
 
 
 def _prepare_process(config: Config) -> None:
@@ -507,7 +507,7 @@ def _setup_advice(server: Server) -> str:
     return f"there is no administrator yet; make yourself one with: {shlex.join(command)}"
 
 
-async def _serve(config: Config, announce: Callable[[str], None]) -> None:
+async def _serve(config: Config, announce: Callable[[str], None], disk: Disk | None) -> None:
     loop = asyncio.get_running_loop()
     asked_to_stop = asyncio.Event()
 
@@ -520,7 +520,7 @@ async def _serve(config: Config, announce: Callable[[str], None]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_on, number)
-    server = Server(config)
+    server = Server(config, disk=disk)
     try:
         await server.start()
     except BaseException:

@@ -146,6 +146,22 @@ async def test_runs_that_are_spread_gather_and_keep_their_order_in_every_partiti
         assert values == sorted(values, key=lambda value: tuple(map(int, (value or b"").split(b"-"))))
 
 
+async def test_a_run_for_one_partition_hears_of_one_placement_although_it_waits_behind_runs_that_are_spread(
+    broker: Broker,
+) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    heard: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+    spread = asyncio.create_task(produce(broker, "t", values_of(6)))
+    await asyncio.sleep(0)
+    broker.produce(ANONYMOUS, "t", 1, [b"x", b"y"], done=heard.set_result)
+    placed = await heard
+    assert not isinstance(placed, Scattered)
+    [placement] = placed
+    assert (placement.partition, placement.rows, appended(placement).base_offset) == (1, ALL_ROWS, 2)
+    await spread
+    assert await read_values(broker.partition(ANONYMOUS, "t", 1)) == [b"1", b"4", b"x", b"y"]
+
+
 async def test_runs_that_gathered_for_a_topic_that_is_deleted_hear_of_it(broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
     waiting = [asyncio.ensure_future(produce(broker, "t", values_of(4))) for _ in range(3)]

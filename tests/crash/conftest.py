@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.workload import Workload
+from penstock.testing.workload import Workload
 
 
 @pytest.fixture

@@ -14,14 +14,13 @@ import penstock
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import AuthenticationFailed, PenstockError
-from penstock.log.embedded.crashpoints import VARIABLE, Site
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing import BrokerProcess
+from penstock.testing.crashing import CRASHED, CrashAt
+from penstock.testing.diskfaults import Crash
+from tests.crash import crash_targets
 
-CRASHED = 9
 ROUNDS = 4
-# Those that a change of one table passes.
-SITES = [site for site in Site if site.startswith("append.")]
 OPTIONS = ClientOptions(retry=NO_RETRY)
 
 
@@ -105,11 +104,11 @@ def test_users_and_acls_survive_many_kills(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("site", SITES)
-def test_a_crash_at_each_step_of_a_change_leaves_users_whole(broker: BrokerProcess, site: Site) -> None:
+@pytest.mark.parametrize("at", crash_targets.APPEND, ids=crash_targets.named)
+def test_a_crash_at_each_step_of_a_change_leaves_users_whole(broker: BrokerProcess, at: CrashAt) -> None:
     administrator = Administrator(broker)
     broker.terminate()
-    broker.start({VARIABLE: f"{site}:9"})
+    broker.start(disk=Crash(str(at._replace(nth=9))))
     administrator.work()
     assert broker.wait_exit() == CRASHED
     broker.start()

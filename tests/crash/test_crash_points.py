@@ -1,28 +1,30 @@
-"""The process ends at each numbered site of the log, at the first pass and at a later one; then everything must be there."""
+"""The broker ends at an operation of its disk, of every kind that matters; then everything must be there."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-import penstock.log.embedded
-from penstock.log.embedded.crashpoints import VARIABLE, Site
-from tests.crash.workload import Workload
+from penstock.testing.crashing import CRASHED, CrashAt
+from penstock.testing.diskfaults import Crash
+from penstock.testing.workload import SINGLE, Workload
+from tests.crash import crash_targets
 
-CRASHED = 9
-UNDER_LOAD = [site for site in Site if not site.startswith(("recovery.", "close."))]
-AT_CLOSE = [site for site in Site if site.startswith("close.")]
-IN_RECOVERY = [site for site in Site if site.startswith("recovery.")]
-# Passes that load reaches often, so that a later one finds the log in the middle of things.
-LATER_PASS = 7
-RARE = ("topic.", "retention.", "rewrite.", "checkpoint.", "roll.")
+RARE = (
+    *crash_targets.CHECKPOINT,
+    *crash_targets.ROLL,
+    *crash_targets.REWRITE,
+    *crash_targets.RETENTION,
+    *crash_targets.TOPIC,
+)
+OFTEN = (*crash_targets.APPEND, *crash_targets.JOURNAL, *crash_targets.INDEX)
+# Operations that load has often, so that a later one finds the log in the middle of things.
+LATER = 7
+TORN = CrashAt("commit write segment", 40, "half")
 
 
-def crash_under_load(workload: Workload, site: Site, nth: int) -> None:
-    # The site may be passed while the broker starts (topics are created), so it may never say that it is ready.
-    workload.broker.start({VARIABLE: f"{site}:{nth}"}, wait=False)
+def crash_under_load(workload: Workload, at: CrashAt) -> None:
+    # The operation may be one of the start (topics are created), so the broker may never say that it is ready.
+    workload.broker.start(disk=Crash(str(at)), wait=False)
     try:
         workload.broker.wait_ready()
         with workload.running() as load:
@@ -34,40 +36,48 @@ def crash_under_load(workload: Workload, site: Site, nth: int) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("site", UNDER_LOAD)
-def test_a_crash_under_load_loses_nothing(workload: Workload, site: Site) -> None:
-    crash_under_load(workload, site, 1)
+@pytest.mark.parametrize("at", [*OFTEN, *RARE], ids=crash_targets.named)
+def test_a_crash_under_load_loses_nothing(workload: Workload, at: CrashAt) -> None:
+    crash_under_load(workload, at)
     workload.broker.start()
     with workload.running() as load:
         load.wait_until_acked(200)
         workload.broker.kill9()
-    crash_under_load(workload, site, 2 if site.startswith(RARE) else LATER_PASS)
+    crash_under_load(workload, at._replace(nth=2 if at in RARE else LATER))
     workload.broker.start()
-    workload.check()
+    workload.check().raise_for_violations()
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("site", AT_CLOSE)
-def test_a_crash_while_closing_loses_nothing(workload: Workload, site: Site) -> None:
-    workload.broker.start({VARIABLE: f"{site}:1"})
+@pytest.mark.parametrize("at", crash_targets.CLOSE, ids=crash_targets.named)
+def test_a_crash_while_closing_loses_nothing(workload: Workload, at: CrashAt) -> None:
+    workload.broker.start(disk=Crash(str(at)))
     with workload.running() as load:
         load.wait_until_acked(500)
     assert workload.broker.terminate() == CRASHED
     workload.broker.start()
-    workload.check()
+    workload.check().raise_for_violations()
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("site", IN_RECOVERY)
-def test_a_crash_while_recovering_from_a_crash_loses_nothing(workload: Workload, site: Site) -> None:
-    crash_under_load(workload, Site.APPEND_HALF_WRITTEN, LATER_PASS)
-    workload.broker.start({VARIABLE: f"{site}:1"}, wait=False)
+@pytest.mark.parametrize("at", crash_targets.REDO, ids=crash_targets.named)
+def test_a_crash_while_the_journal_is_applied_loses_nothing(workload: Workload, at: CrashAt) -> None:
+    crash_under_load(workload, CrashAt("commit flush journal", LATER, "after"))
+    workload.broker.start(disk=Crash(str(at)), wait=False)
     assert workload.broker.wait_exit() == CRASHED, workload.broker.output
     workload.broker.start()
-    workload.check()
+    workload.check().raise_for_violations()
 
 
-def test_every_site_is_one_that_the_log_passes() -> None:
-    package = Path(next(iter(penstock.log.embedded.__path__)))
-    code = "".join(path.read_text() for path in package.glob("*.py") if path.name != "crashpoints.py")
-    assert set(re.findall(r"Site\.([A-Z_]+)", code)) == {site.name for site in Site}
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("at", crash_targets.TORN_TAIL, ids=crash_targets.named)
+def test_a_crash_while_a_torn_tail_is_cut_loses_nothing(workload: Workload, at: CrashAt) -> None:
+    # A commit of one partition goes to its segment and nowhere else, so half of it is a torn tail.
+    workload.broker.start(disk=Crash(str(TORN)))
+    with workload.producing(SINGLE) as load:
+        load.wait_until_over()
+    assert workload.broker.wait_exit() == CRASHED, workload.broker.output
+    workload.broker.start(disk=Crash(str(at)), wait=False)
+    assert workload.broker.wait_exit() == CRASHED, workload.broker.output
+    workload.broker.start()
+    workload.check().raise_for_violations()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.crash.workload import Workload
+from penstock.testing.workload import Workload
 
 ROUNDS = 15
 
@@ -22,7 +22,7 @@ def test_nothing_acknowledged_is_lost_over_many_kills(workload: Workload) -> Non
             time.sleep(chance.uniform(0.02, 0.4))  # the moment of the kill is the thing that varies
             workload.broker.kill9()
     workload.broker.start()
-    workload.check()
+    workload.check().raise_for_violations()
 
 
 @pytest.mark.timeout(120)
@@ -34,7 +34,7 @@ def test_a_clean_stop_loses_nothing_and_leaves_nothing_to_recover(workload: Work
     assert workload.broker.terminate() == 0
     workload.broker.start()
     assert workload.read_all() == before
-    workload.check()
+    workload.check().raise_for_violations()
     assert "torn tail" not in workload.broker.output
     assert "journal applied" not in workload.broker.output
 
@@ -46,7 +46,7 @@ def test_sigterm_under_load_commits_or_refuses_everything(workload: Workload) ->
         load.wait_until_acked(1000)
         assert workload.broker.terminate() == 0
     workload.broker.start()
-    workload.check()
+    workload.check().raise_for_violations()
 
 
 @pytest.mark.timeout(120)
@@ -60,4 +60,4 @@ def test_a_kill_during_recovery_is_recovered_from(workload: Workload) -> None:
         time.sleep(delay_s)
         workload.broker.kill9()
     workload.broker.start()
-    workload.check()
+    workload.check().raise_for_violations()

@@ -15,8 +15,10 @@ import pytest
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import EntryNotFound, PenstockError
-from penstock.log.embedded.crashpoints import VARIABLE, Site
+from penstock.testing.crashing import CRASHED, CrashAt
+from penstock.testing.diskfaults import Crash
 from penstock.testing.process import BrokerProcess
+from tests.crash import crash_targets
 
 TOPIC = "orders"
 CONFIG = f"""
@@ -31,11 +33,10 @@ partitions = 3
 DELAY_S_MAX = 0.6
 WRITERS = 3
 ROUNDS = 8
-SITES = [site for site in Site if site.startswith(("append.", "journal.", "checkpoint."))]
+TARGETS = (*crash_targets.APPEND, *crash_targets.JOURNAL, *crash_targets.CHECKPOINT)
 # Large enough that the journal is full, and retired, many times.
 VALUE_BYTES = 4_000
 OPTIONS = ClientOptions(retry=NO_RETRY, request_timeout_s=20.0)
-CRASHED = 9
 
 
 class Delays:
@@ -129,13 +130,13 @@ def test_delayed_records_arrive_exactly_once_over_many_kills(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("site", SITES)
-def test_delayed_records_arrive_exactly_once_whatever_the_crash_interrupts(tmp_path: Path, site: Site) -> None:
+@pytest.mark.parametrize("at", TARGETS, ids=crash_targets.named)
+def test_delayed_records_arrive_exactly_once_whatever_the_crash_interrupts(tmp_path: Path, at: CrashAt) -> None:
     broker = BrokerProcess(tmp_path / "data", config=CONFIG)
     delays = Delays(broker)
     try:
         for nth in (1, 3):
-            broker.start({VARIABLE: f"{site}:{nth}"}, wait=False)
+            broker.start(disk=Crash(str(at._replace(nth=nth))), wait=False)
             try:
                 broker.wait_ready()
                 delays.write_until_it_dies(25)

@@ -11,14 +11,15 @@ import pytest
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError, ValidationFailed
-from penstock.log.embedded.crashpoints import VARIABLE, Site
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing import BrokerProcess
+from penstock.testing.crashing import CRASHED, CrashAt
+from penstock.testing.diskfaults import Crash
+from tests.crash import crash_targets
 
-CRASHED = 9
 ROUNDS = 4
-# Those that registering, binding, creating and deleting pass.
-SITES = [site for site in Site if site.startswith(("append.", "topic."))]
+# What registering, binding, creating and deleting do.
+TARGETS = (*crash_targets.APPEND, *crash_targets.TOPIC)
 OPTIONS = ClientOptions(retry=NO_RETRY)
 
 
@@ -81,12 +82,12 @@ class Writer:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("site", SITES)
-def test_a_crash_at_any_site_leaves_all_of_a_change_or_nothing(tmp_path: Path, site: Site) -> None:
+@pytest.mark.parametrize("at", TARGETS, ids=crash_targets.named)
+def test_a_crash_at_any_operation_leaves_all_of_a_change_or_nothing(tmp_path: Path, at: CrashAt) -> None:
     writer = Writer()
     with BrokerProcess(tmp_path / "data") as broker:
         broker.kill9()
-        broker.start({VARIABLE: f"{site}:{random.Random(str(site)).randrange(2, 6)}"})
+        broker.start(disk=Crash(str(at._replace(nth=random.Random(str(at)).randrange(2, 6)))))
         writer.work(broker)
         assert broker.wait_exit() == CRASHED
         broker.start()

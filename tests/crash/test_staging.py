@@ -14,10 +14,11 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
 from penstock.log.block import encode_block
-from penstock.log.embedded.crashpoints import VARIABLE, Site
+from penstock.testing.crashing import CRASHED, CrashAt
+from penstock.testing.diskfaults import Crash
 from penstock.testing.process import BrokerProcess
+from tests.crash import crash_targets
 
-CRASHED = 9
 ROUNDS = 5
 PARTITIONS = 3
 REQUESTS = 6
@@ -35,7 +36,9 @@ name = "out"
 partitions = {PARTITIONS}
 """
 OPTIONS = ClientOptions(retry=NO_RETRY, request_timeout_s=20.0)
-SITES = [site for site in Site if site.startswith(("append.", "journal.", "checkpoint.", "roll."))]
+RARE = (*crash_targets.CHECKPOINT, *crash_targets.ROLL)
+OFTEN = (*crash_targets.APPEND, *crash_targets.JOURNAL)
+DECIDED = CrashAt("commit flush journal", moment="after")
 
 
 class Writer:
@@ -118,15 +121,15 @@ def test_every_epoch_is_published_once_over_many_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("site", SITES)
-def test_a_crash_at_any_step_leaves_each_epoch_whole_or_out(tmp_path: Path, site: Site) -> None:
-    chance = random.Random(str(site))
+@pytest.mark.parametrize("at", [*OFTEN, *RARE], ids=crash_targets.named)
+def test_a_crash_at_any_step_leaves_each_epoch_whole_or_out(tmp_path: Path, at: CrashAt) -> None:
+    chance = random.Random(str(at))
     with BrokerProcess(tmp_path / "data", config=CONFIG) as broker:
         writer = Writer(broker)
         writer.write(1)
         broker.kill9()
-        rare = site.startswith(("checkpoint.", "roll."))
-        broker.start({VARIABLE: f"{site}:{chance.randrange(1, 3 if rare else 12)}"}, wait=False)
+        nth = chance.randrange(1, 3 if at in RARE else 12)
+        broker.start(disk=Crash(str(at._replace(nth=nth))), wait=False)
         try:
             broker.wait_ready()
             writer.write_until_it_dies()
@@ -139,18 +142,18 @@ def test_a_crash_at_any_step_leaves_each_epoch_whole_or_out(tmp_path: Path, site
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("site", [Site.JOURNAL_HALF_WRITTEN, Site.JOURNAL_SYNCED, Site.JOURNAL_APPLIED_ONE])
-def test_a_crash_while_a_commit_goes_on_is_gone_on_from(tmp_path: Path, site: Site) -> None:
+@pytest.mark.parametrize("at", [crash_targets.JOURNAL[0], *crash_targets.JOURNAL[2:]], ids=crash_targets.named)
+def test_a_crash_while_a_commit_goes_on_is_gone_on_from(tmp_path: Path, at: CrashAt) -> None:
     with BrokerProcess(tmp_path / "data", config=CONFIG) as broker:
         writer = Writer(broker)
         writer.write(1)
         broker.kill9()
         # An epoch has three chunks. It dies with the first, which is the decision; and twice more on its own way through the others.
-        broker.start({VARIABLE: f"{Site.JOURNAL_SYNCED}:1"})
+        broker.start(disk=Crash(str(DECIDED)))
         writer.write_until_it_dies()
         assert broker.wait_exit() == CRASHED
         for _ in range(2):
-            broker.start({VARIABLE: f"{site}:1"}, wait=False)
+            broker.start(disk=Crash(str(at)), wait=False)
             assert broker.wait_exit() == CRASHED, broker.output
         broker.start()
         writer.check()

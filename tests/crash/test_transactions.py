@@ -1,4 +1,4 @@
-"""Transactions and the end of the process, at every site that a commit passes: all of one or nothing, and what was acknowledged."""
+"""Transactions and the end of the process, at every kind of operation of a commit: all of one or nothing, and what was acknowledged."""
 
 from __future__ import annotations
 
@@ -10,39 +10,37 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.log.embedded.crashpoints import VARIABLE, Site
+from penstock.testing.crashing import CRASHED, CrashAt
+from penstock.testing.diskfaults import Crash
 from penstock.testing.process import BrokerProcessFailed
 from tests.crash.transaction_load import TransactionLoad
 
-CRASHED = 9
 KILLS = 6
-# Where the process ends, one life after another: at these passes of these sites. A commit applies its parts one by one, so that site has
-# many passes; creating the topics passes those of the index.
+# The operations at which the process ends, one life after another. A commit writes its parts one by one, so there are many writes.
 COMMITTING = (
-    (Site.JOURNAL_HALF_WRITTEN, 1),
-    (Site.JOURNAL_WRITTEN, 1),
-    (Site.JOURNAL_SYNCED, 1),
-    (Site.JOURNAL_APPLIED_ONE, 1),
-    (Site.JOURNAL_APPLIED, 1),
-    (Site.JOURNAL_HALF_WRITTEN, 4),
-    (Site.JOURNAL_WRITTEN, 4),
-    (Site.JOURNAL_SYNCED, 4),
-    (Site.JOURNAL_APPLIED_ONE, 17),
-    (Site.JOURNAL_APPLIED_ONE, 60),
+    CrashAt("commit write journal", 1, "half"),
+    CrashAt("commit flush journal", 1),
+    CrashAt("commit flush journal", 1, "after"),
+    CrashAt("commit write segment", 1, "after"),
+    CrashAt("commit write journal", 4, "half"),
+    CrashAt("commit flush journal", 4),
+    CrashAt("commit flush journal", 4, "after"),
+    CrashAt("commit write segment", 17, "after"),
+    CrashAt("commit write segment", 60, "after"),
 )
 AFTERWARDS = (
-    (Site.CHECKPOINT_SYNCED, 1),
-    (Site.CHECKPOINT_DONE, 1),
-    (Site.ROLL_SYNCED, 3),
-    (Site.ROLL_SEALED, 3),
-    (Site.ROLL_CREATED, 3),
-    (Site.INDEX_WRITTEN, 20),
-    (Site.INDEX_RENAMED, 20),
-    (Site.REWRITE_WRITTEN, 2),
-    (Site.REWRITE_SWAPPED, 2),
-    (Site.REWRITE_DONE, 2),
+    CrashAt("checkpoint unlink journal", 1),
+    CrashAt("checkpoint unlink journal", 1, "after"),
+    CrashAt("commit create index", 3),
+    CrashAt("commit rename index", 3, "after"),
+    CrashAt("commit create segment", 3, "after"),
+    CrashAt("* rename index", 20),
+    CrashAt("* rename index", 20, "after"),
+    CrashAt("maintenance rename draft", 2),
+    CrashAt("maintenance rename draft", 2, "after"),
+    CrashAt("maintenance rename swap", 2, "after"),
 )
-RECOVERING = (Site.RECOVERY_REDONE, Site.RECOVERY_CUT)
+RECOVERING = (CrashAt("other flush segment", 5), CrashAt("other flush segment", 20, "after"))
 
 
 @pytest.fixture
@@ -54,36 +52,34 @@ def load(tmp_path: Path) -> Iterator[TransactionLoad]:
         load.close()
 
 
-def live(load: TransactionLoad, site: Site, nth: int) -> None:
-    """A life that ends at a site. It begins with a look at what the one before has left."""
-    load.broker.start({VARIABLE: f"{site}:{nth}"}, wait=False)
+def live(load: TransactionLoad, at: CrashAt) -> None:
+    """A life that ends at an operation. It begins with a look at what the one before has left."""
+    load.broker.start(disk=Crash(str(at)), wait=False)
     try:
         load.broker.wait_ready()
         load.check()
         with load.running(until_it_dies=True):
             pass
     except (BrokerProcessFailed, PenstockError):
-        if load.broker.running:  # it may end on the way up, which also passes some of the sites
+        if load.broker.running:  # it may end on the way up, which has some of the operations too
             raise
     assert load.broker.wait_exit() == CRASHED, load.broker.output
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("ends", [COMMITTING, AFTERWARDS], ids=["in the commit", "in what comes of it"])
-def test_a_crash_leaves_all_or_nothing_of_each_transaction(
-    load: TransactionLoad, ends: tuple[tuple[Site, int], ...]
-) -> None:
-    for site, nth in ends:
-        live(load, site, nth)
+def test_a_crash_leaves_all_or_nothing_of_each_transaction(load: TransactionLoad, ends: tuple[CrashAt, ...]) -> None:
+    for at in ends:
+        live(load, at)
     load.broker.start()
     load.check()
 
 
 @pytest.mark.timeout(120)
 def test_a_crash_while_recovering_leaves_all_or_nothing_too(load: TransactionLoad) -> None:
-    for site in RECOVERING:
-        live(load, Site.JOURNAL_APPLIED_ONE, 50)
-        load.broker.start({VARIABLE: f"{site}:1"}, wait=False)
+    for at in RECOVERING:
+        live(load, CrashAt("commit write segment", 50, "after"))
+        load.broker.start(disk=Crash(str(at)), wait=False)
         assert load.broker.wait_exit() == CRASHED, load.broker.output
     load.broker.start()
     load.check()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.testing.checker import ReadRecord, Report, Rule, check
-from penstock.testing.journal import Journal
+from penstock.testing.journal import NO_PLACE, Journal
 
 
 @pytest.fixture
@@ -159,3 +159,21 @@ def test_a_long_report_stays_short(journal: Journal) -> None:
 def test_a_check_without_readers_is_refused(journal: Journal) -> None:
     with pytest.raises(ValueError, match="at least one reader"):
         check(journal, {})
+
+
+def test_a_record_acknowledged_without_a_place_may_be_anywhere_but_must_be_somewhere(journal: Journal) -> None:
+    journal.acked(journal.sending("p", "t", [b"a", b"b"]), [NO_PLACE, NO_PLACE])
+    assert check(journal, {"one": log(b"a", b"b", first_offset=7)}).ok
+    report = check(journal, {"one": log(b"a")})
+    assert [(violation.rule, violation.detail) for violation in report.violations] == [
+        (Rule.ACKED_IS_PRESENT, "#1 b'b' was acknowledged and is nowhere in t")
+    ]
+    assert broken_rules(check(journal, {"one": log(b"b", b"a")})) == {Rule.ORDER_IS_KEPT}
+    assert broken_rules(check(journal, {"one": log(b"a", b"b", b"b")})) == {Rule.NO_DUPLICATES}
+
+
+def test_violations_are_counted_as_lost_duplicated_and_wrong() -> None:
+    report = Report()
+    for rule in Rule:
+        report.add(rule, "")
+    assert (report.lost, report.duplicated, report.wrong) == (3, 1, len(Rule) - 4)

@@ -140,10 +140,3 @@ def test_power_off_ends_a_held_flush_with_an_error(disk: FaultyDisk, fd: int) ->
         disk.power_off()
         thread.join(5)
     assert failed.is_set()
-
-
-def test_a_crash_point_in_the_environment_does_not_end_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.log.embedded.crashpoints import VARIABLE, Site
-
-    monkeypatch.setenv(VARIABLE, f"{Site.APPEND_WRITTEN}:1")
-    FaultyDisk().crash_point(Site.APPEND_WRITTEN)

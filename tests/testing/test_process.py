@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConnectionLost, Unreachable
-from penstock.log.embedded.crashpoints import Site
 from penstock.testing import BrokerProcess
+from penstock.testing.crashing import CRASHED
+from penstock.testing.diskfaults import Crash
 from penstock.testing.process import BrokerProcessFailed
 
 
@@ -32,11 +33,26 @@ def test_it_can_be_made_to_end_itself(tmp_path: Path) -> None:
     with broker.start().connect() as client:
         client.create_topic("orders")  # a topic that is new is noted elsewhere too, and the commit goes another way
     broker.terminate()
-    broker.start({"PENSTOCK_CRASH_AT": f"{Site.APPEND_WRITTEN}:1"})
+    broker.start(disk=Crash("commit flush segment"))
     with broker.connect() as client, pytest.raises(ConnectionLost):
         client.send("orders", b"one")
-    assert broker.wait_exit() == 9
+    assert broker.wait_exit() == CRASHED
     broker.close()
+
+
+def test_settings_in_the_environment_are_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "precious"))
+    with BrokerProcess(tmp_path / "data") as broker, broker.connect() as client:
+        client.send("orders", b"one")
+    assert (tmp_path / "data" / "topics").is_dir()
+    assert not (tmp_path / "precious").exists()
+
+
+def test_modules_of_the_current_directory_are_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "penstock.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with BrokerProcess(tmp_path / 'a "quoted" directory') as broker:
+        assert broker.running
 
 
 def test_a_start_that_fails_carries_what_was_printed(tmp_path: Path) -> None:

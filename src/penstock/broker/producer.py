@@ -7,15 +7,16 @@ closure and one list whatever its length. Otherwise it joins the other runs that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from penstock.broker.keys import Partitions, follow_keys, take_turns
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run
+from penstock.broker.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run, Scattered
 from penstock.errors import InvalidRequest, PartitionNotFound, RecordTooLarge, TopicNotFound
-from penstock.log.api import Batch, Engine, TopicInfo
+from penstock.log.api import Appended, Batch, Engine, TopicInfo
 
 ANY_PARTITION: Final = -1
 
@@ -115,7 +116,7 @@ class Producer:
     def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
         lane = self._lanes.get(topic)
         if lane is not None and lane.gathering:
-            lane.add(Run(batch, np.full(len(batch), index), done))
+            lane.add(Run(batch, np.full(len(batch), index), partial(_placed_together, index, done)))
             return
         self._engine.partition(topic, index).append(batch, lambda result: done([Placement(index, ALL_ROWS, result)]))
 
@@ -171,6 +172,14 @@ class Producer:
         longest = max(map(len, filter(None, keys)), default=0)
         if longest > self._limits.key_bytes_max:
             raise RecordTooLarge(f"a key has {longest} bytes: at most {self._limits.key_bytes_max} are allowed")
+
+
+def _placed_together(index: int, done: OnPlaced, placed: list[Placement] | Scattered) -> None:
+    """Report a run for one partition that was appended with others: as one placement, as if it had been appended alone."""
+    if isinstance(placed, Scattered):
+        # The records of a run in one partition follow one another.
+        placed = [Placement(index, ALL_ROWS, Appended(int(placed.offsets[0]), int(placed.timestamps_ms[0])))]
+    done(placed)
 
 
 def _choose(keys: Sequence[bytes | None] | None, count: int, turn: int, partitions: int) -> tuple[Partitions, int]:

@@ -35,6 +35,7 @@ from penstock.cli import (
     serve,
     terminal,
     topic,
+    torture,
     txn,
     user,
     verify,
@@ -73,6 +74,7 @@ ORDER = (
     "verify",
     "bench",
     "doctor",
+    "torture",
     "config",
 )
 # What a broker cannot know: which command helps.
@@ -188,6 +190,7 @@ app.command()(restore.restore)
 app.command()(verify.verify)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
+app.command()(torture.torture)
 app.add_typer(configuration.app, name="config")
 
 

@@ -28,10 +28,8 @@ from penstock.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20
 PREFIX = "PENSTOCK_"
-# Variables of ours that are not settings: what the command line reads, and the crash points of the log.
-OTHER_VARIABLES = frozenset(
-    {"PENSTOCK_CONFIG", "PENSTOCK_SERVER", "PENSTOCK_PASSWORD", "PENSTOCK_NEW_PASSWORD", "PENSTOCK_CRASH_AT"}
-)
+# Variables of ours that are not settings: what the command line reads.
+OTHER_VARIABLES = frozenset({"PENSTOCK_CONFIG", "PENSTOCK_SERVER", "PENSTOCK_PASSWORD", "PENSTOCK_NEW_PASSWORD"})
 # Kubernetes sets these in every pod beside a service called "penstock".
 SERVICE_VARIABLES = re.compile(r"PENSTOCK_(SERVICE_(HOST|PORT)|PORT)(_\w+)?")
 

@@ -2,7 +2,8 @@
 
 - `RunningBroker`: a broker inside the test's process, ready in milliseconds, with a clock to move and a disk that fails on demand;
 - `BrokerProcess`: `penstock serve` as a child process, to be killed;
-- `Journal`, `check`, `ProducerLoad`, `read_everything`: the delivery checker and what feeds it.
+- `Journal`, `check`, `ProducerLoad`, `read_everything`: the delivery checker and what feeds it;
+- `Workload`, `Torture`: every kind of load on a broker process, and faults under it, as in `penstock torture`.
 
 pytest finds the fixtures `penstock_broker` and `penstock_broker_factory` by itself once Penstock is installed.
 """
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.testing.journal import Attempt, Journal
     from penstock.testing.load import LoadSummary, ProducerLoad, read_everything
     from penstock.testing.process import BrokerProcess
+    from penstock.testing.torture import Torture
+    from penstock.testing.workload import Workload
 
 __all__ = [
     "Attempt",
@@ -33,7 +36,9 @@ __all__ = [
     "Report",
     "Rule",
     "RunningBroker",
+    "Torture",
     "Violation",
+    "Workload",
     "check",
     "read_everything",
 ]
@@ -47,6 +52,8 @@ _HOMES = {
     "journal": ("Attempt", "Journal"),
     "load": ("LoadSummary", "ProducerLoad", "read_everything"),
     "process": ("BrokerProcess",),
+    "torture": ("Torture",),
+    "workload": ("Workload",),
 }
 _MODULES = {name: f"penstock.testing.{module}" for module, names in _HOMES.items() for name in names}
 

@@ -2,7 +2,7 @@
 
 The rules, each reported under its own name:
 - two records never share one place, and no place is acknowledged twice;
-- an acknowledged record is at the place it was acknowledged at, byte for byte;
+- an acknowledged record is at the place it was acknowledged at (somewhere, if the protocol does not tell), byte for byte;
 - a refused record is nowhere;
 - a record is there at most once per attempt that could have stored it (a retry after an unknown outcome may store it twice);
 - one producer's records stand in the order it sent them, per partition;
@@ -14,14 +14,14 @@ Values identify records, so a load must make each value unique. Everything is ke
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.testing.journal import Attempt, Journal, read_attempts
+from penstock.testing.journal import NO_PLACE, Attempt, Journal, read_attempts
 
 EXAMPLES_PER_RULE_MAX = 5
 SHOWN_BYTES_MAX = 40
@@ -45,6 +45,13 @@ class Rule(Enum):
     ORDER_IS_KEPT = "a producer's records are out of order"
     READERS_AGREE = "two readers disagree"
     NOTHING_INVENTED = "a record is readable that was never sent"
+    LATEST_IS_KEPT = "a compacted topic lost the latest value of a key"
+    OFFSET_IS_KEPT = "a committed offset of a group is lost"
+    READ_TO_THE_END = "a topic cannot be read to its end"
+
+
+LOSSES = (Rule.ACKED_IS_PRESENT, Rule.LATEST_IS_KEPT, Rule.OFFSET_IS_KEPT)
+"""Something that was acknowledged is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,23 @@ class Report:
     @property
     def ok(self) -> bool:
         return not self.violations
+
+    @property
+    def lost(self) -> int:
+        """How often something acknowledged is not there."""
+        return sum(violation.rule in LOSSES for violation in self.violations)
+
+    @property
+    def duplicated(self) -> int:
+        return sum(violation.rule is Rule.NO_DUPLICATES for violation in self.violations)
+
+    @property
+    def wrong(self) -> int:
+        """Violations of all other rules: what is there and should not be, or not where it is."""
+        return len(self.violations) - self.lost - self.duplicated
+
+    def add(self, rule: Rule, detail: str) -> None:
+        self.violations.append(Violation(rule, detail))
 
     def raise_for_violations(self) -> None:
         if self.violations:
@@ -99,12 +123,7 @@ def check(journal: Journal | Path | str, readers: Mapping[str, Iterable[ReadReco
     if not readers:
         raise ValueError("a delivery check needs at least one reader, as in check(journal, {'flymq': records})")
     attempts = journal.attempts() if isinstance(journal, Journal) else read_attempts(journal)
-    report = Report(
-        sent=len(attempts),
-        acked=sum(attempt.state == "acked" for attempt in attempts),
-        failed=sum(attempt.state == "failed" for attempt in attempts),
-        unknown=sum(attempt.state == "unknown" for attempt in attempts),
-    )
+    report = count(attempts)
     views = {name: _view(name, records, report) for name, records in readers.items()}
     reference_name, reference = next(iter(views.items()))
     report.read = len(reference)
@@ -117,10 +136,16 @@ def check(journal: Journal | Path | str, readers: Mapping[str, Iterable[ReadReco
     attempts_by_value: dict[tuple[str, bytes], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         attempts_by_value[attempt.topic, attempt.value].append(attempt)
-    _check_acked(attempts, reference, report)
+    _check_acked(attempts, reference, places_by_value, report)
     _check_occurrences(attempts_by_value, places_by_value, reference, report)
     _check_order(attempts, attempts_by_value, places_by_value, report)
     return report
+
+
+def count(attempts: Sequence[Attempt]) -> Report:
+    """Return a report with the counts of these attempts and no verdict yet."""
+    states = Counter(attempt.state for attempt in attempts)
+    return Report(len(attempts), states["acked"], states["failed"], states["unknown"])
 
 
 def _view(name: str, records: Iterable[ReadRecord], report: Report) -> dict[_Place, _Content]:
@@ -130,7 +155,7 @@ def _view(name: str, records: Iterable[ReadRecord], report: Report) -> dict[_Pla
         known = view.setdefault((topic, partition, offset), content)
         if known != content:
             detail = f"{name} read {_shown(known)} and later {_shown(content)} at {_spot((topic, partition, offset))}"
-            report.violations.append(Violation(Rule.ONE_RECORD_PER_PLACE, detail))
+            report.add(Rule.ONE_RECORD_PER_PLACE, detail)
     return view
 
 
@@ -143,23 +168,33 @@ def _check_agreement(
         ours, theirs = reference.get(place), view.get(place)
         if ours != theirs:
             detail = f"{_spot(place)}: {reference_name} read {_shown(ours)}, {name} read {_shown(theirs)}"
-            report.violations.append(Violation(Rule.READERS_AGREE, detail))
+            report.add(Rule.READERS_AGREE, detail)
 
 
-def _check_acked(attempts: list[Attempt], reference: dict[_Place, _Content], report: Report) -> None:
+def _check_acked(
+    attempts: list[Attempt],
+    reference: dict[_Place, _Content],
+    places_by_value: Mapping[tuple[str, bytes], list[_Place]],
+    report: Report,
+) -> None:
     owners: dict[_Place, Attempt] = {}
     for attempt in attempts:
         if attempt.state != "acked":
+            continue
+        if (attempt.partition, attempt.offset) == NO_PLACE:
+            if not places_by_value.get((attempt.topic, attempt.value)):
+                detail = f"{_shown_attempt(attempt)} was acknowledged and is nowhere in {attempt.topic}"
+                report.add(Rule.ACKED_IS_PRESENT, detail)
             continue
         place = (attempt.topic, attempt.partition, attempt.offset)
         owner = owners.setdefault(place, attempt)
         if owner is not attempt:
             detail = f"{_spot(place)} was acknowledged for {_shown_attempt(owner)} and for {_shown_attempt(attempt)}"
-            report.violations.append(Violation(Rule.ONE_RECORD_PER_PLACE, detail))
+            report.add(Rule.ONE_RECORD_PER_PLACE, detail)
         found = reference.get(place)
         if found != (attempt.key, attempt.value):
             detail = f"{_shown_attempt(attempt)} was acknowledged at {_spot(place)}, which holds {_shown(found)}"
-            report.violations.append(Violation(Rule.ACKED_IS_PRESENT, detail))
+            report.add(Rule.ACKED_IS_PRESENT, detail)
 
 
 def _check_occurrences(
@@ -173,20 +208,20 @@ def _check_occurrences(
         if tries is None:
             for place in places:
                 detail = f"{_spot(place)} holds {_shown(reference[place])}"
-                report.violations.append(Violation(Rule.NOTHING_INVENTED, detail))
+                report.add(Rule.NOTHING_INVENTED, detail)
             continue
         keys = {attempt.key for attempt in tries}
         for place in places:
             if reference[place][0] not in keys:
                 detail = f"{_spot(place)} holds {_shown(reference[place])}, whose value was sent with another key"
-                report.violations.append(Violation(Rule.NOTHING_INVENTED, detail))
+                report.add(Rule.NOTHING_INVENTED, detail)
         possible = sum(attempt.state != "failed" for attempt in tries)
         if len(places) > possible:
             refused = any(attempt.state == "failed" for attempt in tries)
             rule = Rule.FAILED_IS_ABSENT if refused else Rule.NO_DUPLICATES
             where = ", ".join(map(_spot, places))
             detail = f"{_shown_attempt(tries[0])} could be stored {possible} times and is at {where}"
-            report.violations.append(Violation(rule, detail))
+            report.add(rule, detail)
 
 
 def _check_order(
@@ -197,7 +232,7 @@ def _check_order(
 ) -> None:
     latest: dict[tuple[str, str, int], tuple[int, Attempt]] = {}
     for attempt in attempts:
-        if attempt.state == "acked":
+        if attempt.state == "acked" and attempt.offset >= 0:
             partition, offset = attempt.partition, attempt.offset
         else:
             # Which attempt stored a record is certain only where there was one attempt and there is one record.
@@ -213,7 +248,7 @@ def _check_order(
                 f"{attempt.producer} sent {_shown_attempt(before[1])} before {_shown_attempt(attempt)}, "
                 f"yet they are at offsets {before[0]} and {offset} of {attempt.topic}/{partition}"
             )
-            report.violations.append(Violation(Rule.ORDER_IS_KEPT, detail))
+            report.add(Rule.ORDER_IS_KEPT, detail)
         else:
             latest[line] = offset, attempt
 

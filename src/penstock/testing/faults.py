@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
 
 HOLD_S_MAX = 60.0
@@ -25,7 +24,6 @@ class FaultyDisk(Disk):
     """The knobs: `broker.disk.fail_next_fsync()` and so on."""
 
     def __init__(self) -> None:
-        super().__init__(CrashPoints({}))  # a crash point would end the test, not the broker
         self._lock = threading.Lock()
         self._fsync_failures = 0
         self._write_failures: list[int] = []
@@ -141,9 +139,13 @@ class FaultyDisk(Disk):
         self._check_power()
         super().remove_tree(path)
 
-    def write_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
+    def open_draft(self, path: Path) -> int:
         self._check_power()
-        super().write_file(path, data, sync=sync)
+        return super().open_draft(path)
+
+    def make_directory(self, path: Path) -> None:
+        self._check_power()
+        super().make_directory(path)
 
     def free_bytes(self, path: Path) -> int:
         return 0 if self._full else super().free_bytes(path)

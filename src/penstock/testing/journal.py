@@ -12,9 +12,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 import msgspec
+
+NO_PLACE: Final = (-1, -1)
+"""The place of a record that was acknowledged without one."""
 
 
 class Attempt(msgspec.Struct, gc=False):
@@ -92,7 +95,7 @@ class Journal:
         return range(first_id, first_id + len(values))
 
     def acked(self, ids: Iterable[int], places: Iterable[tuple[int, int]]) -> None:
-        """The broker acknowledged these records at these (partition, offset) places."""
+        """The broker acknowledged these records at these (partition, offset) places, `NO_PLACE` if the protocol does not tell."""
         entry = _Acked(list(ids), [(partition, offset) for partition, offset in places])
         if len(entry.ids) != len(entry.places):
             raise ValueError(

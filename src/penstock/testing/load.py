@@ -1,4 +1,8 @@
-"""Load for crash tests: producers that note everything they do in a journal, and a reader for the check afterwards."""
+"""Load for crash tests: producers that note everything they do in a journal, and a reader for the check afterwards.
+
+Producers speak the protocol of the address they are given. Where its acknowledgements do not tell the offset, the journal has
+`NO_PLACE`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from penstock import connect_async
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
 from penstock.clients.records import RecordMetadata
@@ -25,10 +30,9 @@ from penstock.errors import (
     ServerError,
     Unreachable,
 )
-from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing.checker import ReadRecord
-from penstock.testing.journal import Journal
+from penstock.testing.journal import NO_PLACE, Journal
 
 OUTCOME_UNKNOWN = (ConnectionLost, OutcomeUnknown, RequestTimeout, ServerError, ProtocolViolation)
 """Errors that leave open whether the record was stored; all others promise that it was not."""
@@ -110,6 +114,10 @@ class ProducerLoad:
                 f"the load ended after {self.summary.acked} acknowledgements, {records} were waited for"
             )
 
+    def wait_until_answered(self, records: int, timeout_s: float = 30.0) -> None:
+        """Wait until so many records are acknowledged, refused or lost sight of in all."""
+        self._wait(lambda: self.summary.sent >= records or self._running == 0, timeout_s, f"{records} answers")
+
     def wait_until_refused(self, records: int, timeout_s: float = 30.0) -> None:
         """Wait until so many records are refused in all."""
         self._wait(lambda: self.summary.failed >= records, timeout_s, f"{records} refusals")
@@ -137,8 +145,7 @@ class ProducerLoad:
                     raise AssertionError(f"{what} did not come within {timeout_s:g} s; so far {self.summary}")
 
     async def _begin(self) -> None:
-        clients = [AsyncFlyMQClient(self._url, options=self._options) for _ in range(self._producers)]
-        await asyncio.gather(*(client.open() for client in clients))
+        clients = [await connect_async(self._url, options=self._options) for _ in range(self._producers)]
         self._running = len(clients)
         self._tasks = [
             asyncio.create_task(self._produce(f"{self._name}-{number}", client))
@@ -148,7 +155,7 @@ class ProducerLoad:
     async def _finish(self) -> None:
         await asyncio.gather(*self._tasks)
 
-    async def _produce(self, producer: str, client: AsyncFlyMQClient) -> None:
+    async def _produce(self, producer: str, client: Any) -> None:
         first = 0
         try:
             while not self._stopping.is_set():
@@ -163,14 +170,13 @@ class ProducerLoad:
                 self._running -= 1
                 self._progress.notify_all()
 
-    async def _send(
-        self, producer: str, client: AsyncFlyMQClient, values: list[bytes], keys: list[bytes | None]
-    ) -> bool:
+    async def _send(self, producer: str, client: Any, values: list[bytes], keys: list[bytes | None]) -> bool:
         """Send one batch and note what became of it; returns whether the broker is still there."""
         ids = await asyncio.to_thread(self._journal.sending, producer, self._topic, values, keys)
-        results: list[RecordMetadata | PenstockError]
+        results: list[RecordMetadata | PenstockError | None]
         try:
-            results = [*await client.send_many(self._topic, list(zip(keys, values, strict=True)))]
+            stored = await client.send_many(self._topic, list(zip(keys, values, strict=True)) if self._keys else values)
+            results = list(stored) if isinstance(stored, list) else [None] * len(values)
         except BatchFailed as error:
             results = list(error.results)
         except PenstockError as error:
@@ -178,14 +184,14 @@ class ProducerLoad:
         await asyncio.to_thread(self._note, ids, results)
         return not any(isinstance(result, _BROKER_IS_GONE) for result in results)
 
-    def _note(self, ids: range, results: list[RecordMetadata | PenstockError]) -> None:
+    def _note(self, ids: range, results: list[RecordMetadata | PenstockError | None]) -> None:
         acked: list[tuple[int, tuple[int, int]]] = []
         failed: list[int] = []
         unknown: list[int] = []
         reason = ""
         for number, result in zip(ids, results, strict=True):
-            if isinstance(result, RecordMetadata):
-                acked.append((number, (result.partition, result.offset)))
+            if not isinstance(result, PenstockError):
+                acked.append((number, NO_PLACE if result is None else (result.partition, result.offset)))
                 continue
             reason = reason or str(result)
             (unknown if isinstance(result, OUTCOME_UNKNOWN) else failed).append(number)

@@ -7,6 +7,7 @@ promise no more than POSIX does:
   anything in between;
 - a name that was created, renamed or removed since its directory was synced may be found in either state, each by itself; but a file
   that was renamed is there under one of its names.
+Files that are there at the beginning count as synced, and so does what others than the engine write.
 
 A failure is reproduced by its seed.
 """
@@ -21,31 +22,66 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
+from penstock.testing.crashing import LOGS, file_kind, path_of
 
 SECTOR_BYTES: Final = 512
 
 
 @dataclass(slots=True)
 class _File:
-    """One inode: its content when it was last synced, and now."""
+    """One inode: its content when it was last synced, and now. The two differ in the ranges `dirty` at most, and in size."""
 
-    synced: bytes = b""
+    synced: bytearray = field(default_factory=bytearray)
     current: bytearray = field(default_factory=bytearray)
+    dirty: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def containing(cls, content: bytes) -> _File:
+        return cls(bytearray(content), bytearray(content))
+
+    def write(self, data: bytes | memoryview, position: int) -> None:
+        end = position + len(data)
+        self.extend(end)
+        self.current[position:end] = data
+        self.dirty.append((position, end))
+
+    def extend(self, size_bytes: int) -> None:
+        self.current.extend(bytes(max(0, size_bytes - len(self.current))))
+
+    def truncate(self, size_bytes: int) -> None:
+        del self.current[size_bytes:]
+        self.dirty.append((size_bytes, len(self.synced)))
+
+    def sync(self) -> None:
+        size = len(self.current)
+        del self.synced[size:]
+        self.synced.extend(bytes(size - len(self.synced)))
+        for start, end in self.dirty:
+            self.synced[start : min(end, size)] = self.current[start:end]
+        self.dirty.clear()
 
 
 class PowerCutDisk(Disk):
-    """Power goes at the `cut_at`-th operation that changes something (never, while it is None)."""
+    """Power goes at the `cut_at`-th operation that changes something (never, while it is None).
 
-    def __init__(self, root: Path, cut_at: int | None) -> None:
-        super().__init__(CrashPoints({}))
+    With `flushes_ignored` it is a drive that lies: it reports flushes of segments and journals as done and does nothing.
+    """
+
+    def __init__(self, root: Path, cut_at: int | None, *, flushes_ignored: bool = False) -> None:
         self._root = root
         self._left = cut_at
+        self._flushes_ignored = flushes_ignored
         self._lock = threading.RLock()
         self._files: dict[int, _File] = {}
         self._kept_open: list[int] = []
         self._synced_names: dict[Path, dict[str, int]] = {}
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                self._files[path.stat().st_ino] = _File.containing(path.read_bytes())
+                self._kept_open.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        for directory in (root, *(path for path in root.rglob("*") if path.is_dir())):
+            self._synced_names[directory] = _names(directory)
         self._final_names: dict[Path, dict[str, int]] | None = None
         self.operations = 0
 
@@ -65,30 +101,33 @@ class PowerCutDisk(Disk):
         with self._lock:
             self._step()
             written = super().pwrite(fd, data, position)
-            content = self._file(fd).current
-            content.extend(bytes(max(0, position + written - len(content))))
-            content[position : position + written] = data[:written]
+            self._file(fd).write(data[:written], position)
             return written
+
+    def write_zeros(self, fd: int, position: int, size_bytes: int) -> None:
+        with self._lock:
+            self._step()
+            super().write_zeros(fd, position, size_bytes)
+            self._file(fd).write(bytes(size_bytes), position)
 
     def allocate(self, fd: int, position: int, size_bytes: int) -> None:
         with self._lock:
             self._step()
             super().allocate(fd, position, size_bytes)
-            content = self._file(fd).current
-            content.extend(bytes(max(0, position + size_bytes - len(content))))
+            self._file(fd).extend(position + size_bytes)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         with self._lock:
             self._step()
             super().truncate(fd, size_bytes)
-            del self._file(fd).current[size_bytes:]
+            self._file(fd).truncate(size_bytes)
 
     def fdatasync(self, fd: int) -> None:
         with self._lock:
             self._step()
-            super().fdatasync(fd)
-            file = self._file(fd)
-            file.synced = bytes(file.current)
+            # Nothing is flushed for real: what is lost is decided here, and the image is made from memory.
+            if not (self._flushes_ignored and file_kind(path_of(fd)) in LOGS):
+                self._file(fd).sync()
 
     def open_append(self, path: Path, *, create: bool) -> int:
         with self._lock:
@@ -96,10 +135,16 @@ class PowerCutDisk(Disk):
                 self._step()
             return super().open_append(path, create=create)
 
+    def open_draft(self, path: Path) -> int:
+        with self._lock:
+            self._step()
+            fd = super().open_draft(path)
+            self._file(fd).truncate(0)
+            return fd
+
     def sync_directory(self, path: Path) -> None:
         with self._lock:
             self._step()
-            super().sync_directory(path)
             self._synced_names[path] = _names(path)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -151,9 +196,17 @@ class PowerCutDisk(Disk):
             place = target / directory.relative_to(self._root)
             place.mkdir(parents=True, exist_ok=True)
             for name, number in _names_after_cut(self._synced_names.get(directory, {}), names, chance, loss).items():
-                (place / name).write_bytes(_after_cut(self._files.get(number, _File()), chance, loss))
+                file = self._files.get(number) or _not_ours(directory / name, number)
+                (place / name).write_bytes(_after_cut(file, chance, loss))
         while self._kept_open:
             os.close(self._kept_open.pop())
+
+
+def _not_ours(path: Path, number: int) -> _File:
+    """A file that the engine has not written to: as it is, if it is still there."""
+    if path.is_file() and path.stat().st_ino == number:
+        return _File.containing(path.read_bytes())
+    return _File()
 
 
 def _names(directory: Path) -> dict[str, int]:
@@ -175,7 +228,7 @@ def _names_after_cut(
 
 
 def _after_cut(file: _File, chance: random.Random, loss: float) -> bytes:
-    current, synced = bytes(file.current), file.synced
+    current, synced = bytes(file.current), bytes(file.synced)
     if current == synced:
         return synced
     size = len(current)

@@ -15,9 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from penstock.clients.options import ClientOptions
 from penstock.net.certificates import CERTIFICATE_FILE
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.testing.diskfaults import DiskFault
 
 OUTPUT_LINES_MAX = 500
 READY = "ready"
@@ -66,8 +69,8 @@ class BrokerProcess:
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
-    def start(self, environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Self:
-        """Start and wait until it is ready. `environment` is for this start only, as in `{"PENSTOCK_CRASH_AT": "roll.sealed:1"}`.
+    def start(self, *, disk: DiskFault | None = None, wait: bool = True) -> Self:
+        """Start and wait until it is ready. `disk` is a fault of this run, as in `Crash("commit write segment:3:half")`.
 
         With `wait=False` it returns at once, for a broker that is meant to die on the way up.
         """
@@ -77,12 +80,13 @@ class BrokerProcess:
         self._lines.clear()
         self._said_ready.clear()
         self._process = subprocess.Popen(  # noqa: S603 - the program is this interpreter
-            [*self._launcher, sys.executable, "-m", "penstock", "serve", "--config", str(self._write_config())],
+            # -P: what lies in the current directory is not for the broker to import.
+            [*self._launcher, sys.executable, "-P", "-m", *self._program(disk), "--config", str(self._write_config())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **self._environment, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+            env={**_without_settings(os.environ), **self._environment, "PYTHONUNBUFFERED": "1"},
         )
         self._reader = threading.Thread(target=self._read_output, args=(self._process,), daemon=True)
         self._reader.start()
@@ -183,10 +187,17 @@ class BrokerProcess:
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _program(disk: DiskFault | None) -> list[str]:
+        if disk is None:
+            return ["penstock", "serve"]
+        return ["penstock.testing.serving", "--disk", msgspec.json.encode(disk).decode()]
+
     def _write_config(self) -> Path:
         path = self.data_dir.with_name(self.data_dir.name + ".toml")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'data_dir = "{self.data_dir}"\n{self._config}\n[listeners.flymq]\nbind = "{self._bind}"\n')
+        data_dir = msgspec.json.encode(str(self.data_dir)).decode()  # which is a string of TOML, too
+        path.write_text(f'data_dir = {data_dir}\n{self._config}\n[listeners.flymq]\nbind = "{self._bind}"\n')
         return path
 
     def _read_output(self, process: subprocess.Popen[str]) -> None:
@@ -216,3 +227,8 @@ class BrokerProcess:
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._process = None
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without settings of other brokers, which would count for more than the configuration file."""
+    return {name: value for name, value in environment.items() if not name.startswith("PENSTOCK_")}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import EASED_WRITE_BYTES_MAX, AppendFile, Disk, SpaceReserve
 
 
@@ -97,7 +96,7 @@ def test_the_reserve_is_taken_and_given_up_by_one_thread_at_a_time(tmp_path: Pat
             taking.set()
             assert not given_up.wait(0.1), "it must not be given up while it is being taken"
 
-    reserve = SpaceReserve(SlowToTake(CrashPoints({})), tmp_path / "reserve", 4096)
+    reserve = SpaceReserve(SlowToTake(), tmp_path / "reserve", 4096)
 
     def give_up() -> bool:
         taking.wait(10)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from penstock.log.block import Block, encode_block, seal_at
-from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import HEAD_BYTES, STEP_BYTES, SegmentIndex
 from penstock.log.embedded.segment import Segment, log_path
@@ -33,11 +32,11 @@ def written(directory: Path, blocks: int = 60, seed: int = 1) -> tuple[Segment, 
         offset += count
         stamp += chance.choice([0, 0, 1, 100])
     path.write_bytes(data)
-    return Segment(Disk(CrashPoints({})), path, BASE, index, len(data), SALTS), placed
+    return Segment(Disk(), path, BASE, index, len(data), SALTS), placed
 
 
 def load_index(path: Path, size_bytes: int) -> SegmentIndex | None:
-    return load_index_of(path, BASE, size_bytes, Disk(CrashPoints({})), SALTS.of(path.stem))
+    return load_index_of(path, BASE, size_bytes, Disk(), SALTS.of(path.stem))
 
 
 def loaded(encoded: bytes) -> SegmentIndex | None:
@@ -92,7 +91,7 @@ def test_entries_are_taken_from_the_file_when_they_are_wanted_and_made_anew_when
         index = load_index(segment.path, segment.end)
         assert index is not None
         assert not index.loaded
-        again = Segment(Disk(CrashPoints({})), segment.path, BASE, index, segment.end, SALTS)
+        again = Segment(Disk(), segment.path, BASE, index, segment.end, SALTS)
         if not present:
             again.index_path.unlink()
         position, block = placed[-1]
@@ -147,7 +146,7 @@ def test_an_index_is_not_taken_for_a_file_that_was_put_in_the_place_of_its_own(t
     segment.save_index(segment.index.encode(), sync=False)
     assert load_index(segment.path, segment.end) is not None
     elsewhere = PartitionSalts(SALTS.topic_salt, 1)
-    moved = load_index_of(segment.path, BASE, segment.end, Disk(CrashPoints({})), elsewhere.of(segment.path.stem))
+    moved = load_index_of(segment.path, BASE, segment.end, Disk(), elsewhere.of(segment.path.stem))
     assert moved is None
 
 

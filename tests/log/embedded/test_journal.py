@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.journal import (
     Journal,
@@ -114,7 +113,7 @@ def test_a_record_that_was_written_to_another_place_or_another_file_is_none(piec
 
 
 def test_a_journal_goes_from_file_to_file(tmp_path: Path) -> None:
-    journal = Journal(Disk(CrashPoints({})), tmp_path, 5)
+    journal = Journal(Disk(), tmp_path, 5)
     assert journal.retire() is None
     assert journal_paths(tmp_path) == []
     journal.write(JournalRecord(RECORDS[0]))
@@ -173,7 +172,7 @@ def test_redo_puts_blocks_in_their_place_however_often(tmp_path: Path) -> None:
         return tmp_path if (topic_id, partition) == (TOPIC, 0) else None
 
     for _ in range(3):
-        assert redo_journal(Disk(CrashPoints({})), tmp_path / "journal", directory_of) == []
+        assert redo_journal(Disk(), tmp_path / "journal", directory_of) == []
         assert segment.read_bytes() == b"12345abcdefghi"
 
 
@@ -183,7 +182,7 @@ def test_redo_leaves_segments_alone_that_have_been_sealed_since(tmp_path: Path) 
     older.write_bytes(b"sealed")
     segment.write_bytes(b"newer")
     (tmp_path / "journal" / "0.journal").write_bytes(journal_of([JournalEntry(TOPIC, 0, 100, 0, b"older")]))
-    redo_journal(Disk(CrashPoints({})), tmp_path / "journal", lambda *_: tmp_path)
+    redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path)
     assert (older.read_bytes(), segment.read_bytes()) == (b"sealed", b"newer")
 
 
@@ -196,7 +195,7 @@ def test_redo_passes_over_a_segment_that_a_failed_roll_left(tmp_path: Path, cont
     (tmp_path / "journal" / "0.journal").write_bytes(
         journal_of([JournalEntry(TOPIC, 0, 100, 5, b"abc")], [JournalEntry(TOPIC, 0, 200, 0, b"def")])
     )
-    redo_journal(Disk(CrashPoints({})), tmp_path / "journal", lambda *_: tmp_path)
+    redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path)
     assert segment.read_bytes() == b"12345abc"
     assert unused.read_bytes().rstrip(b"\0") == b"def", "what was written to it after all is put back too"
 
@@ -209,7 +208,7 @@ def test_redo_names_a_damaged_journal_and_applies_what_it_can(tmp_path: Path) ->
     data[40] ^= 1
     path = tmp_path / "journal" / "0.journal"
     path.write_bytes(data)
-    assert redo_journal(Disk(CrashPoints({})), tmp_path / "journal", lambda *_: tmp_path) == [path]
+    assert redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path) == [path]
     assert segment.read_bytes() == b"12345\0\0\0def"
 
 

@@ -8,16 +8,15 @@ from penstock.errors import MissingSegment
 from penstock.log.api import TopicConfig
 from penstock.log.block import BEGINS, ENDS, encode_block
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
-from penstock.log.embedded.crashpoints import CrashPoints, Site
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import SegmentIndex
 from penstock.log.embedded.rewrite import Rewriter
 from penstock.log.embedded.segment import Segment, log_path
 from penstock.testing.clock import START_MS, ManualClock
+from penstock.testing.crashing import CrashDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import (
     SALTS,
-    CountingDisk,
     crash_image,
     everything,
     partition_directory,
@@ -248,19 +247,19 @@ async def test_a_missing_segment_of_a_compacted_topic_is_found_too(open_engine: 
 # -- crashes ------------------------------------------------------------------------------------------------------------
 
 
-class CrashImages(CountingDisk):
-    """Keeps an image of the data directory at each pass of the sites of a rewrite."""
+class CrashImages(CrashDisk):
+    """Keeps an image of the data directory at each operation of a rewrite but the writes to its draft, which is not yet in use."""
 
     def __init__(self, data_dir: Path, images: Path) -> None:
         super().__init__()
         self._data_dir = data_dir
         self._images = images
-        self.taken: list[tuple[Site, Path]] = []
+        self.taken: list[tuple[str, Path]] = []
 
-    def crash_point(self, site: Site) -> None:
-        if site.startswith("rewrite"):
+    def reached(self, kind: str) -> None:
+        if kind.startswith("maintenance ") and not kind.endswith(("write draft", "allocate draft")):
             image = self._images / f"{len(self.taken)}"
-            self.taken.append((site, crash_image(self._data_dir, image)))
+            self.taken.append((kind.removeprefix("maintenance "), crash_image(self._data_dir, image)))
 
 
 @pytest.mark.parametrize("topic", ["table", "orders"])
@@ -278,11 +277,12 @@ async def test_a_crash_at_any_point_of_a_rewrite_loses_and_changes_nothing(
     before = await read_all(engine.partition(topic, 0))
     await engine.maintain()
     after = await read_all(engine.partition(topic, 0))
-    assert {site for site, _ in disk.taken} == {site for site in Site if site.startswith("rewrite")}
-    for site, image in disk.taken:
+    done = {kind for kind, _ in disk.taken}
+    assert {"flush draft", "rename draft", "unlink segment", "sync directory", "rename swap", "rename index"} <= done
+    for kind, image in disk.taken:
         recovered = await open_engine(image, options=OPTIONS)
         records = await read_all(recovered.partition(topic, 0))
-        assert set(after) <= set(records) <= set(before), site
+        assert set(after) <= set(records) <= set(before), kind
         assert latest(records) == latest(before)
         assert [record.offset for record in records] == sorted({record.offset for record in records})
         assert recovered.partition(topic, 0).committed_end == len(before)
@@ -354,8 +354,8 @@ async def test_records_that_are_too_far_apart_for_one_block_are_kept_in_two(tmp_
     blocks = [encode_block(offset, 1, [b"%d" % offset], commit=BEGINS | ENDS) for offset in offsets]
     data = sealed(blocks, SALTS.of(path.stem))
     path.write_bytes(data)
-    segment = Segment(Disk(CrashPoints({})), path, 0, SegmentIndex(0), len(data), SALTS)
+    segment = Segment(Disk(), path, 0, SegmentIndex(0), len(data), SALTS)
     segment.rebuild_index(len(data))
-    replaced = Rewriter(Disk(CrashPoints({})), 1 << 20).replace([segment], compress=False)
+    replaced = Rewriter(Disk(), 1 << 20).replace([segment], compress=False)
     found = [list(block.offsets()) for _, block in replaced.blocks_from(0, replaced.end)]
     assert found == [[0, 1, (1 << 32) - 1], [1 << 32, (1 << 32) + 9]]

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.errors import CorruptBlock
 from penstock.log.block import BEGINS, ENDS, MAGIC, Block, encode_block
-from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import STEP_BYTES, SegmentIndex
 from penstock.log.embedded.segment import Segment, SegmentWriter, log_path, offset_range
@@ -23,7 +22,7 @@ def segment_of(directory: Path, *pieces: bytes) -> Segment:
     path = log_path(directory, 0)
     data = sealed(pieces, SALTS.of(path.stem))
     path.write_bytes(data)
-    return Segment(Disk(CrashPoints({})), path, 0, SegmentIndex(0), len(data), SALTS)
+    return Segment(Disk(), path, 0, SegmentIndex(0), len(data), SALTS)
 
 
 def blocks_of(sizes: list[int]) -> list[bytes]:
@@ -246,6 +245,6 @@ def test_planning_reads_a_saved_index_in_passing_and_makes_a_damaged_one_anew(tm
         whole.index_path.write_bytes(whole.index.encode()[: -1 if damage else None] + damage)
         index = SegmentIndex.decode_head(whole.index.encode(), 0)
         assert index is not None
-        other = Segment(Disk(CrashPoints({})), whole.path, 0, index, whole.end, SALTS)
+        other = Segment(Disk(), whole.path, 0, index, whole.end, SALTS)
         assert other.stretch(2, 5, whole.end, 1) == (marks, end)
         assert other.index.loaded is bool(damage), "only an index that had to be made anew stays"

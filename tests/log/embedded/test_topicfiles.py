@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 
 from penstock.errors import CorruptMetadata, NoSpace, UnsupportedFormat
 from penstock.log.api import Durability, TopicConfig, TopicInfo
-from penstock.log.embedded.crashpoints import CrashPoints
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
@@ -33,7 +32,7 @@ TOPIC = StoredTopic(INFO, bytes(range(16)), Epochs().begun([5, 6]).begun([1, 70]
 
 @pytest.fixture
 def topics(tmp_path: Path) -> TopicFiles:
-    return TopicFiles(Disk(CrashPoints({})), tmp_path)
+    return TopicFiles(Disk(), tmp_path)
 
 
 def test_a_topic_is_there_with_all_its_settings_once_it_is_created(topics: TopicFiles, tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_a_topic_with_both_copies_damaged_is_not_guessed_at(topics: TopicFiles) 
 async def test_another_format_is_refused_by_its_number_and_left_as_it_is(
     data_dir: Path, open_engine: OpenEngine, version: int, remedy: str, copies: list[str]
 ) -> None:
-    topics = TopicFiles(Disk(CrashPoints({})), data_dir / "topics")
+    topics = TopicFiles(Disk(), data_dir / "topics")
     (data_dir / "topics").mkdir(parents=True)
     topics.create(TOPIC)
     (data_dir / "topics" / "old.1.deleted").mkdir()

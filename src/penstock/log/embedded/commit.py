@@ -36,7 +36,6 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.log.api import EngineStats
-from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
 from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
 from penstock.log.embedded.layout import AtomicAppend, PartitionCommit
@@ -282,16 +281,13 @@ class Committer:
     def _write_direct(self, part: PartitionCommit) -> None:
         writer = part.partition.writer
         writer.file.ease_flush(len(part.data))
-        self._disk.crash_half_written(Site.APPEND_HALF_WRITTEN, writer.file.fd, [part.data], writer.file.end)
         if not self._write_segment(part):
             return
-        self._disk.crash_point(Site.APPEND_WRITTEN)
         try:
             writer.file.sync()
         except OSError as error:
             self._fail(part, _flush_failed(error, part.partition))
             return
-        self._disk.crash_point(Site.APPEND_SYNCED)
         self.forget(part.partition)
         if writer.segment.index.covers - writer.saved_covers >= self._options.checkpoint_bytes:
             self._save_index(writer, writer.segment.index.encode())
@@ -350,9 +346,7 @@ class Committer:
                     ),
                 )
             self._unsynced[part.partition] = None
-            self._disk.crash_point(Site.JOURNAL_APPLIED_ONE)
         self._spread_failures(parts)
-        self._disk.crash_point(Site.JOURNAL_APPLIED)
 
     def _write_journal(self, parts: list[PartitionCommit], *, may_use_reserve: bool) -> NotWritten | None:
         """Record the parts in the journal and flush it. Returns the error if nothing was written; if that is unknown, all parts fail."""
@@ -464,14 +458,12 @@ class Committer:
                 partition.fail(str(_flush_failed(error, partition)))
             finally:
                 os.close(fd)
-        self._disk.crash_point(Site.CHECKPOINT_SYNCED)
         if retired is not None and all(partition.failure is None for partition, _ in work):
             try:
                 self._disk.unlink(retired)
             except OSError as error:
                 # The next start applies it once more, which is harmless.
                 _log.warning("journal not removed", path=str(retired), error=str(error))
-        self._disk.crash_point(Site.CHECKPOINT_DONE)
 
     def _save_index(self, writer: SegmentWriter, index: bytes) -> None:
         try:

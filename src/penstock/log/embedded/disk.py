@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import NoSpace, NotWritten
-from penstock.log.embedded.crashpoints import CrashPoints, Site
 
 EASED_WRITE_BYTES_MAX: Final = 32 << 10
 _ZEROED_STEP_BYTES: Final = 256 << 10
@@ -23,9 +22,6 @@ _ZEROED_STEP_BYTES: Final = 256 << 10
 
 class Disk:
     """The real one. Tests subclass it and override the raw operations."""
-
-    def __init__(self, crash_points: CrashPoints | None = None) -> None:
-        self._crash_points = crash_points or CrashPoints()
 
     # -- raw operations, the ones a fault is injected into ---------------------------------------------------------------
 
@@ -62,6 +58,14 @@ class Disk:
     def open_append(self, path: Path, *, create: bool) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
 
+    def open_draft(self, path: Path) -> int:
+        """Create a file, or empty the one that a crash has left under this name."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and those it is in, if they do not exist."""
+        path.mkdir(parents=True, exist_ok=True)
+
     def open_read(self, path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -90,32 +94,19 @@ class Disk:
     def write_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         """Put a small file in place as a whole: never seen half written, and kept across a power cut when `sync`."""
         draft = path.with_name(path.name + ".tmp")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = self.open_draft(draft)
         try:
             self.write_all(fd, data, 0)
             if sync:
                 self.fdatasync(fd)
         finally:
             os.close(fd)
-        self.crash_point(Site.INDEX_WRITTEN)
         self.rename(draft, path)
-        self.crash_point(Site.INDEX_RENAMED)
         if sync:
             self.sync_directory(path.parent)
 
     def free_bytes(self, path: Path) -> int:
         return shutil.disk_usage(path).free
-
-    def crash_point(self, site: Site) -> None:
-        if self._crash_points.due(site):
-            self._crash_points.crash()
-
-    def crash_half_written(self, site: Site, fd: int, pieces: Sequence[bytes], position: int) -> None:
-        """At this site a crash leaves the first half of a write behind: a torn tail."""
-        if self._crash_points.due(site):
-            data = b"".join(pieces)
-            os.pwrite(fd, data[: len(data) // 2], position)
-            self._crash_points.crash()
 
 
 def is_full(error: OSError) -> bool:

@@ -44,7 +44,6 @@ from penstock.log.api import (
     TopicInfo,
 )
 from penstock.log.embedded.commit import Committer
-from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
 from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.journal import Journal, journal_paths
@@ -121,7 +120,7 @@ class EmbeddedEngine(Engine):
     def _prepare(self) -> None:
         journal_directory = self._data_dir / "journal"
         for directory in (journal_directory, self._data_dir / "topics"):
-            directory.mkdir(exist_ok=True)
+            self._disk.make_directory(directory)
         self._disk.sync_directory(self._data_dir)
         self._snapshots.remove_unheld()
         self._clean_stop = (self._data_dir / _CLEAN).exists()
@@ -223,7 +222,6 @@ class EmbeddedEngine(Engine):
         try:
             if clean:
                 self._disk.write_file(self._data_dir / _CLEAN, b"")
-                self._disk.crash_point(Site.CLOSE_MARKED)
         except OSError as error:
             # Everything is synced; the next start only has to look.
             _log.warning("clean stop not marked", error=str(error))
@@ -246,7 +244,6 @@ class EmbeddedEngine(Engine):
                 partition.fail(f"closing {partition} failed: {error}")
             clean = clean and partition.failure is None
             writer.file.close()
-        self._disk.crash_point(Site.CLOSE_SYNCED)
         return clean and not journal_paths(self._data_dir / "journal")
 
     def _stop_threads(self) -> None:

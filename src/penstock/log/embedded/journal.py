@@ -25,7 +25,6 @@ import google_crc32c
 
 from penstock.log.block import seal_at
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
-from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
 
 JOURNAL_SUFFIX: Final = ".journal"
@@ -206,14 +205,11 @@ class Journal:
         file = self._open()
         file.ease_flush(record.size_bytes)
         pieces = record.pieces(seal_at(self._salt, file.end))
-        self._disk.crash_half_written(Site.JOURNAL_HALF_WRITTEN, file.fd, pieces, file.end)
         file.write_pieces(pieces)
-        self._disk.crash_point(Site.JOURNAL_WRITTEN)
 
     def sync(self) -> None:
         """Make what was written durable. After an error nothing is known of the file: retire it and never write to it again."""
         self._open().sync()
-        self._disk.crash_point(Site.JOURNAL_SYNCED)
 
     def undo(self, end: int) -> None:
         """Drop what was written from `end` on, before it was synced."""

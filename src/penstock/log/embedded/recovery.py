@@ -24,7 +24,6 @@ import structlog
 from penstock.errors import CorruptBlock, MissingSegment
 from penstock.log.api import EngineStats, TopicInfo
 from penstock.log.block import BEGINS, ENDS, HEADER_BYTES, Block
-from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full
 from penstock.log.embedded.index import SegmentIndex
 from penstock.log.embedded.journal import JournalEntry, journal_paths, read_records
@@ -206,11 +205,9 @@ class PartitionRecovery:
                         kept_as=kept.name if copied else None,
                         next_offset=segment.index.next_offset,
                     )
-                    self._disk.crash_point(Site.RECOVERY_TAIL_KEPT)
                 self._disk.truncate(fd, end)
             # What is readable from here on must not vanish in a power cut, so it is synced before anyone reads it.
             self._disk.fdatasync(fd)
-            self._disk.crash_point(Site.RECOVERY_CUT)
         finally:
             os.close(fd)
 
@@ -325,7 +322,6 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
             disk.fdatasync(fd)
         finally:
             os.close(fd)
-    disk.crash_point(Site.RECOVERY_REDONE)
     if applied:
         _log.info("journal applied", blocks=applied)
     return damaged

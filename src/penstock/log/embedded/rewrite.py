@@ -23,7 +23,6 @@ import numpy as np
 import structlog
 
 from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, seal_at
-from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
 from penstock.log.embedded.index import SegmentIndex
 from penstock.log.embedded.segment import INDEX_SUFFIX, LOG_SUFFIX, RESERVE_STEP_BYTES, Segment, offset_range
@@ -133,7 +132,6 @@ class Rewriter:
             raise
         finally:
             file.close()
-        self._disk.crash_point(Site.REWRITE_WRITTEN)
         index.next_offset = end_offset
         index.last_timestamp_ms = last.index.last_timestamp_ms
         index.sealed = True
@@ -141,7 +139,6 @@ class Rewriter:
             segment.detach()
         self._disk.rename(draft, swap)
         self._disk.sync_directory(directory)
-        self._disk.crash_point(Site.REWRITE_SWAPPED)
         path = _finish(self._disk, swap)
         replacement = Segment(self._disk, path, first.base_offset, index, index.covers, first.salts)
         try:
@@ -149,7 +146,6 @@ class Rewriter:
         except OSError as error:
             # The segment is in place; only the next start is slower for it.
             _log.warning("index not saved", segment=str(path), error=str(error))
-        self._disk.crash_point(Site.REWRITE_DONE)
         return replacement
 
     def _blocks(self, segments: Sequence[Segment], *, keep: KeepRow | None) -> Iterator[_Rows]:
@@ -189,7 +185,6 @@ def _finish(disk: Disk, swap: Path) -> Path:
             disk.unlink(replaced)
     # Before the swap file gives up its name, what it replaces must be gone for good: it is what says that they overlap.
     disk.sync_directory(directory)
-    disk.crash_point(Site.REWRITE_REMOVED)
     disk.rename(swap, path)
     disk.sync_directory(directory)
     return path

@@ -24,7 +24,6 @@ from typing import Final
 from penstock.errors import CorruptBlock
 from penstock.log.api import Mark
 from penstock.log.block import BEGINS, HEADER_BYTES, MAGIC, SEAL_AT, SUMMED_AT, Block, BlockHeader, seal_at
-from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import AppendFile, Disk
 from penstock.log.embedded.index import HEAD_BYTES, STEP_BYTES, SegmentIndex
 from penstock.log.salts import PartitionSalts
@@ -304,10 +303,8 @@ class Segment:
         self._disk.rename(self.path, doomed)
         # One after the other for good: if a later one could vanish first, a power cut would leave a hole in the log.
         self._disk.sync_directory(self.path.parent)
-        self._disk.crash_point(Site.RETENTION_RENAMED)
         self._disk.unlink(self.index_path)
         self._disk.unlink(doomed)
-        self._disk.crash_point(Site.RETENTION_REMOVED)
 
     def save_index(self, encoded: bytes, *, sync: bool) -> None:
         self._disk.write_file(self.index_path, encoded, sync=sync)
@@ -372,14 +369,12 @@ class SegmentWriter:
         """Finish this segment for good: nothing after this changes its file."""
         self.file.cut(self.file.end)
         self.file.sync()
-        self._disk.crash_point(Site.ROLL_SYNCED)
         self.segment.index.sealed = True
         try:
             self.segment.save_index(self.segment.index.encode(), sync=True)
         except OSError:
             self.segment.index.sealed = False
             raise
-        self._disk.crash_point(Site.ROLL_SEALED)
 
     def roll(self, now_ms: int) -> SegmentWriter:
         """Seal this segment and begin the next. Where that fails, this one goes on as it was."""
@@ -401,6 +396,5 @@ class SegmentWriter:
         except OSError:
             self.segment.index.sealed = False
             raise
-        self._disk.crash_point(Site.ROLL_CREATED)
         self.file.close()
         return writer

@@ -18,7 +18,6 @@ import structlog
 
 from penstock.errors import CorruptMetadata, UnsupportedFormat
 from penstock.log.api import Durability, TopicConfig, TopicInfo
-from penstock.log.embedded.crashpoints import Site
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.segment import DELETED_SUFFIX
@@ -80,12 +79,10 @@ class TopicFiles:
         info = topic.info
         directory = self.directory(info)
         for index in range(info.config.partitions):
-            (directory / str(index)).mkdir(parents=True)
+            self._disk.make_directory(directory / str(index))
         self._disk.sync_directory(directory)
         self._disk.sync_directory(self._root)
-        self._disk.crash_point(Site.TOPIC_LAID_OUT)
         self.save(topic)
-        self._disk.crash_point(Site.TOPIC_CREATED)
 
     def hide(self, info: TopicInfo) -> Path:
         """Rename the directory of a topic, after which the topic does not exist; returns what `remove_hidden` takes."""
@@ -97,7 +94,6 @@ class TopicFiles:
         except OSError:
             self._disk.rename(hidden, directory)
             raise
-        self._disk.crash_point(Site.TOPIC_RENAMED)
         return hidden
 
     def remove_hidden(self, hidden: Path) -> None:
@@ -106,7 +102,6 @@ class TopicFiles:
             self._disk.remove_tree(hidden)
         except OSError as error:
             _log.warning("files of a deleted topic not removed", directory=str(hidden), error=str(error))
-        self._disk.crash_point(Site.TOPIC_REMOVED)
 
     def discard(self, info: TopicInfo) -> None:
         """Take away what a creation that failed has left, as far as the disk lets us."""

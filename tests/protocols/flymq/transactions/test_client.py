@@ -30,6 +30,7 @@ from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.protocols.flymq.transactions.replies import encode_transaction
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, Opcode
 from penstock.testing import BrokerProcess, RunningBroker
+from penstock.testing.diskfaults import Crash
 from tests.protocols.flymq.scripted import Peer, connected, error, scripted
 
 
@@ -238,7 +239,7 @@ async def test_of_a_rollback_that_fails_nobody_hears_because_the_exception_says_
 def test_a_commit_that_a_crash_interrupts_is_cleared_up_by_asking_again(tmp_path: Path) -> None:
     # The journal has the transaction, the answer was never sent.
     broker = BrokerProcess(tmp_path / "data")
-    broker.start({"PENSTOCK_CRASH_AT": "journal.synced:1"})
+    broker.start(disk=Crash("commit flush journal:1:after"))
     try:
         with FlyMQClient(broker.url, options=ClientOptions(retry=NO_RETRY)) as client:
             client.create_topic("orders", 2)

@@ -1,0 +1,186 @@
+"""Random appends to an engine without a broker, what was acknowledged, and what must hold when it is opened again.
+
+What happens is told to a witness, a file of JSON lines, at once; so it outlives a process that ends at an operation of its disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.log.api import Appended, Batch, BatchFor, Durability, Partition, TopicConfig
+from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.disk import Disk
+
+TOPICS = {
+    "one": TopicConfig(segment_bytes=4096),
+    "two": TopicConfig(partitions=2, segment_bytes=4096),
+    "unflushed": TopicConfig(segment_bytes=4096, durability=Durability("none")),
+    "squeezed": TopicConfig(segment_bytes=4096, compression="zstd"),
+}
+OPTIONS = EngineOptions(
+    journal_bytes=16 << 10,
+    checkpoint_bytes=2048,
+    reserve_bytes=0,
+    maintenance_interval_s=3600,
+    block_bytes_target=1500,  # so that many commits have several blocks
+)
+RETENTION = TopicConfig(segment_bytes=1024, retention_bytes=2048)
+
+Found = dict[tuple[str, int], dict[int, bytes]]
+
+
+class EngineLoad:
+    """Appends at random, and what came of them."""
+
+    def __init__(self, chance: random.Random, witness: Path | None = None) -> None:
+        self._chance = chance
+        self._witness = None if witness is None else os.open(witness, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.acked: Found = defaultdict(dict)
+        self.sent: set[bytes] = set()
+        self.atomic: list[set[bytes]] = []
+        self._number = 0
+
+    @classmethod
+    def as_told_by(cls, witness: Path) -> EngineLoad:
+        """What a load had done when its process ended."""
+        load = cls(random.Random())
+        for line in witness.read_text().splitlines():
+            load._apply(*json.loads(line))
+        return load
+
+    def _tell(self, what: str, *details: Any) -> None:
+        if self._witness is not None:
+            os.write(self._witness, json.dumps([what, *details]).encode() + b"\n")
+        self._apply(what, *details)
+
+    def _apply(self, what: str, *details: Any) -> None:
+        if what == "sent":
+            self.sent.update(value.encode() for value in details)
+        elif what == "atomic":
+            self.atomic.append({value.encode() for value in details})
+        else:
+            topic, index, base_offset, values = details
+            for at, value in enumerate(values):
+                self.acked[topic, index][base_offset + at] = value.encode()
+
+    def values(self) -> list[bytes]:
+        values = []
+        for _ in range(self._chance.choice((1, 2, 4, 12))):
+            self._number += 1
+            values.append(f"{self._number}:".encode().ljust(self._chance.randint(8, 900), b"*"))
+        self._tell("sent", *(value.decode() for value in values))
+        return values
+
+    def note(self, partition: Partition, values: list[bytes], result: Appended | PenstockError) -> None:
+        if isinstance(result, Appended) and partition.topic != "unflushed":
+            decoded = [value.decode() for value in values]
+            self._tell("acked", partition.topic, partition.index, result.base_offset, decoded)
+
+    async def turn(self, engine: EmbeddedEngine) -> None:
+        """A few appends at once, sometimes an atomic one, sometimes housekeeping."""
+        loop = asyncio.get_running_loop()
+        partitions = [engine.partition(name, index) for name in TOPICS for index in range(TOPICS[name].partitions)]
+        futures = []
+        for partition in self._chance.sample(partitions, self._chance.randint(1, 3)):
+            values, future = self.values(), loop.create_future()
+
+            def done(
+                result: Appended | PenstockError,
+                partition: Partition = partition,
+                values: list[bytes] = values,
+                future: asyncio.Future[None] = future,
+            ) -> None:
+                self.note(partition, values, result)
+                future.set_result(None)
+
+            partition.append(Batch(values), done)
+            futures.append(future)
+        if self._chance.random() < 0.3:
+            futures.append(self._append_atomic(engine, self._chance.sample(partitions, 3)))
+        await asyncio.gather(*futures)
+        if self._chance.random() < 0.1:
+            await engine.maintain()
+
+    def _append_atomic(self, engine: EmbeddedEngine, partitions: list[Partition]) -> asyncio.Future[None]:
+        parts = [(partition, self.values()) for partition in partitions]
+        self._tell("atomic", *(value.decode() for _, values in parts for value in values))
+        future = asyncio.get_running_loop().create_future()
+
+        def done(result: object) -> None:
+            if not isinstance(result, PenstockError):
+                assert isinstance(result, list)
+                for (partition, values), appended in zip(parts, result, strict=True):
+                    self.note(partition, values, appended)
+            future.set_result(None)
+
+        engine.append_atomic([BatchFor(partition, Batch(values)) for partition, values in parts], done)
+        return future
+
+    async def check(self, data_dir: Path) -> None:
+        """Open a directory again: what was acknowledged is there, nothing else but what was sent, and of atomic appends all or nothing."""
+        recovered = EmbeddedEngine(data_dir, options=OPTIONS)
+        await recovered.start()
+        try:
+            found = await read_all(recovered)
+            assert recovered.stats.corrupt_blocks == 0, "a crash tears what nobody was promised, and damages nothing"
+        finally:
+            await recovered.close()
+        for place, records in self.acked.items():
+            for offset, value in records.items():
+                assert found[place].get(offset) == value, f"{place} offset {offset} was acknowledged"
+        everything = {value for records in found.values() for value in records.values()}
+        assert everything <= self.sent, "a record is readable that was never sent"
+        for values in self.atomic:
+            assert values <= everything or not values & everything, "an atomic append is there in part"
+
+
+async def create_topics(engine: EmbeddedEngine, names: Iterable[str] = TOPICS) -> None:
+    for name in names:
+        if name not in engine.topics():
+            await engine.create_topic(name, TOPICS[name])
+
+
+async def read_all(engine: EmbeddedEngine) -> Found:
+    found: Found = defaultdict(dict)
+    for name, config in TOPICS.items():
+        for index in range(config.partitions if name in engine.topics() else 0):
+            partition = engine.partition(name, index)
+            offset = partition.start_offset
+            while blocks := await partition.read(offset):
+                for block in blocks:
+                    for at, value in zip(block.offsets(), block.values(), strict=True):
+                        assert value is not None
+                        found[name, index][at] = value
+                offset = blocks[-1].next_offset
+            assert offset == partition.committed_end
+    return found
+
+
+async def use_everything(data_dir: Path, disk: Disk, load: EngineLoad, turns: int) -> None:
+    """One life of an engine with every kind of operation: topics made and deleted, appends, rolls, checkpoints, rewrites, retention."""
+    engine = EmbeddedEngine(data_dir, disk=disk, options=OPTIONS)
+    await engine.start()
+    await create_topics(engine)
+    for turn in range(turns):
+        await load.turn(engine)
+        if turn % 10 == 0:
+            await _use_short_lived_topic(engine)
+    await engine.close()
+
+
+async def _use_short_lived_topic(engine: EmbeddedEngine) -> None:
+    await engine.create_topic("retained", RETENTION)
+    for _ in range(6):
+        future = asyncio.get_running_loop().create_future()
+        engine.partition("retained", 0).append(Batch([b"-" * 700]), future.set_result)
+        await future
+    await engine.maintain()
+    await engine.delete_topic("retained")
