@@ -231,7 +231,8 @@ class Journal:
             file = AppendFile(self._disk, path, create=True, reserve_step_bytes=_RESERVE_STEP_BYTES)
             self._salt = secrets.randbits(64)
             try:
-                file.write(encode_file_head(self._salt))  # flushed with the first record
+                file.write(encode_file_head(self._salt))
+                file.sync()  # a head that is gone is then damage, and never what a power cut left of the first record
                 self._disk.sync_directory(self._directory)
             except OSError:
                 file.close()  # a journal that a power cut could take away is none; the next record tries again
