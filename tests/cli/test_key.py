@@ -33,6 +33,7 @@ def test_a_key_is_made_shown_once_used_listed_and_revoked(run: Run, penstock_bro
 
 def test_a_key_has_the_roles_it_was_given(run: Run, penstock_broker: RunningBroker) -> None:
     server = ("--server", penstock_broker.url)
+    run(*server, "topic", "create", "orders")
     created = json.loads(run(*server, "--json", "key", "create", "reader", "--role", "consumer").out)
     with penstock.connect(f"blipmq://{created['key']}@{penstock_broker.addresses['blipmq']}") as client:
         subscription = client.subscribe("orders")

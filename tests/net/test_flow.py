@@ -249,6 +249,50 @@ def test_one_that_is_stopped_for_another_reason_does_not_hold_up_those_after_it(
     assert given.read() == [False, True, False, False]
 
 
+def test_connections_that_were_stopped_for_two_reasons_are_resumed_when_the_other_one_passes() -> None:
+    given = partial_flows(4)
+    for flow in given.flows:
+        flow.block(SEND_BUFFER)
+    given.flows[0].keep(0)
+    while given.turns.run_one():
+        pass
+    assert not any(given.read())
+    for flow in given.flows:
+        flow.unblock(SEND_BUFFER)
+    while given.turns.run_one():
+        pass
+    assert given.flows[1].reading
+    for flow in given.flows:
+        flow.keep(0)
+        while given.turns.run_one():
+            pass
+    assert all(given.read())
+
+
+def test_many_that_are_stopped_for_another_reason_hold_up_nobody() -> None:
+    given = Flows(200, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
+    for flow in given.flows:
+        flow.keep(LARGE)
+    for flow in given.flows[:-1]:
+        flow.block(SEND_BUFFER)
+    while given.turns.run_one():
+        pass
+    assert given.flows[-1].reading
+
+
+def test_small_frames_that_go_away_make_room_too() -> None:
+    given = Flows(40, own_bytes_max=100 * LARGE, total_bytes_max=40 * PARTIAL_BYTES_FREE)
+    for flow in given.flows[:-2]:
+        flow.keep(PARTIAL_BYTES_FREE)
+    for flow in given.flows[-2:]:
+        flow.keep(2 * PARTIAL_BYTES_FREE)
+    assert not given.flows[-1].reading
+    for flow in given.flows[:-2]:
+        flow.keep(0)
+    given.turns.run_one()
+    assert given.flows[-1].reading
+
+
 def test_what_waits_for_room_is_resumed_a_few_per_turn() -> None:
     count = 2 + 2 * RESUMED_PER_TURN_MAX
     given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)

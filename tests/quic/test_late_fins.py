@@ -112,3 +112,32 @@ def test_nothing_more_is_taken_after_an_end_that_is_held(tmp_path: Path) -> None
     for _ in talk.steps(100):
         pass
     assert ("stream_reset", stream_id, 7) in [event[:3] for event in talk.events[talk.client]]
+
+
+def test_an_end_does_not_wait_behind_data_of_other_streams(tmp_path: Path) -> None:
+    """It would leave alone, after its own data and before that is acknowledged."""
+    talk = talking(tmp_path)
+    ended, bulk = (talk.server.open_stream(one_way=True) for _ in range(2))
+    talk.server.send(ended, b"x" * 1_000, end=False)
+    talk.server.send(bulk, bytes(1_000_000), end=False)
+    talk.server.send(ended, b"", end=True)
+    talk.server.take_datagrams(talk.now_s, 1)  # which is lost
+    for _ in talk.steps(2_000):
+        pass
+    assert bytes(talk.received[talk.client][ended]) == b"x" * 1_000
+    assert has_finished(talk, ended)
+
+
+def test_ends_that_are_held_together_are_sent_together(tmp_path: Path) -> None:
+    talk = talking(tmp_path)
+    streams = [talk.server.open_stream(one_way=True) for _ in range(20)]
+    for stream_id in streams:
+        talk.server.send(stream_id, b"x", end=False)
+    talk.server.take_datagrams(talk.now_s, 100)
+    for stream_id in streams:
+        talk.server.send(stream_id, b"", end=True)
+    talk.server.take_datagrams(talk.now_s, 100)
+    assert all(stream_id in talk.server._fins for stream_id in streams)
+    talk.now_s += HOLD_S_MIN * 5
+    talk.server.take_datagrams(talk.now_s, 100)
+    assert not talk.server._fins

@@ -1,8 +1,8 @@
 """Back-pressure: when a socket may be read.
 
-Four things stop a socket from being read: the connection has too many request bytes waiting for their answer, the whole server has, the
-whole server has too many bytes of frames that are not received whole yet, or the peer does not take its answers. Each is one bit; the
-socket is read while no bit is set. Overload thus ends up in the peers' send buffers instead of our memory, and nothing is dropped or
+A socket is not read while the connection has too many request bytes waiting for their answer, the whole server has, the whole server has
+too many bytes of frames that are not received whole yet, the peer does not take its answers, or the connection is ending. Each is one bit;
+the socket is read while no bit is set. Overload thus ends up in the peers' send buffers instead of our memory, and nothing is dropped or
 refused.
 
 Requests and partial frames share one budget. Partial frames take half of it at most: what peers begin and never finish cannot keep
@@ -35,8 +35,6 @@ PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
 UNSENT_BYTES_FREE = 64 * 1024
 """What a connection may have of unsent replies, whatever the others have, and go on being served."""
-CANDIDATES_MAX = 64
-"""How many connections are looked at for one whose frame may be finished first."""
 
 
 class Readable(Protocol):
@@ -70,6 +68,8 @@ class PartialFrames:
     def changed(self, flow: ReadFlow, before_bytes: int) -> None:
         """Note how much a connection has of a partial frame, and stop it, or resume others, as the bound demands."""
         self.kept_bytes += flow.partial_bytes - before_bytes
+        if flow.partial_bytes < before_bytes:
+            self.resume_soon()
         if flow.partial_bytes <= PARTIAL_BYTES_FREE:
             self.forget(flow)
             return
@@ -84,7 +84,6 @@ class PartialFrames:
             del self._began[flow]
             self._waiting.pop(flow, None)
             flow.unblock(PARTIAL_FRAMES)
-            self.resume_soon()
 
     def resume_soon(self) -> None:
         """Look for connections to resume, once whatever is going on is done."""
@@ -94,8 +93,7 @@ class PartialFrames:
 
     def _first(self) -> ReadFlow | None:
         """Return the connection that began its frame first, of those that nothing but this bound stops."""
-        early = islice(self._began, CANDIDATES_MAX)
-        return next((flow for flow in early if flow.is_blocked_at_most_by(PARTIAL_FRAMES)), None)
+        return next((flow for flow in self._began if flow.is_blocked_at_most_by(PARTIAL_FRAMES)), None)
 
     def _resume(self) -> None:
         self._resume_scheduled = False
@@ -253,6 +251,8 @@ class ReadFlow:
             self._blocked_by &= ~reason
             if not self._blocked_by:
                 self._transport.resume_reading()
+            elif self._blocked_by == PARTIAL_FRAMES:
+                self._budget.partial.resume_soon()  # it may be the first now
 
     def lost(self) -> None:
         """The connection is gone: it is never read again, but what it holds stays counted until it is released."""

@@ -203,6 +203,11 @@ class QuicServerConnection(Connection):
         return stream
 
     @property
+    def reading(self) -> bool:
+        """Also while paused, if the peer's new port is not validated: its acknowledgement is among what waits."""
+        return super().reading or (self._allowance_bytes is not None and not self.core.frames.hold_events)
+
+    @property
     def send_high_bytes(self) -> int:
         pressed = self.flow.leave_unsent(self.waiting_bytes)
         return UNSENT_BYTES_FREE if pressed else self.settings.connection_send_high_bytes

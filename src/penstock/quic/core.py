@@ -393,11 +393,12 @@ class QuicCore:
     def send(self, stream_id: int, data: Data, end: bool) -> None:
         """Queue data, which must not be changed any more. Raises StreamRefused if our side of the stream has ended."""
         core, outbox = self._core, self._outbox
-        if end and not data and stream_id not in outbox.waiting and self._fins.hold(core, stream_id):
-            return
         if stream_id in self._fins:
             raise StreamRefused("our side of the stream has ended")
-        if not outbox.waiting:
+        is_end_alone = end and not data and stream_id not in outbox.waiting
+        if is_end_alone and self._fins.hold(core, stream_id):
+            return
+        if is_end_alone or not outbox.waiting:
             if self._room_bytes < 0:
                 self._room_bytes = max(outbox.room(core, core.get_send_buffer_size(None), self._datagrams_max), 0)
             if len(data) <= self._room_bytes:

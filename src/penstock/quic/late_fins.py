@@ -25,11 +25,12 @@ HOLD_ROUND_TRIPS: Final = 4
 class LateFins:
     """Of one connection. False while there are none."""
 
-    __slots__ = ("_held_since_s", "due_s")
+    __slots__ = ("_has_new", "_held_since_s", "due_s")
 
     def __init__(self) -> None:
         self._held_since_s: dict[int, float | None] = {}
         """By stream, the oldest first; None until `send_due` has seen it."""
+        self._has_new = False
         self.due_s: float | None = None
         """When to call `send_due` at the latest."""
 
@@ -44,14 +45,21 @@ class LateFins:
         if not core.bytes_in_flight or core.get_send_buffer_size(stream_id) or not core.can_send_stream(stream_id):
             return False
         self._held_since_s.setdefault(stream_id)
+        self._has_new = True
         return True
 
     def send_due(self, core: QuicConnectionCore, now_s: float) -> None:
         """Give the core the ends that need not wait any longer."""
         hold_s = max(HOLD_S_MIN, HOLD_ROUND_TRIPS * (core.smoothed_rtt or INITIAL_RTT_S)) if core.bytes_in_flight else 0
         self.due_s = None
-        for stream_id, since_s in list(self._held_since_s.items()):
-            since_s = self._held_since_s[stream_id] = now_s if since_s is None else since_s
+        if self._has_new:
+            self._has_new = False
+            self._held_since_s = {
+                stream_id: now_s if since_s is None else since_s for stream_id, since_s in self._held_since_s.items()
+            }
+        while self._held_since_s:
+            stream_id, since_s = next(iter(self._held_since_s.items()))
+            assert since_s is not None
             if now_s < since_s + hold_s:
                 self.due_s = since_s + hold_s
                 return

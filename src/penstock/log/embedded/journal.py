@@ -138,14 +138,15 @@ def read_records(
 ) -> Iterator[list[JournalEntry]]:
     """Whole records of a journal file in order, with the positions of damage told to `on_damage`.
 
-    A record that is not whole at the end of the file is a torn write and no damage; `on_torn` hears of it. Records after damage are read
-    too: each names its own places, so order is not needed to apply them. They are found by their seals, which no client can have put into
-    a value.
+    A record that is not whole at the end of the file is a torn write and no damage; `on_torn` hears of it. So it does of a file without a
+    head and a whole first record, which are flushed together; without `on_torn` that counts as damage, to be on the safe side. Records
+    after damage are read too: each names its own places, so order is not needed to apply them. They are found by their seals, which no
+    client can have put into a value.
     """
     salt = _salt_of(data)
     if salt is None and data[_FILE_HEAD.size :].strip(b"\0"):
-        on_damage(0)
         salt = _salt_of_first_record(data)
+        (on_damage if salt is not None or on_torn is None else on_torn)(0)
     if salt is None:
         return
     at = _FILE_HEAD.size
@@ -231,8 +232,7 @@ class Journal:
             file = AppendFile(self._disk, path, create=True, reserve_step_bytes=_RESERVE_STEP_BYTES)
             self._salt = secrets.randbits(64)
             try:
-                file.write(encode_file_head(self._salt))
-                file.sync()  # a head that is gone is then damage, and never what a power cut left of the first record
+                file.write(encode_file_head(self._salt))  # flushed with the first record
                 self._disk.sync_directory(self._directory)
             except OSError:
                 file.close()  # a journal that a power cut could take away is none; the next record tries again
