@@ -17,11 +17,12 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Self, get_args
 
 from penstock.errors import PenstockError
 from penstock.testing.checker import Report
@@ -181,7 +182,7 @@ class _NotRestarted(BrokerProcessFailed):
     """The broker did not start after a fault."""
 
 
-class _Rounds:
+class _Rounds(ABC):
     """The rounds of one directory. Subclasses bring about the fault."""
 
     def __init__(self, workload: Workload, chance: random.Random, flushes_broken: bool) -> None:
@@ -190,8 +191,8 @@ class _Rounds:
         self.chance = chance
         self.flushes_broken = flushes_broken
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.workload.close()
@@ -213,9 +214,9 @@ class _Rounds:
             raise BrokerProcessFailed(f"the broker ended with {code} when it was asked to stop:\n{self.broker.output}")
         return report, restart_s
 
+    @abstractmethod
     def disturb(self) -> None:
         """Start the broker, and end it after a fault under load."""
-        raise NotImplementedError
 
     @contextmanager
     def load(self, value_bytes: int = VALUE_BYTES) -> Iterator[ProducerLoad]:
