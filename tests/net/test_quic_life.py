@@ -166,6 +166,24 @@ async def test_a_peer_is_not_believed_to_be_where_somebody_repeats_its_datagrams
             assert (session.connection.peer, service.stats.rebindings) == (peer, seen)
 
 
+async def test_a_client_whose_port_changes_while_it_does_not_read_gets_everything_later(tmp_path: Path) -> None:
+    """Congestion stops events from being taken; the acknowledgement that validates the new port is among them."""
+    limits = QuicLimits(send_buffer_high_bytes=64 * 1024, send_buffer_low_bytes=16 * 1024)
+    async with serving_quic(tmp_path, limits) as service:
+        client = await service.client()
+        client.pause_receiving()
+        streams = [client.open_stream() for _ in range(30)]
+        for stream in streams:
+            await stream.write(b"big 60000\n" * 5, end=True)
+        (connection,) = service.listener._connections
+        await until(lambda: connection.congested)
+        client.rebind()
+        client.resume_receiving()
+        received = await asyncio.gather(*(read_all(stream) for stream in streams))
+        assert [len(data) for data in received] == [300_000] * 30
+        assert service.stats.rebindings == 1
+
+
 async def test_what_comes_from_another_host_is_dropped(tmp_path: Path) -> None:
     """A client that spoofs somebody's address, and acknowledges what it cannot see, must not have data sent there."""
     async with talking(tmp_path) as (service, client, stream):

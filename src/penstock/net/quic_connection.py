@@ -297,7 +297,7 @@ class QuicServerConnection(Connection):
     @property
     def owes(self) -> bool:
         """Whether a stream is still to say something, or what was said may not have arrived."""
-        return self.core.in_flight_bytes > 0 or any(
+        return not self.core.is_idle or any(
             isinstance(stream, QuicServerStream) and stream.owes for stream in self.streams.values()
         )
 
