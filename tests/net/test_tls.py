@@ -145,6 +145,19 @@ async def test_a_handshake_under_way_does_not_hold_up_a_stop(files: Files) -> No
     await until(lambda: open_sockets() <= sockets)
 
 
+async def test_a_reply_that_a_tls_peer_does_not_take_is_counted_as_unsent(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        reader, writer, session = await service.connect(ssl=files.client_context(), limit=1 << 16)
+        writer.write(b"big 30000000\n")
+        await until(lambda: not session.connection.writable)
+        service.listener.sweep()
+        assert service.listener.budget.unsent_bytes > 10_000_000
+        assert len(await reader.readexactly(30_000_000)) == 30_000_000
+        service.listener.sweep()
+        assert service.listener.budget.unsent_bytes == 0
+        await hang_up(writer)
+
+
 async def test_a_stop_answers_what_is_in_flight_over_tls_too(files: Files) -> None:
     async with serving(tls=server_context(files.cert, files.key)) as service:
         reader, writer, session = await service.connect(ssl=files.client_context())

@@ -30,6 +30,9 @@ from penstock.net.tls import subject_of
 
 LOGGED_PREFIX_BYTES = 16
 LOGGED_REASON_CHARS = 200
+TLS_WRITE_BYTES_MAX = 64 * 1024
+"""A TLS transport passes whatever it is given in one write on to the transport below it, and no longer counts it: not in its buffer's size,
+and not towards `pause_writing`. In pieces, the one below is full before the last, and the rest is counted."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -182,7 +185,12 @@ class TcpConnection(asyncio.Protocol):
             size = len(data)
             self._sent_bytes += size
             self._owner.stats.bytes_out += size
-            transport.write(data)
+            if self._encrypted and size > TLS_WRITE_BYTES_MAX:
+                view = memoryview(data)
+                for start in range(0, size, TLS_WRITE_BYTES_MAX):
+                    transport.write(view[start : start + TLS_WRITE_BYTES_MAX])
+            else:
+                transport.write(data)
             unsent_bytes = transport.get_write_buffer_size()
             if unsent_bytes and self._flow.leave_unsent(unsent_bytes) and self.writable:
                 transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
