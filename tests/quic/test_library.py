@@ -169,7 +169,6 @@ def disturb(talk: Talk) -> None:
     talk.step()
     talk.client.reset(stream_id, 1)
     talk.client.stop(stream_id, 2)
-    talk.server.ping(3)
     talk.client._core.change_connection_id()
 
 
@@ -181,6 +180,30 @@ def events_after(tmp_path: Path, act: Callable[[Talk], None]) -> set[str]:
     for _ in talk.steps(100):
         pass
     return {str(event[0]) for core in (talk.client, talk.server) for event in talk.events[core]}
+
+
+def test_the_newest_packet_in_flight_is_gone_once_it_is_acknowledged_and_not_before(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, QuicSettings()).shake_hands()
+    for _ in talk.steps(20):
+        pass
+    server = talk.server
+    assert server.newest_in_flight == -1
+    server.ping()
+    lost = server.take_datagrams(talk.now_s, 10)
+    first = server.newest_in_flight
+    server.ping()
+    second_datagrams = server.take_datagrams(talk.now_s, 10)
+    assert lost
+    assert second_datagrams
+    assert server.newest_in_flight == first + 1
+    assert first >= 0
+    server.handle_timer(talk.now_s + 0.01)
+    assert server.newest_in_flight == first + 1
+    for datagram, _ in second_datagrams:
+        talk.client.receive(datagram, len(datagram), SERVER, talk.now_s)
+    for _ in talk.steps(20):
+        pass
+    assert server.newest_in_flight in (-1, first)
 
 
 def test_a_panic_has_the_name_we_look_for_and_is_no_exception() -> None:

@@ -28,7 +28,7 @@ REBINDING_DELAY_S: Final = 0.2
 """A peer is taken to have another port once nothing has come from its old one for so long: copies of its datagrams that somebody else
 sends ahead of them look like a change of port too."""
 VALIDATION_INTERVAL_S: Final = 0.2
-"""How often a peer with a new port is sent a PING until it acknowledges one."""
+"""How often a peer with a new port is sent a PING until it acknowledges something that was sent there."""
 EARLY_BYTES_MAX: Final = 64 * 1024
 """What may come of a handshake: it takes a few KiB, large certificates and repetitions some more. The library keeps what
 comes out of order at nineteen times its size."""
@@ -104,10 +104,11 @@ class QuicServerConnection(Connection):
         self._address = self._first_address = address
         self._heard_s = now_s()
         self._early_bytes = 0
-        self._rebindings = 0
         self._pinged_s = 0.0
         self._allowance_bytes: int | None = None
         """What may be sent to an address that is not validated; None once it is."""
+        self._before_rebinding = -1
+        """The highest packet number in flight when the port changed: only later packets were sent to the new one."""
         self.principal_hint: str | None = None
 
     # -- what the session sees ---------------------------------------------------------------------------------------------
@@ -140,8 +141,9 @@ class QuicServerConnection(Connection):
 
         We announce that we do not support migration (`penstock.quic.tls`). The library is told that the peer stays where it was: it
         follows three changes at most, and behind queued stream data its PATH_CHALLENGE goes to the old path, and then nothing goes
-        anywhere. An acknowledged PING is a weaker proof, because a peer can acknowledge what it did not receive; so it is asked for
-        only within one host, where a peer could point the connection at nobody but itself.
+        anywhere. An acknowledged packet is a weaker proof, because a peer can acknowledge what it did not receive; so it is accepted
+        only within one host, where a peer could point the connection at nobody but itself. The proof is no event, because events may
+        have to wait until more is sent (`penstock.quic.kept_frames`).
         """
         now_s = self._now_s()
         if address == self._address:
@@ -154,13 +156,15 @@ class QuicServerConnection(Connection):
             if self._early_bytes > EARLY_BYTES_MAX:
                 self.close(Code.TOO_MUCH, f"a handshake of more than {EARLY_BYTES_MAX} bytes")
                 return
+        newest = self.core.newest_in_flight if self._allowance_bytes is not None else -1
         accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
         if accepted and address != self._address:
             self._rebind(address, now_s)
+        elif newest > self._before_rebinding and newest != self.core.newest_in_flight:
+            self._allowance_bytes = None
         if self._allowance_bytes is not None and address == self._address:
             self._allowance_bytes += ANTI_AMPLIFICATION_FACTOR * len(buffer)
-            if now_s - self._pinged_s >= VALIDATION_INTERVAL_S:
-                self._validate_address(now_s)
+            self._validate_address(now_s)
         self._origin = self.endpoint.arrived_at
         self.touch()
 
@@ -203,11 +207,6 @@ class QuicServerConnection(Connection):
         return stream
 
     @property
-    def reading(self) -> bool:
-        """Also while paused, if the peer's new port is not validated: its acknowledgement is among what waits."""
-        return super().reading or (self._allowance_bytes is not None and not self.core.frames.hold_events)
-
-    @property
     def send_high_bytes(self) -> int:
         pressed = self.flow.leave_unsent(self.waiting_bytes)
         return UNSENT_BYTES_FREE if pressed else self.settings.connection_send_high_bytes
@@ -227,10 +226,6 @@ class QuicServerConnection(Connection):
         if self._stopping:
             self.answered()
 
-    def ping_acknowledged(self, number: int) -> None:
-        if number == self._rebindings:
-            self._allowance_bytes = None
-
     def _may_be_rebinding(self, address: Address, now_s: float) -> bool:
         is_same_host = address[0] == self._address[0]
         return self.is_established and is_same_host and now_s - self._heard_s >= REBINDING_DELAY_S
@@ -239,16 +234,16 @@ class QuicServerConnection(Connection):
         self._address = address
         self._heard_s = now_s
         self._allowance_bytes = 0
-        self._rebindings += 1
-        self._validate_address(now_s)
+        self._before_rebinding = self.core.newest_in_flight
         self.stats.rebindings += 1
         before, self.peer = self.peer, _host_and_port(address)
         log.info("peer_port_changed", listener=self.listener, peer=self.peer, before=before)
 
     def _validate_address(self, now_s: float) -> None:
-        self._pinged_s = now_s
-        if not self.core.is_closed:
-            self.core.ping(self._rebindings)
+        """Ask for an acknowledgement from an address that is not validated, unless one was asked for just now."""
+        if now_s - self._pinged_s >= VALIDATION_INTERVAL_S and not self.core.is_closed:
+            self._pinged_s = now_s
+            self.core.ping()
 
     def cid_issued(self, cid: bytes) -> None:
         self._owner.add_cid(cid, self)
@@ -321,6 +316,11 @@ class QuicServerConnection(Connection):
             if now_s - self.begun_s >= self.limits.handshake_s_max:
                 self.abandon("")
             return
+        if self._allowance_bytes is not None:
+            # What was sent there may be lost, and the peer may have no reason to send anything itself: let one datagram pass.
+            self._allowance_bytes = max(self._allowance_bytes, 1)
+            self._validate_address(self._now_s())
+            self.touch()
         for stream in list(self.half_frames):
             self._look_at_frame(stream, now_s)
         self.look_at_congestion()

@@ -15,7 +15,6 @@ from typing import Final
 from penstock.quic.core import (
     CID_ISSUED,
     CID_RETIRED,
-    PING_ACKNOWLEDGED,
     STOP_SENDING,
     STREAM_DATA,
     STREAM_FINISHED,
@@ -91,9 +90,6 @@ class Connection:
 
     def has_run(self) -> None:
         """Events were taken, and what there was to send was sent."""
-
-    def ping_acknowledged(self, number: int) -> None:
-        """The peer has received this ping of ours."""
 
     def cid_issued(self, cid: bytes) -> None:
         """The peer may address us by this id from now on."""
@@ -269,8 +265,6 @@ class Connection:
             self.cid_issued(event[1])
         elif kind == CID_RETIRED:
             self.cid_retired(event[1])
-        elif kind == PING_ACKNOWLEDGED:
-            self.ping_acknowledged(event[1])
 
     def _new_stream(self, stream_id: int) -> Stream | None:
         """A stream of the peer's that is not known yet; None for one of ours that is gone, and for one that is refused."""

@@ -17,7 +17,6 @@ An event is a tuple, its kind first:
     (STREAM_DATA, stream id, data, ended)      (STREAM_RESET, stream id, code)      (STOP_SENDING, stream id, code)
     (STREAM_FINISHED, stream id)               both sides ended and everything acknowledged
     (CID_ISSUED, cid)                          (CID_RETIRED, cid)
-    (PING_ACKNOWLEDGED, number)
 
 `is_closed` says that the connection has ended; `close_code` and `close_reason` say why.
 """
@@ -41,6 +40,7 @@ from penstock.quic.library import (
     IDLE_REASON,
     NO_ROOM_FOR_A_PACKET,
     PACING_TIMER,
+    PACKET_NUMBER,
     PANIC,
     PATH_DATAGRAM_BYTES,
     PATH_REMOTE,
@@ -63,7 +63,6 @@ STREAM_FINISHED: Final = "stream_finished"
 STREAMS_AVAILABLE: Final = "streams_available"
 CID_ISSUED: Final = "connection_id_issued"
 CID_RETIRED: Final = "connection_id_retired"
-PING_ACKNOWLEDGED: Final = "ping_acknowledged"
 REPORTED: Final = frozenset(
     {
         STREAM_DATA,
@@ -73,7 +72,6 @@ REPORTED: Final = frozenset(
         STREAMS_AVAILABLE,
         CID_ISSUED,
         CID_RETIRED,
-        PING_ACKNOWLEDGED,
     }
 )
 
@@ -227,6 +225,16 @@ class QuicCore:
     def in_flight_bytes(self) -> int:
         """Sent and not acknowledged."""
         return self._core.bytes_in_flight
+
+    @property
+    def newest_in_flight(self) -> int:
+        """The highest packet number sent and neither acknowledged nor lost; -1 if there is none.
+
+        Only an acknowledgement of that packet or of a later one removes it: a packet is not declared lost before a later one is
+        acknowledged (RFC 9002, section 6.1).
+        """
+        packets = self._core.outstanding_application_packets
+        return packets[-1][PACKET_NUMBER] if packets else -1
 
     @property
     def losses(self) -> int:
@@ -430,9 +438,9 @@ class QuicCore:
             return
         self.frames.stop_asked_for()
 
-    def ping(self, number: int = 0) -> None:
+    def ping(self) -> None:
         """Make the peer send an acknowledgement, which restarts both idle timers. A lost PING is not sent again."""
-        self._core.send_ping(number)
+        self._core.send_ping(0)
 
     def close(self, code: int = 0, reason: str = "") -> None:
         """Close the connection with an application error code."""

@@ -18,6 +18,10 @@ REPORT_ACCEPTED: Final = 2
 PATH_REMOTE: Final = 2
 PATH_DATAGRAM_BYTES: Final = 5
 
+# -- packets in flight, in the order they were sent --------------------------------------------------------------------------------------
+
+PACKET_NUMBER: Final = 0
+
 # -- timers, as (kind, deadline) ---------------------------------------------------------------------------------------------------------
 
 PACING_TIMER: Final = "pacing"
