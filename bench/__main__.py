@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import machine, report
+from bench import machine, report, revisions
 from bench.cases import CASES
-from bench.rounds import Plan, Row
+from bench.rounds import Plan
 
 # Unlike /tmp, which may be in memory, this is on a disk wherever the usual conventions hold.
 DIRECTORY = Path("/var/tmp")  # noqa: S108 - a directory of our own is made inside
@@ -35,9 +35,10 @@ def main() -> None:
             quick=arguments.quick,
             say=lambda text: console.print(f"[dim]{text}[/dim]", highlight=False),
         )
-        rows: list[Row] = []
-        for case in names:
-            rows += CASES[case](plan)
+        if arguments.against:
+            rows = revisions.compare(plan, arguments.against, names)
+        else:
+            rows = [row for case in names for row in CASES[case](plan)]
     report.show(console, facts, rows)
     if arguments.json:
         report.write_json(arguments.json, facts, rows)
@@ -54,6 +55,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="less of everything: to see that it works, not how fast")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each side (default 5)")
     parser.add_argument("--seconds", type=float, metavar="S", help="length of a round (default 2)")
+    parser.add_argument(
+        "--against", metavar="REVISION", help="compare with another revision of this repository instead"
+    )
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="where to write; its disk is measured too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, every round, to a file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown to a file")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.cases import (
     arrow,
+    backup,
     blipmq,
     delayed,
     felix,
@@ -38,6 +39,7 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "felix": felix.measure,
     "quic": quic.measure,
     "startup": startup.measure,
+    "backup": backup.measure,
     "idle": idle.measure,
     "delayed": delayed.measure,
     "logins": logins.measure,
