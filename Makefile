@@ -47,6 +47,10 @@ format: $(SETUP_DONE) ## put every Python file into the house format
 	@$(BIN)/ruff check --fix $(PYTHON_FILES)
 	@$(BIN)/ruff format $(PYTHON_FILES)
 
+.PHONY: docs
+docs: $(SETUP_DONE) ## build the documentation site into build/site
+	@$(BIN)/zensical build --clean --strict
+
 .PHONY: bench
 bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 	@scripts/install-debian-packages redis-server
