@@ -491,3 +491,35 @@ def test_five_thousand_idle_connections_hold_and_cost_little(process: Process) -
             client.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert process.popen.poll() is None
+
+
+HALF_FRAMES = {
+    "flymq": HEADER.pack(0xAF, 1, Opcode.LIST_TOPICS, 0, 60_000) + bytes(50_000),
+    "blipmq": struct.pack(">I", 60_000) + b"\x03" + bytes(50_000),
+    "rustlog": struct.pack(">I", 60_000) + b"\x01" + bytes(50_000),
+}
+
+
+async def test_peers_that_have_not_authenticated_have_a_budget_of_their_own(tmp_path: Path) -> None:
+    """Otherwise a handful of them could keep every client from being read."""
+    listeners = {name: {"bind": "127.0.0.1:0"} for name in HALF_FRAMES}
+    config = config_for(
+        tmp_path, listeners={**listeners, "flymq": {"bind": "127.0.0.1:0", "auth": "required"}}, dev=True
+    )
+    async with running(config) as server:
+        budget = server.listeners["flymq"].budget
+        writers = []
+        for count, (name, half) in enumerate(HALF_FRAMES.items(), 1):
+            host, _, port = server.addresses[name].rpartition(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(half)
+            writers.append(writer)
+            kept_bytes = count * 50_000
+            await until(lambda kept_bytes=kept_bytes: budget.unauthenticated.partial.kept_bytes >= kept_bytes)  # type: ignore[misc]
+        assert budget.partial.kept_bytes == 0
+        for writer in writers:
+            await hang_up(writer)
+        async with AsyncFlyMQClient(f"flymq://admin:admin@{server.addresses['flymq']}") as client:
+            await client.send("orders", b"x")
+            (connection,) = server.listeners["flymq"]._connections
+            assert connection._flow._budget is budget

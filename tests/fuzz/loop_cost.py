@@ -55,6 +55,9 @@ class Peer:
         if not self.held_bytes:
             self.answered.set()
 
+    def set_authenticated(self, authenticated: bool) -> None:
+        self.authenticated = authenticated
+
     def frame_pending(self, pending: bool) -> None:
         pass
 

@@ -16,8 +16,9 @@ LIMITS = ListenerLimits(pressed_s_max=4.0, idle_s_max=10, header_s_max=3)
 class Watched:
     """A connection as the sweep sees it, one pass a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ListenerLimits = LIMITS) -> None:
         self.watch = ConnectionWatch(0.0)
+        self.limits = limits
         self.now_s = 0.0
 
     def passes(
@@ -25,6 +26,8 @@ class Watched:
         seconds: int,
         *,
         reading: bool = True,
+        frame_waits: bool = False,
+        frames_wait: bool = False,
         owed: bool = False,
         unsent: int = 0,
         delivered: int = 0,
@@ -35,8 +38,10 @@ class Watched:
             self.now_s += 1
             verdict = self.watch.judge(
                 self.now_s,
-                LIMITS,
+                self.limits,
                 reading=reading,
+                frame_waits=frame_waits,
+                frames_wait=frames_wait,
                 owed=owed,
                 unsent_bytes=unsent,
                 delivered_bytes=delivered,
@@ -151,3 +156,20 @@ async def test_the_sweep_repeats_by_itself_and_reads_the_given_clock() -> None:
         assert seen.times[-1] == moment
     sweep.stop()
     sweep.stop()
+
+
+def test_a_frame_that_waits_for_room_expires_too() -> None:
+    watched = Watched()
+    watched.watch.frame_pending(True)
+    assert watched.passes(3, reading=False, frame_waits=True) is None
+    assert watched.passes(1, reading=False, frame_waits=True) is Expiry.HALF_FRAME
+
+
+def test_while_frames_wait_for_room_one_that_makes_no_progress_expires_sooner() -> None:
+    limits = ListenerLimits(pressed_s_max=2.0, idle_s_max=100, header_s_max=30)
+    watched = Watched(limits)
+    watched.watch.frame_pending(True)
+    for _ in range(10):
+        watched.watch.received = True
+        assert watched.passes(1, frames_wait=True) is None
+    assert watched.passes(1, frames_wait=True) is Expiry.HALF_FRAME

@@ -122,11 +122,11 @@ def test_the_servers_bound_stops_those_who_bring_more() -> None:
 def test_waiting_connections_are_let_in_a_few_per_turn_and_in_order() -> None:
     count = 3 * RESUMED_PER_TURN_MAX
     given = Flows(count, own_bytes_max=10_000, total_bytes_max=10)
-    given.flows[0].hold(11)
+    given.flows[0].hold(20)
     for flow in given.flows[1:]:
         flow.hold(1)
     assert given.budget.waiting == count
-    for flow in given.flows:
+    for flow in reversed(given.flows):
         flow.release(flow.held_bytes)
     for turn in (1, 2, 3):
         assert given.turns.run_one()
@@ -142,10 +142,10 @@ def test_letting_in_stops_when_those_let_in_bring_enough() -> None:
     for flow in given.flows:
         flow.release(11)
     given.turns.run_one()
-    given.flows[0].hold(11)
+    given.flows[0].hold(20)
     given.turns.run_one()
     assert given.budget.waiting == RESUMED_PER_TURN_MAX + 1
-    given.flows[0].release(11)
+    given.flows[0].release(20)
     while given.turns.run_one():
         pass
     assert all(given.read())
@@ -329,3 +329,66 @@ def test_a_lost_connection_leaves_nothing_unsent() -> None:
     given.flows[0].leave_unsent(5_000)
     given.flows[0].lost()
     assert given.budget.unsent_bytes == 0
+
+
+def test_who_keeps_up_is_read_again_though_others_hold_more_than_half() -> None:
+    given = Flows(3, own_bytes_max=10_000)
+    given.flows[0].hold(990)  # a peer that does not take its replies: this stays
+    for flow in given.flows[1:]:
+        flow.hold(20)
+        assert not flow.reading
+        flow.release(20)
+        assert flow.reading
+
+
+def test_far_above_the_bound_everybody_waits_and_idle_connections_come_first() -> None:
+    given = Flows(3, own_bytes_max=10_000)
+    given.flows[0].hold(1300)
+    given.flows[1].hold(10)
+    given.flows[2].hold(10)
+    given.flows[2].release(10)
+    assert given.read() == [False, False, False]
+    given.flows[0].release(100)
+    while given.turns.run_one():
+        pass
+    assert given.read() == [False, False, True]
+
+
+def test_peers_that_have_not_authenticated_use_up_no_budget_but_their_own() -> None:
+    given = Flows(3, own_bytes_max=10_000)
+    for flow in given.flows[:2]:
+        flow.use(given.budget.unauthenticated)
+    given.flows[0].hold(240)
+    given.flows[1].hold(11)
+    given.flows[2].hold(20)
+    assert given.read() == [True, False, True]
+    assert (given.budget.held_bytes, given.budget.unauthenticated.held_bytes) == (20, 251)
+
+
+def test_what_a_connection_has_moves_with_it_to_the_other_budget() -> None:
+    given = Flows(2, own_bytes_max=10_000)
+    own, common = given.budget.unauthenticated, given.budget
+    flow = given.flows[0]
+    flow.use(own)
+    flow.hold(251)
+    flow.keep(7)
+    flow.leave_unsent(5)
+    assert not flow.reading
+    flow.use(common)
+    assert flow.reading
+    assert (own.held_bytes, own.partial.kept_bytes, own.unsent_bytes, own.waiting) == (0, 0, 0, 0)
+    assert (common.held_bytes, common.partial.kept_bytes, common.unsent_bytes) == (251, 7, 5)
+    flow.release(251)
+    flow.lost()
+    assert (common.held_bytes, common.partial.kept_bytes, common.unsent_bytes) == (0, 0, 0)
+
+
+def test_a_peer_that_takes_no_replies_keeps_others_waiting_if_some_wait() -> None:
+    given = Flows(2, own_bytes_max=10_000)
+    slow, other = given.flows
+    slow.hold(990)
+    slow.leave_unsent(10)
+    assert not slow.keeps_others_waiting
+    other.hold(20)
+    assert slow.keeps_others_waiting
+    assert not other.keeps_others_waiting  # it takes its replies

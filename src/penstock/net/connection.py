@@ -22,7 +22,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import ProtocolViolation
 from penstock.net.deadlines import ConnectionWatch, Expiry
-from penstock.net.flow import ENDING, SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
+from penstock.net.flow import ENDING, PARTIAL_FRAMES, SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
 from penstock.net.limits import ListenerLimits
 from penstock.net.session import Session, SessionFactory
 from penstock.net.stats import ListenerStats
@@ -213,6 +213,10 @@ class TcpConnection(asyncio.Protocol):
             self._flow.keep(0)
         self._watch.frame_pending(pending)
 
+    def set_authenticated(self, authenticated: bool) -> None:
+        budget = self._owner.budget
+        self._flow.use(budget if authenticated else budget.unauthenticated)
+
     # What the listener calls.
 
     def sweep(self, now_s: float) -> None:
@@ -231,10 +235,12 @@ class TcpConnection(asyncio.Protocol):
             now_s,
             self._owner.limits,
             reading=self._flow.reading,
+            frame_waits=self._flow.is_blocked_at_most_by(PARTIAL_FRAMES),
+            frames_wait=self._flow.frames_wait,
             owed=self._flow.held_bytes > 0,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self._sent_bytes - unsent_bytes,
-            pressed=pressed,
+            pressed=pressed or self._flow.keeps_others_waiting,
         )
         if expiry is not None:
             self._expired(expiry)

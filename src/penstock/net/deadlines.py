@@ -51,6 +51,8 @@ class ConnectionWatch:
         limits: ListenerLimits,
         *,
         reading: bool,
+        frame_waits: bool,
+        frames_wait: bool,
         owed: bool,
         unsent_bytes: int,
         delivered_bytes: int,
@@ -58,17 +60,19 @@ class ConnectionWatch:
     ) -> Expiry | None:
         """Look at what moved since the last pass.
 
-        `reading`: the socket is being read; `owed`: the peer waits for an answer of ours; `delivered_bytes`: what the kernel has
-        taken from us over the connection's life; `pressed`: the peer leaves answers unread while the whole server has too many of them.
+        `reading`: the socket is being read; `frame_waits`: it is not, only because the whole server has too much of partial frames;
+        `frames_wait`: such connections exist; `owed`: the peer waits for an answer of ours; `delivered_bytes`: what the kernel has
+        taken from us over the connection's life; `pressed`: the peer leaves answers unread while the whole server has too many of them, or
+        too many requests.
         """
-        if not reading:
+        if not (reading or frame_waits):
             self._frame_since_s = (
                 None  # we stopped listening, so a frame that stays incomplete is no fault of the peer's
             )
         elif self.is_frame_pending:
             if self._frame_since_s is None:
                 self._frame_since_s = now_s
-            elif now_s - self._frame_since_s >= limits.header_s_max:
+            elif now_s - self._frame_since_s >= limits.frame_s_max(stalled=frames_wait and not self.received):
                 return Expiry.HALF_FRAME
         peers_turn = unsent_bytes > 0 or (reading and not owed)
         if self.received or delivered_bytes > self._delivered_bytes or not peers_turn:

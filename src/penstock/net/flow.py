@@ -7,7 +7,11 @@ refused.
 
 Requests and partial frames share one budget. Partial frames take half of it at most: what peers begin and never finish cannot keep
 others from being served. Of the connections that wait for room for their frame, the one that began first is always read, so that frames
-are finished, or expire, one after another.
+are finished one after another; those that wait for long expire (`penstock.net.deadlines`).
+
+While there are too many requests, a connection is read again as soon as all of its own are answered, so one that keeps up is served at
+one read at a time. Peers that have not authenticated where they must share a smaller budget of their own, so they cannot use up that of
+the others.
 
 Replies that peers do not take have a bound over all connections too. Above it a connection is not writable with more than a little unsent,
 and peers that take nothing are closed much sooner (`penstock.net.deadlines`): whoever reads is served, at a smaller window.
@@ -33,6 +37,8 @@ PARTIAL_FRAMES = 16
 RESUMED_PER_TURN_MAX = 32
 PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
+UNAUTHENTICATED_SHARE = 4
+"""Peers that have not authenticated have one of so many parts of the budget, on top of it."""
 UNSENT_BYTES_FREE = 64 * 1024
 """What a connection may have of unsent replies, whatever the others have, and go on being served."""
 
@@ -115,9 +121,11 @@ class InFlightBudget:
     __slots__ = (
         "_call_soon",
         "_resume_scheduled",
+        "_unauthenticated",
         "_waiting",
         "bytes_max",
         "held_bytes",
+        "hold_bytes_max",
         "partial",
         "resume_bytes",
         "unsent_bytes",
@@ -125,6 +133,8 @@ class InFlightBudget:
 
     def __init__(self, bytes_max: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.bytes_max = bytes_max
+        self.hold_bytes_max = bytes_max + bytes_max // 4
+        """Above this many bytes of requests, connections wait even if all of their own requests are answered."""
         self.resume_bytes = bytes_max // 2
         self.held_bytes = 0
         self.partial = PartialFrames(bytes_max // 2, call_soon)
@@ -133,6 +143,14 @@ class InFlightBudget:
         self._call_soon = call_soon
         self._waiting: dict[ReadFlow, None] = {}
         self._resume_scheduled = False
+        self._unauthenticated: InFlightBudget | None = None
+
+    @property
+    def unauthenticated(self) -> InFlightBudget:
+        """The budget that peers share until they have authenticated."""
+        if self._unauthenticated is None:
+            self._unauthenticated = InFlightBudget(self.bytes_max // UNAUTHENTICATED_SHARE, self._call_soon)
+        return self._unauthenticated
 
     @property
     def waiting(self) -> int:
@@ -149,29 +167,47 @@ class InFlightBudget:
         """Whether there are too many bytes of unsent replies."""
         return self.unsent_bytes > self.bytes_max
 
-    def wait(self, flow: ReadFlow) -> None:
-        self._waiting[flow] = None
+    def hold(self, flow: ReadFlow, size_bytes: int) -> None:
+        self.held_bytes += size_bytes
+        if self.is_over:
+            self._waiting[flow] = None
+            flow.block(SERVER_REQUESTS)
 
     def forget(self, flow: ReadFlow) -> None:
+        """Note that a connection does not wait for others any more."""
         self._waiting.pop(flow, None)
 
-    def release(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        assert self.held_bytes >= 0, "more request bytes released than held"
-        if self._waiting and not self._resume_scheduled and self.held_bytes <= self.resume_bytes:
+    def release(self, flow: ReadFlow, size_bytes: int) -> None:
+        before_bytes = self.held_bytes
+        self.held_bytes = held_bytes = before_bytes - size_bytes
+        assert held_bytes >= 0, "more request bytes released than held"
+        if not self._waiting:
+            return
+        if held_bytes <= self.resume_bytes or before_bytes > self.hold_bytes_max >= held_bytes:
+            self._resume_soon()
+        elif not flow.held_bytes and held_bytes <= self.hold_bytes_max and flow in self._waiting:
+            del self._waiting[flow]
+            flow.unblock(SERVER_REQUESTS)
+
+    def _resume_soon(self) -> None:
+        if self._waiting and not self._resume_scheduled:
             self._resume_scheduled = True
             self._call_soon(self._resume_some)
 
     def _resume_some(self) -> None:
+        """Resume connections: those without requests of their own first, and the others once there is much room."""
         self._resume_scheduled = False
-        if self.held_bytes > self.resume_bytes:
-            return
-        for flow in list(self._waiting)[:RESUMED_PER_TURN_MAX]:
+        if self.held_bytes <= self.resume_bytes:
+            resumed = list(islice(self._waiting, RESUMED_PER_TURN_MAX))
+        elif self.held_bytes <= self.hold_bytes_max:
+            resumed = list(islice((flow for flow in self._waiting if not flow.held_bytes), RESUMED_PER_TURN_MAX))
+        else:
+            resumed = []
+        for flow in resumed:
             del self._waiting[flow]
             flow.unblock(SERVER_REQUESTS)
-        if self._waiting:
-            self._resume_scheduled = True
-            self._call_soon(self._resume_some)
+        if resumed:
+            self._resume_soon()
 
 
 class ReadFlow:
@@ -220,22 +256,44 @@ class ReadFlow:
         self.unsent_bytes = size_bytes
         return size_bytes > UNSENT_BYTES_FREE and budget.is_unsent_over
 
+    @property
+    def keeps_others_waiting(self) -> bool:
+        """Whether the peer takes too little of its replies, while others wait because too many requests are in flight."""
+        return self.unsent_bytes > 0 and self.held_bytes > 0 and (self._budget.waiting > 0 or self._budget.is_over)
+
+    @property
+    def frames_wait(self) -> bool:
+        """Whether some connections are not read because there is too much of partial frames."""
+        return self._budget.partial.waiting > 0
+
+    def use(self, budget: InFlightBudget) -> None:
+        """Count what the connection has against another budget from now on."""
+        before = self._budget
+        if budget is before:
+            return
+        partial_bytes, unsent_bytes = self.partial_bytes, self.unsent_bytes
+        self.keep(0)
+        self.leave_unsent(0)
+        before.forget(self)
+        self.unblock(SERVER_REQUESTS)
+        before.release(self, self.held_bytes)
+        self._budget = budget
+        budget.hold(self, self.held_bytes)
+        self.keep(partial_bytes)
+        self.leave_unsent(unsent_bytes)
+
     def hold(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes
-        budget = self._budget
-        budget.held_bytes += size_bytes
         if self.held_bytes > self._bytes_max:
             self.block(OWN_REQUESTS)
-        if budget.is_over:
-            budget.wait(self)
-            self.block(SERVER_REQUESTS)
+        self._budget.hold(self, size_bytes)
 
     def release(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
         assert self.held_bytes >= 0, "a connection released more request bytes than it held"
         if self._blocked_by & OWN_REQUESTS and self.held_bytes * 2 <= self._bytes_max:
             self.unblock(OWN_REQUESTS)
-        self._budget.release(size_bytes)
+        self._budget.release(self, size_bytes)
 
     def block(self, reason: int) -> None:
         if not self._blocked_by:

@@ -26,7 +26,8 @@ class ListenerLimits:
     that leaves answers unread for this long is closed too. Five minutes is what clients with a keep-alive expect to survive."""
 
     pressed_s_max: float = 10.0
-    """How long a peer may take nothing of its answers while all connections together have more than in_flight_total_bytes_max of them."""
+    """How long a peer may take nothing of its answers, or send nothing of a frame, while all connections together have more than their
+    bound of requests, unsent answers or partial frames: others wait for what it holds."""
 
     header_s_max: float = 30.0
     """How long a frame may stay half received. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take
@@ -59,6 +60,10 @@ class ListenerLimits:
     sweep_s: float = 1.0
     """How often deadlines are looked at. One pass costs a fraction of a microsecond per connection; deadlines are late by at most
     two passes."""
+
+    def frame_s_max(self, *, stalled: bool) -> float:
+        """How long a frame may stay half received; `stalled`: it makes no progress, and others wait because of such frames."""
+        return min(self.pressed_s_max, self.header_s_max) if stalled else self.header_s_max
 
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self)):

@@ -11,7 +11,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import LimitExceeded
 from penstock.net.deadlines import ConnectionWatch, Expiry
-from penstock.net.flow import SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
+from penstock.net.flow import PARTIAL_FRAMES, SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_session import QuicSession, QuicSessionFactory, Stream, StreamSession
 from penstock.net.quic_stream import QuicServerStream
@@ -95,6 +95,7 @@ class QuicServerConnection(Connection):
         self.cids: set[bytes] = set()
         """Those it is known by; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
+        self._is_authenticated = False
         self._concluding: dict[QuicServerStream, None] = {}
         self.half_frames: dict[QuicServerStream, None] = {}
         self.limits = owner.limits
@@ -267,6 +268,12 @@ class QuicServerConnection(Connection):
             self._owner.handshake_failed(self, reason)
         self._owner.lost(self)
 
+    def set_authenticated(self, authenticated: bool) -> None:
+        """One stream that has authenticated speaks for its connection: the client holds the credentials."""
+        self._is_authenticated |= authenticated
+        budget = self._owner.budget
+        self.flow.use(budget if self._is_authenticated else budget.unauthenticated)
+
     # -- what streams call -------------------------------------------------------------------------------------------------
 
     def conclude_later(self, stream: QuicServerStream) -> None:
@@ -329,10 +336,12 @@ class QuicServerConnection(Connection):
             now_s,
             self.limits,
             reading=True,
+            frame_waits=False,
+            frames_wait=False,
             owed=True,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self.sent_bytes - unsent_bytes,
-            pressed=self.flow.leave_unsent(self.waiting_bytes),
+            pressed=self.flow.leave_unsent(self.waiting_bytes) or self.flow.keeps_others_waiting,
         )
         if expiry is Expiry.UNREAD:
             self.stats.closed_unread += 1
@@ -340,11 +349,12 @@ class QuicServerConnection(Connection):
             self.close(Code.TOO_SLOW, expiry.value)
 
     def _look_at_frame(self, stream: QuicServerStream, now_s: float) -> None:
-        if not self.flow.reading or stream.is_paused:
+        frame_s_max = self.limits.frame_s_max(stalled=self.flow.frames_wait and not self.flow.reading)
+        if not self.flow.is_blocked_at_most_by(PARTIAL_FRAMES) or stream.is_paused:
             stream.frame_since_s = None  # we stopped listening, so that it stays incomplete is no fault of the peer's
         elif stream.frame_since_s is None:
             stream.frame_since_s = now_s
-        elif now_s - stream.frame_since_s >= self.limits.header_s_max:
+        elif now_s - stream.frame_since_s >= frame_s_max:
             self.stats.closed_header += 1
             log.info(
                 "stream_expired",

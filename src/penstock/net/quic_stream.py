@@ -123,6 +123,9 @@ class QuicServerStream(Stream):
             self._frame_bytes = 0
             self._connection.half_frames[self] = None
 
+    def set_authenticated(self, authenticated: bool) -> None:
+        self._connection.set_authenticated(authenticated)
+
     # -- what happens ------------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:

@@ -69,5 +69,9 @@ class Connection(Protocol):
         """Whether the input ends inside a frame. The time one frame may take runs from the first True after a False or a hold."""
         ...
 
+    def set_authenticated(self, authenticated: bool) -> None:
+        """Say whether the peer is known. Those that are not share a small budget of bytes in flight; all are known until this is called."""
+        ...
+
 
 SessionFactory = Callable[[Connection], Session]

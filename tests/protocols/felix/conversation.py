@@ -75,6 +75,9 @@ class MemoryStream:
         self.held_bytes -= size_bytes
         assert self.held_bytes >= 0
 
+    def set_authenticated(self, authenticated: bool) -> None:
+        self.authenticated = authenticated
+
     def frame_pending(self, pending: bool) -> None:
         self.pending = pending
 

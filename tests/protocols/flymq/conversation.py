@@ -53,6 +53,9 @@ class MemoryConnection:
         self.held_bytes -= size_bytes
         assert self.held_bytes >= 0
 
+    def set_authenticated(self, authenticated: bool) -> None:
+        self.authenticated = authenticated
+
     def frame_pending(self, pending: bool) -> None:
         self.pending.append(pending)
 

@@ -144,12 +144,14 @@ class BlipMQSession(InTurns):
         self._acknowledged = False
         """Something that may not be on disk yet."""
         self._bug_logged = False
+        connection.set_authenticated(False)
 
     # --- what the network calls ---
 
     def receive(self, data: bytes) -> None:
         if self._key_digest is not None and not self._broker.api_keys.is_valid(self._key_digest):
             self._principal = self._key_digest = None  # revoked since
+            self._connection.set_authenticated(False)
             self._decoder.length_max = wire.LOGIN_LENGTH_MAX
         authenticated = self._principal is not None
         self._receive(data)
@@ -389,6 +391,7 @@ class BlipMQSession(InTurns):
             return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_AUTH)
         self._principal, self._key_digest = self._shared.authenticate(key, self._connection.peer)
         self._decoder.length_max = wire.LENGTH_MAX
+        self._connection.set_authenticated(True)
         return codec.encode_ack(correlation_id)
 
     def _ack(self, principal: Principal, tag: int, payload: bytes) -> bytes:

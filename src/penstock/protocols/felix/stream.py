@@ -163,6 +163,7 @@ class FelixStream(InTurns):
         self._one_way = not stream.can_send
         self._muted = self._one_way
         self._bug_logged = False
+        stream.set_authenticated(bool(self._identity.principal.name))
 
     # --- what the network calls ---
 
@@ -341,6 +342,7 @@ class FelixStream(InTurns):
         stranger = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, stranger)
         self._said_who = True
+        self._stream.set_authenticated(True)
         if not isinstance(request.client_flags, int):
             return encode_message(Ok())
         self._client_flags = request.client_flags

@@ -143,6 +143,7 @@ class FlyMQSession(InTurns):
         self._waiting: deque[Request] = deque()
         self._writes_in_flight = 0
         self._bug_logged = False
+        connection.set_authenticated(not self._login_pending)
 
     @property
     def _principal(self) -> Principal:
@@ -205,6 +206,7 @@ class FlyMQSession(InTurns):
         if self._login_pending and self._principal.name:
             self._login_pending = False
             self._decoder.authenticated()
+            self._connection.set_authenticated(True)
 
     # --- requests that are decoded in a thread ---
 

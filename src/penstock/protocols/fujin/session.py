@@ -75,6 +75,7 @@ class FujinConnection:
     def stream_opened(self, stream: Stream) -> FujinStream:
         shared = self._shared
         principal = shared.principal.seen_at(stream.peer, stream.principal_hint)  # where a client that moves is by now
+        stream.set_authenticated(bool(principal.name))
         talk = Talk(stream, shared.broker, principal, shared.settings, shared.stats, shared.after, self._form)
         decoder = Decoder(body_bytes_max=shared.settings.body_bytes_max, shared=self._form)
         opened = FujinStream(talk, decoder, self._streams.discard)

@@ -101,6 +101,7 @@ class RustLogSession(InTurns):
         self._writes_in_flight = 0
         self._bug_logged = False
         self._stats.sessions_open += 1
+        connection.set_authenticated(bool(self._principal.name))
 
     # --- what the network calls ---
 
