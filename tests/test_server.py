@@ -31,6 +31,7 @@ from penstock.errors import (
     InvalidTopicName,
     Unreachable,
 )
+from penstock.net.connection import TcpConnection
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.wire import HEADER, Opcode
 from penstock.server import PROTOCOLS, QUIC_PROTOCOLS, SETUP_FILE, Server
@@ -522,4 +523,5 @@ async def test_peers_that_have_not_authenticated_have_a_budget_of_their_own(tmp_
         async with AsyncFlyMQClient(f"flymq://admin:admin@{server.addresses['flymq']}") as client:
             await client.send("orders", b"x")
             (connection,) = server.listeners["flymq"]._connections
+            assert isinstance(connection, TcpConnection)
             assert connection._flow._budget is budget
