@@ -163,8 +163,7 @@ class Maintenance:
             self._thread,
             lambda: self._rewriter.replace(old, compress=compress, keep=keep),
         )
-        at = partition.segments.index(old[0])
-        partition.segments = [*partition.segments[:at], new, *partition.segments[at + len(old) :]]
+        partition.replace_segments(old, [new])
         partition.merged.add(new)
         empty = list(takewhile(lambda segment: not segment.end, partition.segments[:-1]))
         if partition.config.retention_ms is None and partition.config.retention_bytes is None:
