@@ -135,8 +135,13 @@ def _rustlog(given: Surroundings) -> RustLog:
     settings = given.settings
     assert isinstance(settings, RustLogListener)
     required = _is_required(given, settings.auth)
-    principal = UNAUTHENTICATED if required else ANONYMOUS
-    return RustLog(given.broker, clock=given.clock, principal=principal, workers=given.workers)
+    return RustLog(
+        given.broker,
+        clock=given.clock,
+        principal=UNAUTHENTICATED if required else ANONYMOUS,
+        login_required=required and not given.config.access.allow_anonymous,
+        workers=given.workers,
+    )
 
 
 def _is_required(given: Surroundings, auth: str) -> bool:

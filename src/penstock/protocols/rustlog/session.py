@@ -33,7 +33,14 @@ from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, P
 from penstock.protocols.rustlog.metrics import RustLogStats
 from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
-from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Code, Dialect, Opcode
+from penstock.protocols.rustlog.wire import (
+    LENGTH_BYTES,
+    LOGIN_PAYLOAD_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    Code,
+    Dialect,
+    Opcode,
+)
 from penstock.protocols.turns import InTurns
 from penstock.protocols.workers import WorkerPool
 
@@ -55,12 +62,15 @@ class RustLog:
         *,
         clock: Clock,
         principal: Principal = ANONYMOUS,
+        login_required: bool = False,
         workers: WorkerPool | None = None,
     ) -> None:
+        """Where `login_required`, requests of clients that nothing identifies have at most `LOGIN_PAYLOAD_BYTES_MAX`."""
         self.broker = broker
         self.workers = workers or WorkerPool()
         self.clock = clock
         self.principal = principal
+        self.login_required = login_required
         self.fetcher = Fetcher(clock)
         self.stats = RustLogStats()
 
@@ -95,7 +105,8 @@ class RustLogSession(InTurns):
         self._connection = connection
         self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
-        self._decoder = RequestDecoder()
+        stranger = shared.login_required and not self._principal.name
+        self._decoder = RequestDecoder(LOGIN_PAYLOAD_BYTES_MAX if stranger else PAYLOAD_BYTES_MAX)
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
         self._waiting: deque[Request] = deque()
         self._writes_in_flight = 0
