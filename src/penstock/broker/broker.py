@@ -8,7 +8,7 @@ operation is awaited. Nothing here knows a protocol, opens a socket or reads a f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -425,8 +425,8 @@ class Broker:
     # -- everybody's groups -----------------------------------------------------------------------------------------------
 
     @on_broker(Operation.ADMIN)
-    def list_groups(self, principal: Principal) -> list[GroupInfo]:
-        """Every group, once for each topic it reads, by topic and name."""
+    def list_groups(self, principal: Principal) -> Iterator[GroupInfo]:
+        """Iterate over every group, once for each topic it reads, by topic and name. To be taken without waiting in between."""
         return self._groups.infos()
 
     @on_group(Operation.ADMIN)

@@ -112,7 +112,7 @@ async def _delete_user(caller: Caller, opcode: int, body: UserDelete) -> bytes:
 
 def _list_users(caller: Caller, opcode: int, body: UserList) -> bytes:
     users = caller.broker.users.list_users(caller.principal)
-    return encode_users([_described(user, permissions=()) for user in users])
+    return encode_users(_described(user, permissions=()) for user in users)
 
 
 def _get_user(caller: Caller, opcode: int, body: UserGet) -> bytes:
@@ -136,7 +136,7 @@ async def _change_password(caller: Caller, opcode: int, body: PasswordChange) ->
 
 def _list_roles(caller: Caller, opcode: int, body: RoleList) -> bytes:
     roles = caller.broker.users.list_roles(caller.principal)
-    return encode_roles([RoleDescription(role.name, list(role.permissions), role.description) for role in roles])
+    return encode_roles(RoleDescription(role.name, list(role.permissions), role.description) for role in roles)
 
 
 async def _set_role(caller: Caller, opcode: int, body: RoleSet) -> bytes:
@@ -170,7 +170,7 @@ async def _delete_acl(caller: Caller, opcode: int, body: AclDelete) -> bytes:
 
 def _list_acls(caller: Caller, opcode: int, body: AclList) -> bytes:
     acls = caller.broker.acls.list_acls(caller.principal)
-    return encode_acls([_acl(acl) for acl in acls], caller.broker.acls.default_public)
+    return encode_acls(map(_acl, acls), caller.broker.acls.default_public)
 
 
 def _acl(acl: AclInfo, *, default_public: bool = False) -> AclDescription:
@@ -184,7 +184,7 @@ async def _query_audit(caller: Caller, opcode: int, body: AuditQueryRequest) -> 
     page = await caller.broker.audit.query(caller.principal, _query(body, LIMIT_DEFAULT))
     events = _fitting(page)
     more = max(body.offset, 0) + len(events) < page.total
-    return encode_audit([_record(event) for event in events], min(page.total, INT32_MAX), more)
+    return encode_audit(map(_record, events), min(page.total, INT32_MAX), more)
 
 
 async def _export_audit(caller: Caller, opcode: int, body: AuditExport) -> bytes:
