@@ -61,7 +61,6 @@ from penstock.protocols.fujin.codec import WriteForm
 from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.fujin.settings import Alias, FujinSettings
 from penstock.protocols.rustlog.session import RustLog
-from penstock.protocols.workers import WorkerPool
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
 from penstock.units import is_loopback, parse_address
@@ -104,7 +103,6 @@ class Surroundings:
     settings: ListenerSettings
     address: Callable[[], str]
     """Where the listener is; known once it has started."""
-    workers: WorkerPool
 
 
 def _flymq(given: Surroundings) -> FlyMQ:
@@ -115,7 +113,6 @@ def _flymq(given: Surroundings) -> FlyMQ:
         node=Node(NODE_ID, given.address),
         principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
         login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
-        workers=given.workers,
         dialect=Dialect(given.settings.dialect),
     )
 
@@ -140,7 +137,6 @@ def _rustlog(given: Surroundings) -> RustLog:
         clock=given.clock,
         principal=UNAUTHENTICATED if required else ANONYMOUS,
         login_required=required and not given.config.access.allow_anonymous,
-        workers=given.workers,
     )
 
 
@@ -336,11 +332,9 @@ class Server:
         quic_contexts: Mapping[str, TlsSettings],
     ) -> None:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
-        workers = WorkerPool()
-        parts.callback(workers.close)
         parts.push_async_callback(self._stop_listeners)
         for name, settings in self.config.listeners.enabled():
-            given = Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name), workers)
+            given = Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name))
             if name in PROTOCOLS:
                 await self._start_tcp(name, given, contexts.get(name), budget)
             elif name in QUIC_PROTOCOLS:

@@ -55,6 +55,7 @@ from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
 from penstock.log.api import Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
+from penstock.workers import WorkerPool
 
 
 class ReadableTopic(NamedTuple):
@@ -83,7 +84,9 @@ class Broker:
         background: Background | None = None,
     ) -> None:
         self.background = background = background or Background()
-        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background)
+        self.workers = WorkerPool()
+        """For work of this broker and its sessions that takes too long for the event loop."""
+        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background, self.workers)
         access = self._accounts.access
         self.access: AccessPolicy = access
         self.users = self._accounts.users
@@ -151,6 +154,7 @@ class Broker:
             background=background,
             ensure_topic=partial(self.ensure_topic, SYSTEM),
             delete_topic=partial(self.delete_topic, SYSTEM),
+            workers=self.workers,
         )
         self.subscriptions = Subscriptions(
             engine,
@@ -182,7 +186,8 @@ class Broker:
         await self.pipelines.start()
 
     async def close(self) -> None:
-        """Take no more commits and wait for those in flight."""
+        """Take no more commits and wait for those in flight. Work in threads is ended."""
+        self.workers.close()
         await self.background.finish()
         await self.pipelines.close()
         await self.api_keys.close()

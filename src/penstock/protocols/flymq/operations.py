@@ -74,7 +74,7 @@ from penstock.protocols.flymq.schemas import operations as schema_operations
 from penstock.protocols.flymq.snapshots import operations as snapshot_operations
 from penstock.protocols.flymq.staging import operations as staging_operations
 from penstock.protocols.flymq.transactions import operations as transaction_operations
-from penstock.protocols.workers import Worker
+from penstock.workers import Worker
 
 LEADER_ID = 0
 SCHEMA_SETTING = "schema"

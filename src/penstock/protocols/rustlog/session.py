@@ -42,7 +42,6 @@ from penstock.protocols.rustlog.wire import (
     Opcode,
 )
 from penstock.protocols.turns import InTurns
-from penstock.protocols.workers import WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
@@ -63,11 +62,9 @@ class RustLog:
         clock: Clock,
         principal: Principal = ANONYMOUS,
         login_required: bool = False,
-        workers: WorkerPool | None = None,
     ) -> None:
         """Where `login_required`, requests of clients that nothing identifies have at most `LOGIN_PAYLOAD_BYTES_MAX`."""
         self.broker = broker
-        self.workers = workers or WorkerPool()
         self.clock = clock
         self.principal = principal
         self.login_required = login_required
@@ -101,7 +98,7 @@ class RustLogSession(InTurns):
         self._broker = shared.broker
         self._clock = shared.clock
         self._stats = shared.stats
-        self._worker = shared.workers.worker()
+        self._worker = shared.broker.workers.worker()
         self._connection = connection
         self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)

@@ -55,7 +55,7 @@ from penstock.protocols.flymq.access.replies import (
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
     from penstock.protocols.flymq.operations import Node
-    from penstock.protocols.workers import Worker
+    from penstock.workers import Worker
 
 REPLY_BYTES_MAX: Final = 16 << 20
 """Of the events in one reply: half of what a frame holds, because an exported event takes more than a stored one."""
@@ -181,7 +181,7 @@ def _acl(acl: AclInfo, *, default_public: bool = False) -> AclDescription:
 
 
 async def _query_audit(caller: Caller, opcode: int, body: AuditQueryRequest) -> bytes:
-    page = await caller.broker.audit.query(caller.principal, _query(body, LIMIT_DEFAULT))
+    page = await caller.broker.audit.query(caller.principal, _query(body, LIMIT_DEFAULT), caller.worker)
     events = _fitting(page)
     more = max(body.offset, 0) + len(events) < page.total
     return encode_audit(map(_record, events), min(page.total, INT32_MAX), more)
@@ -190,7 +190,7 @@ async def _query_audit(caller: Caller, opcode: int, body: AuditQueryRequest) -> 
 async def _export_audit(caller: Caller, opcode: int, body: AuditExport) -> bytes:
     if body.form not in ("json", "csv"):
         raise InvalidRequest(f"events are exported as json or csv, not as {body.form!r}")
-    page = await caller.broker.audit.query(caller.principal, _query(body.query, EVENTS_MAX))
+    page = await caller.broker.audit.query(caller.principal, _query(body.query, EVENTS_MAX), caller.worker)
     events = _fitting(page)
     # The contract has no audit trail: who asks for it and is not one of ours is a deployed client.
     native = not body.own_client if caller.native is None else caller.native
