@@ -46,6 +46,7 @@ from penstock.log.api import Engine, TopicInfo
 
 SCHEMAS_TOPIC: Final = "__schemas"
 DEFINITION_S_MAX: Final = 5.0
+"""Of processor time."""
 """For compiling a definition and comparing it with the version before it."""
 _LIBRARIES: Final = "penstock.broker.schemas.kinds"
 COMPATIBILITY_DEFAULT: Final[Compatibility] = "backward"
