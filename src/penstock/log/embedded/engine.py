@@ -440,6 +440,7 @@ class EmbeddedEngine(Engine):
             await self._maintenance.run(partition)
         await self._loop.run_in_executor(None, self._reserve.hold)
         await self._loop.run_in_executor(None, self._snapshots.remove_unheld)
+        self._disk.read_files.close_idle()
 
     async def _maintain_for_ever(self) -> None:
         while True:

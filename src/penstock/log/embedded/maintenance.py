@@ -83,6 +83,13 @@ class Maintenance:
         self._loop.call_soon_threadsafe(partition.begin_segment, partition.writer.segment)
 
     async def _retain(self, partition: EmbeddedPartition) -> None:
+        drop = self._expired_segments(partition)
+        if drop:
+            _log.info("retention", topic=partition.topic, partition=partition.index, segments=drop)
+            await partition.drop_oldest(drop)
+
+    def _expired_segments(self, partition: EmbeddedPartition) -> int:
+        """Return how many of the oldest segments retention removes."""
         config = partition.config
         sealed = partition.segments[:-1]
         drop = 0
@@ -95,9 +102,7 @@ class Maintenance:
             while drop < len(sealed) and kept_bytes > config.retention_bytes:
                 kept_bytes -= sealed[drop].end
                 drop += 1
-        if drop:
-            _log.info("retention", topic=partition.topic, partition=partition.index, segments=drop)
-            await partition.drop_oldest(drop)
+        return drop
 
     async def _merge(self, partition: EmbeddedPartition) -> None:
         for segment in partition.segments[:-1]:

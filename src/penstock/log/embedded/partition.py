@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -197,6 +198,11 @@ class EmbeddedPartition(Partition):
         at = self.segments.index(old[0])
         self.segments = [*self.segments[:at], *new, *self.segments[at + len(old) :]]
         self._size_bytes += sum(segment.end for segment in new) - sum(segment.end for segment in old)
+        self._forget_recent()
+
+    def _forget_recent(self) -> None:
+        self.recent.forget()
+        self._recent_of = self.segments
 
     def notify(self) -> None:
         for callback in list(self._watchers.values()):
@@ -274,11 +280,11 @@ class EmbeddedPartition(Partition):
     async def _read_disk(self, offset: int, max_bytes: int) -> list[Block]:
         view = self._view()
         blocks = await self._in_reader(lambda: self._read_view(view, offset, max_bytes))
-        if self._recent_of is not view.segments:
-            self.recent.forget()
-            self._recent_of = view.segments
-        if blocks and view.segments is self.segments:
-            self.recent.add(blocks)
+        if view.segments is self.segments:
+            if self._recent_of is not view.segments:
+                self._forget_recent()
+            if blocks:
+                self.recent.add(blocks)
         return blocks
 
     async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
@@ -402,15 +408,16 @@ class EmbeddedPartition(Partition):
         count = min(count, len(self.segments) - 1)
         if count <= 0:
             return
-        dropped = self.segments[:count]
+        dropped = deque(self.segments[:count])
         self.replace_segments(dropped, [])
         await self._in_reader(lambda: _remove_segments(dropped))
 
 
-def _remove_segments(segments: Sequence[Segment]) -> None:
-    # Oldest first: a crash in between leaves a log that begins later, not one with a hole.
-    for segment in segments:
-        segment.remove()
+def _remove_segments(segments: deque[Segment]) -> None:
+    # Oldest first: a crash in between leaves a log that begins later, not one with a hole. Each is let go, and its file with it, unless
+    # somebody reads it.
+    while segments:
+        segments.popleft().remove()
 
 
 def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:
