@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import resource
 import signal
@@ -103,6 +104,35 @@ async def test_the_admin_address_says_when_the_server_is_ready_and_when_it_stops
     await server.stop()
     states.append(server.admin.state)
     assert states == ["ready", "stopping"]
+
+
+async def test_the_server_is_not_ready_while_maintenance_of_the_log_fails(tmp_path: Path) -> None:
+    class Broken(FaultyDisk):
+        failing = False
+
+        def free_bytes(self, path: Path) -> int:
+            if self.failing:
+                raise OSError(5, "Input/output error")
+            return super().free_bytes(path)
+
+    async def status() -> tuple[str, dict[str, Any]]:
+        reader, writer = await asyncio.open_connection(*server.addresses["admin"].split(":"))
+        writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+        return head.split()[1], json.loads(body)
+
+    disk = Broken()
+    config = config_for(tmp_path, log={"maintenance_interval_s": 0.1}, admin={"bind": "127.0.0.1:0"})
+    async with running(config, disk) as server:
+        assert (await status())[0] == "200"
+        disk.failing = True
+        while (found := await status())[0] == "200":
+            pass
+        assert [task["task"] for task in found[1]["failing_tasks"]] == ["log_maintenance"]
+        disk.failing = False
+        while (await status())[0] == "503":
+            pass
 
 
 async def test_settings_reach_the_parts_they_are_for(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import uvloop
 
 from penstock.admin.figures import SessionStats
 from penstock.admin.http import AdminServer
+from penstock.background import Background
 from penstock.broker.access import ANONYMOUS, SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
@@ -217,8 +218,9 @@ class Server:
         self.config = config
         self._clock = clock or SystemClock()
         self._parts = AsyncExitStack()
+        background = Background()
         self.engine: Engine = EmbeddedEngine(
-            config.data_dir, clock=self._clock, disk=disk, options=_engine_options(config)
+            config.data_dir, clock=self._clock, disk=disk, options=_engine_options(config), background=background
         )
         self.broker = Broker(
             self.engine,
@@ -227,6 +229,7 @@ class Server:
             access_settings=_access_settings(config),
             topic_defaults=config.topic_defaults,
             deliveries=_delivery_policy(config),
+            background=background,
         )
         self.listeners: dict[str, TcpListener | QuicListener] = {}
         self.sessions: dict[str, SessionStats] = {}

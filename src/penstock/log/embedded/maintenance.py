@@ -39,7 +39,7 @@ class Maintenance:
         """When half of a sealed segment's records with a time to live will have expired, of segments that were looked at."""
 
     async def run(self, partition: EmbeddedPartition) -> None:
-        """One pass over one partition."""
+        """One pass over one partition. Raises OSError, unless it is that the disk is full: the log works without a rewrite."""
         if partition.failure is not None:
             return
         try:
@@ -57,7 +57,9 @@ class Maintenance:
             if partition.deleted:
                 return
             # The log is as it was: a rewrite replaces nothing before it is whole. The next pass tries again.
-            _log.error("maintenance failed", topic=partition.topic, partition=partition.index, error=str(error))
+            _log.error("maintenance_failed", topic=partition.topic, partition=partition.index, error=str(error))
+            if isinstance(error, OSError) and not is_full(error):
+                raise
 
     def stop(self) -> None:
         self._thread.shutdown()
