@@ -218,8 +218,8 @@ async def test_a_frame_that_stays_half_received_ends_its_stream(tmp_path: Path) 
         assert await read_line(other) == b"still\n"
 
 
-async def test_many_streams_with_half_frames_are_one_peer_too_many(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path, QuicLimits(half_frames_bytes_max=1 * MIB)) as service:
+async def test_many_streams_with_partial_frames_are_one_peer_too_many(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(partial_frames_bytes_max=1 * MIB)) as service:
         client = await service.client()
         for _ in range(1_000):
             client.open_stream().send(b"echo " + b"x" * 4_000)
@@ -227,11 +227,11 @@ async def test_many_streams_with_half_frames_are_one_peer_too_many(tmp_path: Pat
         assert service.stats.closed_header == 1
         assert service.stats.bytes_in <= 1 * MIB + 64 * KIB
         assert service.stats.connections_open == 0
-        assert "unfinished frames" in str(client.loss)
+        assert "partial frames" in str(client.loss)
 
 
 async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path, QuicLimits(half_frames_bytes_max=64 * KIB)) as service:
+    async with serving_quic(tmp_path, QuicLimits(partial_frames_bytes_max=64 * KIB)) as service:
         client = await service.client()
         streams = [client.open_stream() for _ in range(10)]
         for _ in range(10):
@@ -242,7 +242,7 @@ async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path
                 assert await read_line(stream) == b"x" * 2_000 + b"\n"
         connection = connection_of(service)
         assert connection.flow.partial_bytes == 0
-        assert not connection.half_frames
+        assert not connection.partial_frames
 
 
 # -- floods of connections ---------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class TcpConnection(asyncio.Protocol):
         assert self._session is not None
         self._run(self._session.receive, data)
         if self._watch.is_frame_pending:
-            self._flow.keep(self._flow.partial_bytes + len(data))
+            self._flow.update_partial(self._flow.partial_bytes + len(data))
         self._fresh = False
         if self._quickack_socket is not None:
             # The kernel forgets the wish after a while, and a peer that sends a frame in two writes then waits 40 ms for each.
@@ -158,7 +158,7 @@ class TcpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         limits = self._owner.limits
         self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
-        self._flow.leave_unsent(self._transport.get_write_buffer_size())
+        self._flow.update_unsent(self._transport.get_write_buffer_size())
         self.writable = True
         if self._session is not None:
             self._run(self._session.resume)
@@ -192,7 +192,7 @@ class TcpConnection(asyncio.Protocol):
             else:
                 transport.write(data)
             unsent_bytes = transport.get_write_buffer_size()
-            if unsent_bytes and self._flow.leave_unsent(unsent_bytes) and self.writable:
+            if unsent_bytes and self._flow.update_unsent(unsent_bytes) and self.writable:
                 transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class TcpConnection(asyncio.Protocol):
 
     def hold(self, size_bytes: int) -> None:
         self._flow.hold(size_bytes)
-        self._flow.keep(0)
+        self._flow.update_partial(0)
         self._watch.frame_completed()
 
     def release(self, size_bytes: int) -> None:
@@ -210,7 +210,7 @@ class TcpConnection(asyncio.Protocol):
 
     def frame_pending(self, pending: bool) -> None:
         if not pending:
-            self._flow.keep(0)
+            self._flow.update_partial(0)
         self._watch.frame_pending(pending)
 
     # What the listener calls.
@@ -220,7 +220,7 @@ class TcpConnection(asyncio.Protocol):
         if self._state is State.GONE:
             return
         unsent_bytes = self._transport.get_write_buffer_size()
-        pressed = self._flow.leave_unsent(unsent_bytes)
+        under_pressure = self._flow.update_unsent(unsent_bytes)
         if self._state is State.LINGERING and not unsent_bytes:
             if self._linger_until_s is None:
                 self._linger_until_s = now_s + self._owner.limits.linger_s_max
@@ -234,7 +234,7 @@ class TcpConnection(asyncio.Protocol):
             owed=self._flow.held_bytes > 0,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self._sent_bytes - unsent_bytes,
-            pressed=pressed,
+            under_pressure=under_pressure,
         )
         if expiry is not None:
             self._expired(expiry)
@@ -255,7 +255,7 @@ class TcpConnection(asyncio.Protocol):
     def abort(self) -> None:
         """End at once; what is not sent yet is lost."""
         self._state = State.GONE
-        self._flow.leave_unsent(0)
+        self._flow.update_unsent(0)
         self._transport.abort()
 
     def _open_session(self) -> None:
@@ -304,7 +304,7 @@ class TcpConnection(asyncio.Protocol):
             self.finish()
             return
         log.info("connection_expired", listener=self.listener, peer=self.peer, reason=expiry.value)
-        if expiry is Expiry.HALF_FRAME:
+        if expiry is Expiry.PARTIAL_FRAME:
             stats.closed_header += 1
             self.finish()
         else:

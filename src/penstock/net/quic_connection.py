@@ -96,7 +96,7 @@ class QuicServerConnection(Connection):
         """Those it is known by; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
         self._concluding: dict[QuicServerStream, None] = {}
-        self.half_frames: dict[QuicServerStream, None] = {}
+        self.partial_frames: dict[QuicServerStream, None] = {}
         self.limits = owner.limits
         self.stats = owner.stats
         self.listener = owner.name
@@ -208,8 +208,8 @@ class QuicServerConnection(Connection):
 
     @property
     def send_high_bytes(self) -> int:
-        pressed = self.flow.leave_unsent(self.waiting_bytes)
-        return UNSENT_BYTES_FREE if pressed else self.settings.connection_send_high_bytes
+        under_pressure = self.flow.update_unsent(self.waiting_bytes)
+        return UNSENT_BYTES_FREE if under_pressure else self.settings.connection_send_high_bytes
 
     def congestion_changed(self) -> None:
         if self.congested:
@@ -279,13 +279,11 @@ class QuicServerConnection(Connection):
         if self._stopping and not self.owes:
             self._owner.answered(self)
 
-    def look_at_half_frames(self) -> None:
-        if self.flow.partial_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
+    def check_partial_frames(self) -> None:
+        if self.flow.partial_bytes > self.limits.partial_frames_bytes_max and len(self.partial_frames) > 1:
             self.stats.closed_header += 1
-            log.info(
-                "connection_closed", listener=self.listener, peer=self.peer, reason="too much in unfinished frames"
-            )
-            self.close(Code.TOO_MUCH, "too many bytes in unfinished frames")
+            log.info("connection_closed", listener=self.listener, peer=self.peer, reason="too much in partial frames")
+            self.close(Code.TOO_MUCH, "too many bytes in partial frames")
 
     # -- what the listener calls -------------------------------------------------------------------------------------------
 
@@ -321,8 +319,8 @@ class QuicServerConnection(Connection):
             self._allowance_bytes = max(self._allowance_bytes, 1)
             self._validate_address(self._now_s())
             self.touch()
-        for stream in list(self.half_frames):
-            self._look_at_frame(stream, now_s)
+        for stream in list(self.partial_frames):
+            self._check_partial(stream, now_s)
         self.look_at_congestion()
         unsent_bytes = self.unsent_bytes
         expiry = self._watch.judge(
@@ -332,26 +330,26 @@ class QuicServerConnection(Connection):
             owed=True,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self.sent_bytes - unsent_bytes,
-            pressed=self.flow.leave_unsent(self.waiting_bytes),
+            under_pressure=self.flow.update_unsent(self.waiting_bytes),
         )
         if expiry is Expiry.UNREAD:
             self.stats.closed_unread += 1
             log.info("connection_expired", listener=self.listener, peer=self.peer, reason=expiry.value)
             self.close(Code.TOO_SLOW, expiry.value)
 
-    def _look_at_frame(self, stream: QuicServerStream, now_s: float) -> None:
+    def _check_partial(self, stream: QuicServerStream, now_s: float) -> None:
         if not self.flow.reading or stream.is_paused:
-            stream.frame_since_s = None  # we stopped listening, so that it stays incomplete is no fault of the peer's
-        elif stream.frame_since_s is None:
-            stream.frame_since_s = now_s
-        elif now_s - stream.frame_since_s >= self.limits.header_s_max:
+            stream.partial_since_s = None  # we stopped listening, so that it stays incomplete is no fault of the peer's
+        elif stream.partial_since_s is None:
+            stream.partial_since_s = now_s
+        elif now_s - stream.partial_since_s >= self.limits.header_s_max:
             self.stats.closed_header += 1
             log.info(
                 "stream_expired",
                 listener=self.listener,
                 peer=self.peer,
                 stream=stream.id,
-                reason=Expiry.HALF_FRAME.value,
+                reason=Expiry.PARTIAL_FRAME.value,
             )
             stream.close()
 
