@@ -245,6 +245,26 @@ async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path
         assert not connection.partial_frames
 
 
+@pytest.mark.parametrize("by", ["us", "the peer"])
+async def test_a_frame_of_a_stream_that_was_closed_is_not_counted(tmp_path: Path, by: str) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo hal")
+        await until(lambda: service.sessions != [] and service.sessions[0].streams != [])
+        [session], connection = service.sessions[0].streams, connection_of(service)
+        await until(lambda: connection.flow.partial_bytes == 8)
+        if by == "us":
+            session.stream.close()
+        else:
+            stream.reset(7)
+            await until(lambda: session.is_closed)
+        assert connection.flow.partial_bytes == 0
+        session.connection.frame_pending(True)
+        assert not connection.partial_frames
+        assert connection.flow.partial_bytes == 0
+
+
 # -- floods of connections ---------------------------------------------------------------------------------------------------
 
 

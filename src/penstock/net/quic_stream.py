@@ -119,7 +119,7 @@ class QuicServerStream(Stream):
     def frame_pending(self, pending: bool) -> None:
         if not pending:
             self._forget_partial()
-        elif self._partial_bytes < 0:
+        elif self._partial_bytes < 0 and not self._finishing and not self._is_closed:
             self._partial_bytes = 0
             self._connection.partial_frames[self] = None
 
