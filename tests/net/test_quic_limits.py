@@ -265,6 +265,24 @@ async def test_a_frame_of_a_stream_that_was_closed_is_not_counted(tmp_path: Path
         assert connection.flow.partial_bytes == 0
 
 
+async def test_a_request_that_is_held_later_does_not_make_a_partial_frame_count_less(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo hal")
+        await until(lambda: service.sessions != [] and service.sessions[0].streams != [])
+        [session], connection = service.sessions[0].streams, connection_of(service)
+        await until(lambda: connection.flow.partial_bytes == 8)
+        service.pass_time(1)
+        service.pass_time(service.listener.limits.header_s_max - 2)
+        session.connection.hold(5)
+        assert connection.flow.partial_bytes == 8
+        session.connection.release(5)
+        service.pass_time(4)
+        assert await read_all(stream) == b""
+        assert service.stats.closed_header == 1
+
+
 # -- floods of connections ---------------------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,7 @@ class TcpConnection(asyncio.Protocol):
         "_owner",
         "_peer_done",
         "_quickack_socket",
+        "_receiving",
         "_sent_bytes",
         "_session",
         "_state",
@@ -104,6 +105,7 @@ class TcpConnection(asyncio.Protocol):
         self._linger = False
         self._linger_until_s: float | None = None
         self._peer_done = False
+        self._receiving = False
         self._sent_bytes = 0
         self.listener = owner.name
         self.made = False
@@ -134,7 +136,9 @@ class TcpConnection(asyncio.Protocol):
             return
         self._watch.received = True
         assert self._session is not None
+        self._receiving = True
         self._run(self._session.receive, data)
+        self._receiving = False
         if self._watch.is_frame_pending:
             self._flow.update_partial(self._flow.partial_bytes + len(data))
         self._fresh = False
@@ -200,8 +204,10 @@ class TcpConnection(asyncio.Protocol):
 
     def hold(self, size_bytes: int) -> None:
         self._flow.hold(size_bytes)
-        self._flow.update_partial(0)
-        self._watch.frame_completed()
+        if self._receiving:
+            # A frame was completed, so one that is pending began after it.
+            self._flow.update_partial(0)
+            self._watch.frame_completed()
 
     def release(self, size_bytes: int) -> None:
         self._flow.release(size_bytes)

@@ -29,7 +29,16 @@ log = structlog.get_logger("penstock.net")
 class QuicServerStream(Stream):
     """Implements `penstock.net.quic_session.Stream` for its session."""
 
-    __slots__ = ("_blocked_by", "_finishing", "_fresh", "_held_bytes", "_partial_bytes", "_session", "partial_since_s")
+    __slots__ = (
+        "_blocked_by",
+        "_finishing",
+        "_fresh",
+        "_held_bytes",
+        "_partial_bytes",
+        "_receiving",
+        "_session",
+        "partial_since_s",
+    )
 
     _connection: QuicServerConnection
 
@@ -40,6 +49,8 @@ class QuicServerStream(Stream):
         self._blocked_by = 0
         self._fresh = True
         self._finishing = False
+        self._receiving = False
+        """The session is being given what came."""
         self._partial_bytes = -1
         """What has come of a frame that is not whole; -1 where there is none."""
         self.partial_since_s: float | None = None
@@ -97,10 +108,12 @@ class QuicServerStream(Stream):
         self._held_bytes += size_bytes
         connection = self._connection
         connection.flow.hold(size_bytes)
-        self.partial_since_s = None
-        if self._partial_bytes > 0:
-            connection.flow.update_partial(connection.flow.partial_bytes - self._partial_bytes)
-            self._partial_bytes = 0
+        if self._receiving:
+            # A frame was completed, so one that is pending began after it.
+            self.partial_since_s = None
+            if self._partial_bytes > 0:
+                connection.flow.update_partial(connection.flow.partial_bytes - self._partial_bytes)
+                self._partial_bytes = 0
         if self._held_bytes > connection.limits.stream_in_flight_bytes_max:
             self._block(OWN_REQUESTS)
 
@@ -129,7 +142,9 @@ class QuicServerStream(Stream):
         connection = self._connection
         connection.stats.bytes_in += len(data)
         assert self._session is not None
+        self._receiving = True
         self.guarded(self._session.receive, data)
+        self._receiving = False
         self._fresh = False
         if self._partial_bytes >= 0:
             self._partial_bytes += len(data)
