@@ -6,13 +6,14 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from qh3.tls import Epoch
 
 from penstock.errors import ConnectionLost, Unreachable
+from penstock.net import quic_connection
 from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
@@ -379,6 +380,23 @@ async def test_one_host_cannot_crowd_out_the_handshakes_of_others(tmp_path: Path
                 await _begin_handshake(service, other)
             await until(lambda: service.stats.handshakes_dropped >= 47)
             assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 9
+
+
+async def test_hosts_of_one_network_cannot_crowd_out_the_handshakes_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quic_connection, "network_of", lambda host: "many" if host != "127.0.0.2" else host)
+    limits = QuicLimits(handshakes_max=20, retry_above=1)
+    async with serving_quic(tmp_path, limits) as service:
+        with stranger("127.0.0.2") as other, ExitStack() as stack:
+            flooders = [stack.enter_context(stranger(f"127.0.0.{3 + number}")) for number in range(12)]
+            for count, own in enumerate([other] * 8 + flooders, 1):
+                await _begin_handshake(service, own)
+                await until(lambda count=count: service.stats.handshakes_open == count)  # type: ignore[misc]
+            for own in flooders:
+                await _begin_handshake(service, own)
+            await until(lambda: service.stats.handshakes_dropped >= 12)
+            assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 8
 
 
 async def _begin_handshake(service: QuicService, own: socket.socket) -> None:

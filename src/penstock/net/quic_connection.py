@@ -23,6 +23,7 @@ from penstock.quic.packets import LONG_HEADER, Address
 from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.units import Address as HostAndPort
+from penstock.units import network_of
 
 REBINDING_DELAY_S: Final = 0.2
 """A peer is taken to have another port once nothing has come from its old one for so long: copies of its datagrams that somebody else
@@ -102,6 +103,8 @@ class QuicServerConnection(Connection):
         self.listener = owner.name
         self.peer = _host_and_port(address)
         self._address = self._first_address = address
+        self.network = network_of(str(address[0]))
+        """What its share of the handshakes is counted by; the peer may change its port, but not its host."""
         self._heard_s = now_s()
         self._early_bytes = 0
         self._pinged_s = 0.0
