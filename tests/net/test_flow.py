@@ -316,12 +316,15 @@ def test_what_waits_for_room_is_resumed_a_few_per_turn() -> None:
 
 def test_unsent_replies_are_too_many_once_all_connections_together_have_too_many() -> None:
     given = Flows(3, total_bytes_max=3 * UNSENT_BYTES_FREE)
-    assert not given.flows[0].update_unsent(2 * UNSENT_BYTES_FREE)
-    assert given.flows[1].update_unsent(2 * UNSENT_BYTES_FREE)
-    assert not given.flows[2].update_unsent(UNSENT_BYTES_FREE)
-    assert given.flows[0].update_unsent(2 * UNSENT_BYTES_FREE)
+    given.flows[0].update_unsent(2 * UNSENT_BYTES_FREE)
+    assert not given.flows[0].is_under_pressure
+    given.flows[1].update_unsent(2 * UNSENT_BYTES_FREE)
+    given.flows[2].update_unsent(UNSENT_BYTES_FREE)
+    assert [flow.is_under_pressure for flow in given.flows[:3]] == [True, True, False]
+    assert given.flows[2].is_server_under_pressure
     given.flows[1].update_unsent(0)
-    assert not given.flows[0].update_unsent(2 * UNSENT_BYTES_FREE)
+    assert not given.flows[0].is_under_pressure
+    assert not given.flows[0].is_server_under_pressure
 
 
 def test_a_lost_connection_leaves_nothing_unsent() -> None:

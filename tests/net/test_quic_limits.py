@@ -472,6 +472,44 @@ async def test_what_clients_do_not_take_is_bounded_over_all_connections(tmp_path
         await until(is_taken)
 
 
+async def test_under_memory_pressure_a_connection_is_stopped_after_little(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        client.pause_receiving()
+        news = service.sessions[0].connection.open_stream(LineStream, one_way=True)
+        service.listener.budget.unsent_bytes += service.listener.budget.bytes_max + 1  # of others
+        sent_bytes = 0
+        while news.writable:
+            news.send(bytes(1_000))
+            sent_bytes += 1_000
+        assert UNSENT_BYTES_FREE < sent_bytes <= UNSENT_BYTES_FREE * 5 // 4 + 2_000
+
+
+async def test_under_memory_pressure_a_connection_is_resumed_at_half_of_what_stopped_it(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        await service.client()
+        connection = connection_of(service)
+        budget, others_bytes = service.listener.budget, service.listener.budget.bytes_max + 1
+
+        def is_stopped(waiting_bytes: int) -> bool:
+            """Whether a connection that was stopped still is, with so much left."""
+
+            def look() -> None:
+                connection.waiting_bytes = waiting_bytes
+                connection.waiting_changed()
+
+            connection.look_at_congestion = look  # type: ignore[method-assign]
+            connection.congested = True
+            service.listener.sweep()
+            return connection.congested
+
+        budget.unsent_bytes += others_bytes
+        assert is_stopped(UNSENT_BYTES_FREE)
+        assert not is_stopped(UNSENT_BYTES_FREE // 2)
+        budget.unsent_bytes -= others_bytes
+        assert not is_stopped(UNSENT_BYTES_FREE), "the pressure is gone, and so is what it stopped"
+
+
 async def test_a_client_without_connection_ids_is_refused_at_once_above_the_bound_too(tmp_path: Path) -> None:
     async with serving_quic(tmp_path, QuicLimits(connections_max=1)) as service:
         await service.client()

@@ -196,8 +196,10 @@ class TcpConnection(asyncio.Protocol):
             else:
                 transport.write(data)
             unsent_bytes = transport.get_write_buffer_size()
-            if unsent_bytes and self._flow.update_unsent(unsent_bytes) and self.writable:
-                transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
+            if unsent_bytes:
+                self._flow.update_unsent(unsent_bytes)
+                if self._flow.is_under_pressure and self.writable:
+                    transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
 
     def close(self) -> None:
         self.finish(linger=True)
@@ -226,7 +228,7 @@ class TcpConnection(asyncio.Protocol):
         if self._state is State.GONE:
             return
         unsent_bytes = self._transport.get_write_buffer_size()
-        under_pressure = self._flow.update_unsent(unsent_bytes)
+        self._flow.update_unsent(unsent_bytes)
         if self._state is State.LINGERING and not unsent_bytes:
             if self._linger_until_s is None:
                 self._linger_until_s = now_s + self._owner.limits.linger_s_max
@@ -240,7 +242,7 @@ class TcpConnection(asyncio.Protocol):
             owed=self._flow.held_bytes > 0,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self._sent_bytes - unsent_bytes,
-            under_pressure=under_pressure,
+            under_pressure=self._flow.is_under_pressure,
         )
         if expiry is not None:
             self._expired(expiry)

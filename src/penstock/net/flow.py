@@ -213,12 +213,20 @@ class ReadFlow:
         if partial_bytes != before_bytes:
             self._budget.partial.changed(self, before_bytes)
 
-    def update_unsent(self, size_bytes: int) -> bool:
-        """Note how much the peer has not taken; return whether that is too much, as long as the whole server has too much."""
-        budget = self._budget
-        budget.unsent_bytes += size_bytes - self.unsent_bytes
+    def update_unsent(self, size_bytes: int) -> None:
+        """Note how much the peer has not taken."""
+        self._budget.unsent_bytes += size_bytes - self.unsent_bytes
         self.unsent_bytes = size_bytes
-        return size_bytes > UNSENT_BYTES_FREE and budget.is_unsent_over
+
+    @property
+    def is_server_under_pressure(self) -> bool:
+        """Whether peers have not taken too much, all of them together."""
+        return self._budget.is_unsent_over
+
+    @property
+    def is_under_pressure(self) -> bool:
+        """Whether this peer has a share in that."""
+        return self.unsent_bytes > UNSENT_BYTES_FREE and self._budget.is_unsent_over
 
     def hold(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes

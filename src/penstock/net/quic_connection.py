@@ -209,10 +209,11 @@ class QuicServerConnection(Connection):
         stream.open(self._session.stream_opened)
         return stream
 
-    @property
+    def waiting_changed(self) -> None:
+        self.flow.update_unsent(self.waiting_bytes)
+
     def send_high_bytes(self) -> int:
-        under_pressure = self.flow.update_unsent(self.waiting_bytes)
-        return UNSENT_BYTES_FREE if under_pressure else self.settings.connection_send_high_bytes
+        return UNSENT_BYTES_FREE if self.flow.is_server_under_pressure else self.settings.connection_send_high_bytes
 
     def congestion_changed(self) -> None:
         if self.congested:
@@ -324,7 +325,9 @@ class QuicServerConnection(Connection):
             self.touch()
         for stream in list(self.partial_frames):
             self._check_partial(stream, now_s)
-        self.look_at_congestion()
+        self.update_congestion()  # whether the server is under pressure may have changed
+        if not self._is_there():
+            return
         unsent_bytes = self.unsent_bytes
         expiry = self._watch.judge(
             now_s,
@@ -333,7 +336,7 @@ class QuicServerConnection(Connection):
             owed=True,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self.sent_bytes - unsent_bytes,
-            under_pressure=self.flow.update_unsent(self.waiting_bytes),
+            under_pressure=self.flow.is_under_pressure,
         )
         if expiry is Expiry.UNREAD:
             self.stats.closed_unread += 1
