@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import resource
 import signal
@@ -104,6 +105,35 @@ async def test_the_admin_address_says_when_the_server_is_ready_and_when_it_stops
     await server.stop()
     states.append(server.admin.state)
     assert states == ["ready", "stopping"]
+
+
+async def test_the_server_is_not_ready_while_maintenance_of_the_log_fails(tmp_path: Path) -> None:
+    class Broken(FaultyDisk):
+        failing = False
+
+        def free_bytes(self, path: Path) -> int:
+            if self.failing:
+                raise OSError(5, "Input/output error")
+            return super().free_bytes(path)
+
+    async def status() -> tuple[str, dict[str, Any]]:
+        reader, writer = await asyncio.open_connection(*server.addresses["admin"].split(":"))
+        writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+        return head.split()[1], json.loads(body)
+
+    disk = Broken()
+    config = config_for(tmp_path, log={"maintenance_interval_s": 0.1}, admin={"bind": "127.0.0.1:0"})
+    async with running(config, disk) as server:
+        assert (await status())[0] == "200"
+        disk.failing = True
+        while (found := await status())[0] == "200":
+            pass
+        assert [task["task"] for task in found[1]["failing_tasks"]] == ["log_maintenance"]
+        disk.failing = False
+        while (await status())[0] == "503":
+            pass
 
 
 async def test_settings_reach_the_parts_they_are_for(tmp_path: Path) -> None:
@@ -494,7 +524,7 @@ def test_five_thousand_idle_connections_hold_and_cost_little(process: Process) -
     assert process.popen.poll() is None
 
 
-HALF_FRAMES = {
+PARTIAL_FRAMES = {
     "flymq": HEADER.pack(0xAF, 1, Opcode.LIST_TOPICS, 0, 60_000) + bytes(50_000),
     "blipmq": struct.pack(">I", 60_000) + b"\x03" + bytes(50_000),
     "rustlog": struct.pack(">I", 60_000) + b"\x01" + bytes(50_000),
@@ -503,21 +533,21 @@ HALF_FRAMES = {
 
 async def test_peers_that_have_not_authenticated_have_a_budget_of_their_own(tmp_path: Path) -> None:
     """Otherwise a handful of them could keep every client from being read."""
-    listeners = {name: {"bind": "127.0.0.1:0"} for name in HALF_FRAMES}
+    listeners = {name: {"bind": "127.0.0.1:0"} for name in PARTIAL_FRAMES}
     config = config_for(
         tmp_path, listeners={**listeners, "flymq": {"bind": "127.0.0.1:0", "auth": "required"}}, dev=True
     )
     async with running(config) as server:
         budget = server.listeners["flymq"].budget
         writers = []
-        for count, (name, half) in enumerate(HALF_FRAMES.items(), 1):
+        for count, (name, part) in enumerate(PARTIAL_FRAMES.items(), 1):
             host, _, port = server.addresses[name].rpartition(":")
             _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(half)
+            writer.write(part)
             writers.append(writer)
             kept_bytes = count * 50_000
-            await until(lambda kept_bytes=kept_bytes: budget.unauthenticated.partial.kept_bytes >= kept_bytes)  # type: ignore[misc]
-        assert budget.partial.kept_bytes == 0
+            await until(lambda kept_bytes=kept_bytes: budget.unauthenticated.partial.total_bytes >= kept_bytes)  # type: ignore[misc]
+        assert budget.partial.total_bytes == 0
         for writer in writers:
             await hang_up(writer)
         async with AsyncFlyMQClient(f"flymq://admin:admin@{server.addresses['flymq']}") as client:

@@ -13,6 +13,7 @@ from penstock.units import (
     format_duration_ms,
     format_size,
     is_loopback,
+    network_of,
     parse_address,
     parse_duration_ms,
     parse_duration_s,
@@ -163,3 +164,18 @@ def test_what_is_no_address_is_refused_with_the_right_form(written: str, why: st
 def test_only_addresses_of_this_machine_are_loopback() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LocalHost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.1.4", "broker.example"]))
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_a_peer_has_an_ipv4_address_or_an_ipv6_network(host: str, network: str) -> None:
+    assert network_of(host) == network

@@ -68,9 +68,10 @@ class Health:
 class Loop:
     """A step that is run again and again from `Background.loop` to `stop`."""
 
-    def __init__(self, health: Health, step: Step, first_s: float | None) -> None:
+    def __init__(self, health: Health, step: Step, first_s: float | None, retry_s_max: float) -> None:
         self._health = health
         self._step = step
+        self._retry_s_max = retry_s_max
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
         self._retry_s = RETRY_S_MIN
@@ -86,13 +87,18 @@ class Loop:
         self._woken.set()
         await self._task
 
+    async def cancel(self) -> None:
+        """Cancel the step under way, wait until it has ended, and run no more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
     async def run_once(self) -> float | None:
         """Run the step under the loop's guard; returns the pause until the next run."""
         try:
             pause_s = await self._step()
         except Exception as error:  # noqa: BLE001  one failed run must not end the loop
             self._health.failed(error)
-            pause_s, self._retry_s = self._retry_s, min(2 * self._retry_s, RETRY_S_MAX)
+            pause_s, self._retry_s = self._retry_s, min(2 * self._retry_s, self._retry_s_max)
         else:
             self._health.succeeded()
             self._retry_s = RETRY_S_MIN
@@ -119,7 +125,7 @@ class Loop:
 
 
 class Background:
-    """The background loops of one broker, their health, and the operations under way."""
+    """The background loops of one broker and its log, their health, and the operations under way."""
 
     def __init__(self) -> None:
         self._health: dict[str, Health] = {}
@@ -129,9 +135,12 @@ class Background:
         """The health of a task by its name, for work that is no loop."""
         return self._health.setdefault(name, Health(name))
 
-    def loop(self, name: str, step: Step, *, first_s: float | None = 0) -> Loop:
-        """Run a step again and again, for the first time after `first_s` seconds, or once woken if that is None."""
-        return Loop(self.health(name), step, first_s)
+    def loop(self, name: str, step: Step, *, first_s: float | None = 0, retry_s_max: float | None = None) -> Loop:
+        """Run a step again and again, for the first time after `first_s` seconds, or once woken if that is None.
+
+        `retry_s_max` bounds the pause after a failure, for steps that are costly to repeat.
+        """
+        return Loop(self.health(name), step, first_s, RETRY_S_MAX if retry_s_max is None else retry_s_max)
 
     @property
     def failures(self) -> dict[str, int]:

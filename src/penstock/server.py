@@ -26,6 +26,7 @@ import uvloop
 
 from penstock.admin.figures import SessionStats
 from penstock.admin.http import AdminServer
+from penstock.background import Background
 from penstock.broker.access import ANONYMOUS, SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
@@ -61,7 +62,6 @@ from penstock.protocols.fujin.codec import WriteForm
 from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.fujin.settings import Alias, FujinSettings
 from penstock.protocols.rustlog.session import RustLog
-from penstock.protocols.workers import WorkerPool
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
 from penstock.units import is_loopback, parse_address
@@ -104,7 +104,6 @@ class Surroundings:
     settings: ListenerSettings
     address: Callable[[], str]
     """Where the listener is; known once it has started."""
-    workers: WorkerPool
 
 
 def _flymq(given: Surroundings) -> FlyMQ:
@@ -115,7 +114,6 @@ def _flymq(given: Surroundings) -> FlyMQ:
         node=Node(NODE_ID, given.address),
         principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
         login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
-        workers=given.workers,
         dialect=Dialect(given.settings.dialect),
     )
 
@@ -135,8 +133,12 @@ def _rustlog(given: Surroundings) -> RustLog:
     settings = given.settings
     assert isinstance(settings, RustLogListener)
     required = _is_required(given, settings.auth)
-    principal = UNAUTHENTICATED if required else ANONYMOUS
-    return RustLog(given.broker, clock=given.clock, principal=principal, workers=given.workers)
+    return RustLog(
+        given.broker,
+        clock=given.clock,
+        principal=UNAUTHENTICATED if required else ANONYMOUS,
+        login_required=required and not given.config.access.allow_anonymous,
+    )
 
 
 def _is_required(given: Surroundings, auth: str) -> bool:
@@ -216,8 +218,9 @@ class Server:
         self.config = config
         self._clock = clock or SystemClock()
         self._parts = AsyncExitStack()
+        background = Background()
         self.engine: Engine = EmbeddedEngine(
-            config.data_dir, clock=self._clock, disk=disk, options=_engine_options(config)
+            config.data_dir, clock=self._clock, disk=disk, options=_engine_options(config), background=background
         )
         self.broker = Broker(
             self.engine,
@@ -226,6 +229,7 @@ class Server:
             access_settings=_access_settings(config),
             topic_defaults=config.topic_defaults,
             deliveries=_delivery_policy(config),
+            background=background,
         )
         self.listeners: dict[str, TcpListener | QuicListener] = {}
         self.sessions: dict[str, SessionStats] = {}
@@ -331,11 +335,9 @@ class Server:
         quic_contexts: Mapping[str, TlsSettings],
     ) -> None:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
-        workers = WorkerPool()
-        parts.callback(workers.close)
         parts.push_async_callback(self._stop_listeners)
         for name, settings in self.config.listeners.enabled():
-            given = Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name), workers)
+            given = Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name))
             if name in PROTOCOLS:
                 await self._start_tcp(name, given, contexts.get(name), budget)
             elif name in QUIC_PROTOCOLS:

@@ -32,6 +32,8 @@ DURATION_UNITS_MS = {
     "d": 86_400_000,
     "w": 7 * 86_400_000,
 }
+IPV6_NETWORK_BITS = 64
+"""One customer commonly has this much of an IPv6 address to himself."""
 NUMBER_MAX = (1 << 63) - 1  # what the log and the wire store numbers in
 TEXT_LENGTH_MAX = 64
 
@@ -166,3 +168,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def network_of(host: str) -> str:
+    """Return what one peer has of addresses: an IPv4 address, or the /64 of an IPv6 address. A name stays as it is."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 6 and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, IPV6_NETWORK_BITS), strict=False))
+    return str(address if address.version == 4 else address.ipv4_mapped)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,11 +9,21 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker.access import BROKER, SYSTEM, OpenAccess, Operation, Principal, Resource, ResourceKind
-from penstock.broker.audit import AUDIT_TOPIC, EVENTS_MAX, FOLD_S, WAITING_EVENTS_MAX, Audit, AuditQuery
-from penstock.errors import InvalidRequest
+from penstock.broker.audit import (
+    AUDIT_TOPIC,
+    EVENTS_MAX,
+    EVENTS_PER_CHECK,
+    FOLD_S,
+    WAITING_EVENTS_MAX,
+    Audit,
+    AuditEvent,
+    AuditQuery,
+)
+from penstock.errors import InvalidRequest, ShuttingDown
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
+from penstock.workers import WorkerPool
 
 ANN = Principal("ann", address="192.0.2.1:50000")
 BOB = Principal("bob", address="198.51.100.9:40000")
@@ -20,7 +31,7 @@ BOB = Principal("bob", address="198.51.100.9:40000")
 
 @pytest.fixture
 async def audit(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Audit]:
-    audit = Audit(engine, clock, OpenAccess(), node="node-1")
+    audit = Audit(engine, clock, OpenAccess(), WorkerPool(), node="node-1")
     await audit.start()
     yield audit
     await audit.close()
@@ -126,7 +137,7 @@ async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_pat
     disk = FaultyDisk()
     engine = EmbeddedEngine(tmp_path / "data", clock=clock, disk=disk)
     await engine.start()
-    audit = Audit(engine, clock, OpenAccess())
+    audit = Audit(engine, clock, OpenAccess(), WorkerPool())
     await audit.start()
     disk.fail_next_fsync()
     with capture_logs() as logs:
@@ -145,16 +156,48 @@ async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_pat
 async def test_the_trail_is_there_after_a_restart_and_its_size_is_bounded(
     engine: EmbeddedEngine, clock: ManualClock
 ) -> None:
-    first = Audit(engine, clock, OpenAccess())
+    first = Audit(engine, clock, OpenAccess(), WorkerPool())
     await first.start()
     first.note(ANN, "topic.create", "orders")
     await first.close()
     first.note(ANN, "topic.delete", "orders")
     assert first.stats.dropped == 1, "closed"
-    second = Audit(engine, clock, OpenAccess())
+    second = Audit(engine, clock, OpenAccess(), WorkerPool())
     await second.start()
     assert await types(second) == ["topic.create"]
     await second.close()
     config = engine.topics()[AUDIT_TOPIC].config
     assert config.retention_ms is not None
     assert config.retention_bytes is not None
+
+
+@pytest.mark.parametrize("by", ["the broker", "the client"])
+async def test_a_query_is_ended_by_a_stop_of_the_broker_and_by_that_of_its_client(
+    engine: EmbeddedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    workers = WorkerPool()
+    audit, worker = Audit(engine, clock, OpenAccess(), workers), workers.worker()
+    await audit.start()
+    for number in range(10 * EVENTS_PER_CHECK):
+        audit.note(ANN, "topic.create", f"t{number}")
+    started, stopped = asyncio.Event(), threading.Event()
+    loop, compared = asyncio.get_running_loop(), []
+
+    def matches(self: AuditQuery, event: AuditEvent) -> bool:
+        compared.append(event)
+        loop.call_soon_threadsafe(started.set)
+        assert stopped.wait(10)
+        return True
+
+    monkeypatch.setattr(AuditQuery, "matches", matches)
+    query = asyncio.ensure_future(audit.query(SYSTEM, AuditQuery(), worker))
+    await started.wait()
+    if by == "the broker":
+        workers.close()
+    else:
+        worker.stop()
+    stopped.set()
+    with pytest.raises(ShuttingDown):
+        await query
+    assert len(compared) <= EVENTS_PER_CHECK
+    await audit.close()

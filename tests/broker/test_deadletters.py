@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,11 +19,12 @@ from penstock.broker.deadletter_entries import HEADER_PREFIX, REASON_BYTES_MAX, 
 from penstock.broker.deadletters import DEADLETTERS_TOPIC, dead_letter_topic
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import Table
-from penstock.errors import EntryNotFound, TopicNotFound, ValidationFailed
+from penstock.errors import EntryNotFound, ShuttingDown, TopicNotFound, ValidationFailed
 from penstock.log.api import TopicConfig
 from penstock.log.block import decode_headers, encode_headers
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import START_MS, ManualClock
+from penstock.workers import Check
 from tests.broker.producing import dead_letter, produce, read_values
 
 WHO = ANONYMOUS
@@ -320,7 +322,9 @@ async def test_all_letters_are_replayed_in_batches_or_only_counted(
         await dead_letter(broker, [failed(value) for value in values[first : first + 10]])
     assert await broker.dead_letters.replay_all(WHO, "orders", dry_run=True) == 100
     assert await values_of(broker, "orders") == []
-    assert await broker.dead_letters.replay_all(WHO, "orders", lambda letter: (letter.value or b"")[-1:] == b"5") == 10
+    assert (
+        await broker.dead_letters.replay_all(WHO, "orders", lambda letter, _: (letter.value or b"")[-1:] == b"5") == 10
+    )
     assert await values_of(broker, "orders") == [value for value in values if value[-1:] == b"5"]
     assert await broker.dead_letters.replay_all(WHO, "orders") == 90
     assert sorted(await values_of(broker, "orders"), key=lambda value: int(value or 0)) == values
@@ -420,3 +424,51 @@ def test_names_that_would_be_too_long_are_cut_and_stay_different() -> None:
     for name in (first, second):
         assert name.endswith(".dlq")
         assert len(name.encode()) <= 249
+
+
+async def test_a_filter_that_does_not_end_is_ended_by_a_stop(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    await broker.start()
+    await broker.ensure_topic(WHO, "orders")
+    await dead_letter(broker, [failed(b"a"), failed(b"b")])
+    started = asyncio.Event()
+    loop, threads = asyncio.get_running_loop(), []
+
+    def endless(letter: DeadLetter, check: Check) -> bool:
+        threads.append(threading.current_thread().name)
+        loop.call_soon_threadsafe(started.set)
+        while True:
+            check()
+
+    replay = asyncio.ensure_future(broker.dead_letters.replay_all(WHO, "orders", endless))
+    await started.wait()
+    await broker.close()
+    with pytest.raises(ShuttingDown):
+        await replay
+    assert len(threads) == 1
+    assert threads[0].startswith("penstock-worker"), "not one of the threads that everything else shares"
+
+
+async def test_a_filter_is_ended_by_a_stop_between_two_letters(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    await broker.start()
+    await broker.ensure_topic(WHO, "orders")
+    await dead_letter(broker, [failed(b"%d" % number) for number in range(10)])
+    started, stopped = asyncio.Event(), threading.Event()
+    loop, asked = asyncio.get_running_loop(), []
+
+    def wanted(letter: DeadLetter, check: Check) -> bool:
+        asked.append(letter)
+        loop.call_soon_threadsafe(started.set)
+        assert stopped.wait(10)
+        return True
+
+    replay = asyncio.ensure_future(broker.dead_letters.replay_all(WHO, "orders", wanted))
+    await started.wait()
+    broker.workers.close()
+    stopped.set()
+    with pytest.raises(ShuttingDown):
+        await replay
+    assert len(asked) == 1
+    await broker.close()
+    assert [block.values() for block in await engine.partition("orders", 0).read(0)] == [], "nothing was replayed"

@@ -65,7 +65,7 @@ async def test_a_commit_shows_when_it_is_on_disk_and_not_before(broker: Broker) 
     committing = broker.commit_offset(WHO, "t", "g", 0, 1)
     with pytest.raises(GroupNotFound):
         broker.committed_offset(WHO, "t", "g", 0)
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
     await committing
     assert broker.committed_offset(WHO, "t", "g", 0) == 1
 
@@ -89,7 +89,7 @@ async def test_a_commit_needs_no_topic(broker: Broker) -> None:
 async def test_an_offset_that_no_partition_can_have_is_refused(broker: Broker, offset: int) -> None:
     with pytest.raises(InvalidRequest, match=f"offset {offset} is out of range"):
         await broker.commit_offset(WHO, "t", "g", 0, offset)
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
 
 
 async def test_the_highest_offset_is_kept_exactly(broker: Broker) -> None:
@@ -102,7 +102,7 @@ async def test_a_partition_that_cannot_be_is_refused(broker: Broker, topic: str,
     await broker.ensure_topic(WHO, "t")
     with pytest.raises(PartitionNotFound, match=f"partition {partition} not found"):
         await broker.commit_offset(WHO, topic, "g", partition, 0)
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
 
 
 async def test_names_are_checked_before_a_group_is_made(broker: Broker) -> None:
@@ -114,7 +114,7 @@ async def test_names_are_checked_before_a_group_is_made(broker: Broker) -> None:
             await broker.commit_offset(WHO, "t", group, 0, 0)
         with pytest.raises(InvalidRequest, match="group name"):
             broker.subscribe(WHO, "t", group, "s1")
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
 
 
 async def test_offsets_survive_a_restart_and_members_do_not(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_commits_of_one_turn_share_their_flushes(engine: EmbeddedEngine, b
     commits = engine.stats.commits
     await asyncio.gather(*(broker.commit_offset(WHO, "t", f"g{n}", 0, n) for n in range(300)))
     assert engine.stats.commits - commits <= 3
-    assert len(broker.list_groups(WHO)) == 300
+    assert len(list(broker.list_groups(WHO))) == 300
 
 
 # -- the end of a topic ---------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ async def test_a_topic_created_again_is_read_from_its_start(broker: Broker) -> N
     await broker.commit_offset(WHO, "t", "g", 0, 2)
     broker.subscribe(WHO, "t", "g", "s1")
     await broker.delete_topic(WHO, "t")
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
     await broker.ensure_topic(WHO, "t")
     assert broker.start_position(WHO, "t", "g", 0, "committed") == 0
     with pytest.raises(GroupNotFound):
@@ -179,9 +179,9 @@ async def test_offsets_left_by_a_crash_in_the_middle_of_a_deletion_count_for_not
         await broker._engine.create_topic("t", TopicConfig())
         with pytest.raises(GroupNotFound):
             broker.committed_offset(WHO, "t", "g", 0)
-        assert broker.list_groups(WHO) == []
+        assert list(broker.list_groups(WHO)) == []
     async with running(tmp_path) as broker:
-        assert broker.list_groups(WHO) == []
+        assert list(broker.list_groups(WHO)) == []
         assert len(broker._groups._table) == 0
         assert broker._groups._groups == {}
 
@@ -256,7 +256,7 @@ async def test_seeking_to_a_time_finds_the_first_record_since_and_commits_it_for
     clock.advance(10)
     await produce(broker, "t", [b"c"])
     assert await broker.seek_to_time(WHO, "t", "", 0, START_MS + 1) == 2
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
     assert await broker.seek_to_time(WHO, "t", "g", 0, START_MS + 10_000) == 2
     assert broker.committed_offset(WHO, "t", "g", 0) == 2
     assert await broker.seek_to_time(WHO, "t", "g", 0, START_MS + 10_001) == 3
@@ -318,7 +318,7 @@ async def test_a_group_of_members_only_can_be_deleted(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     broker.subscribe(WHO, "t", "g", "s1")
     await broker.delete_group(WHO, "g", "t")
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
     broker.subscribe(WHO, "t", "g", "s1")
     assert [info.members for info in broker.list_groups(WHO)] == [("s1",)]
 
@@ -337,7 +337,7 @@ async def test_a_group_that_only_subscribed_is_kept_until_it_is_deleted_or_its_t
     assert [info.topic for info in broker.list_groups(WHO)] == ["u"]
     await broker.delete_topic(WHO, "u")
     await broker.ensure_topic(WHO, "u")
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
 
 
 async def test_a_group_that_only_subscribed_does_not_survive_a_restart(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ async def test_a_group_that_only_subscribed_does_not_survive_a_restart(tmp_path:
         broker.unsubscribe("s1")
         assert [info.group for info in broker.list_groups(WHO)] == ["g"]
     async with running(tmp_path) as broker:
-        assert broker.list_groups(WHO) == []
+        assert list(broker.list_groups(WHO)) == []
 
 
 # -- limits ---------------------------------------------------------------------------------------------------------------
@@ -469,5 +469,5 @@ async def test_a_topic_can_be_deleted_although_its_offsets_cannot(engine: Embedd
     engine.partition(GROUPS_TOPIC, 0).fail("the disk is gone")
     await broker.delete_topic(WHO, "t")
     await broker.ensure_topic(WHO, "t")
-    assert broker.list_groups(WHO) == []
+    assert list(broker.list_groups(WHO)) == []
     assert broker.start_position(WHO, "t", "g", 0, "committed") == 0

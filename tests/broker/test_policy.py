@@ -274,7 +274,7 @@ async def test_a_list_of_schemas_notes_no_refusals(engine: EmbeddedEngine, clock
     await broker.start()
     for name in ("a", "b"):
         await broker.schemas.register(SYSTEM, name, "json", "{}")
-    assert broker.schemas.versions(UNAUTHENTICATED) == []
+    assert list(broker.schemas.versions(UNAUTHENTICATED)) == []
     denied = await broker.audit.query(SYSTEM, AuditQuery(types=["access.denied"]))
     assert denied.events == []
     await broker.close()

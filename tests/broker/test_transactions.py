@@ -385,7 +385,7 @@ async def test_offsets_of_a_transaction_that_is_not_committed_move_nothing(house
         house.transactions.rollback(ALICE, transaction)
         with pytest.raises(GroupNotFound):
             house.broker.committed_offset(ALICE, "orders", "g", 0)
-        assert house.broker.list_groups(ANONYMOUS) == []
+        assert list(house.broker.list_groups(ANONYMOUS)) == []
 
 
 async def test_offsets_that_cannot_be_committed_are_refused_at_once(house: House) -> None:

@@ -150,7 +150,7 @@ async def test_on_a_full_disk_nothing_is_written_and_the_commit_may_be_tried_aga
         with pytest.raises(NoSpace):
             await house.commit(transaction)
         assert [await house.values("orders", index) for index in range(2)] == [[], []]
-        assert house.broker.list_groups(ANONYMOUS) == []
+        assert list(house.broker.list_groups(ANONYMOUS)) == []
         house.disk.disk_full_off()
         assert await house.commit(transaction)
         assert [len(await house.values("orders", index)) for index in range(2)] == [1, 1]

@@ -10,7 +10,7 @@ from penstock.net.deadlines import ConnectionWatch, Expiry, Sweep
 from penstock.net.limits import ListenerLimits
 from penstock.testing.clock import ManualClock
 
-LIMITS = ListenerLimits(pressed_s_max=4.0, idle_s_max=10, header_s_max=3)
+LIMITS = ListenerLimits(under_pressure_s_max=4.0, idle_s_max=10, header_s_max=3)
 
 
 class Watched:
@@ -31,7 +31,7 @@ class Watched:
         owed: bool = False,
         unsent: int = 0,
         delivered: int = 0,
-        pressed: bool = False,
+        under_pressure: bool = False,
     ) -> Expiry | None:
         """Pass the given number of times; the first verdict that is not None, or None."""
         for _ in range(seconds):
@@ -45,7 +45,7 @@ class Watched:
                 owed=owed,
                 unsent_bytes=unsent,
                 delivered_bytes=delivered,
-                pressed=pressed,
+                under_pressure=under_pressure,
             )
             if verdict is not None:
                 return verdict
@@ -68,11 +68,11 @@ def test_receiving_starts_the_idle_time_anew() -> None:
 
 def test_a_peer_that_leaves_answers_unread_under_pressure_is_closed_sooner() -> None:
     watched = Watched()
-    assert watched.passes(3, unsent=10, pressed=True) is None
-    assert watched.passes(1, unsent=10, pressed=True) is Expiry.UNREAD
+    assert watched.passes(3, unsent=10, under_pressure=True) is None
+    assert watched.passes(1, unsent=10, under_pressure=True) is Expiry.UNREAD
     watched = Watched()
     for delivered in range(1, 100):
-        assert watched.passes(1, unsent=10, delivered=delivered, pressed=True) is None
+        assert watched.passes(1, unsent=10, delivered=delivered, under_pressure=True) is None
 
 
 def test_delivering_is_progress_too() -> None:
@@ -111,7 +111,7 @@ def test_half_a_frame_ends_at_its_own_time_although_bytes_keep_coming() -> None:
         watched.watch.frame_pending(True)
         assert watched.passes(1) is None
     watched.watch.received = True
-    assert watched.passes(1) is Expiry.HALF_FRAME
+    assert watched.passes(1) is Expiry.PARTIAL_FRAME
 
 
 @pytest.mark.parametrize("restart", ["frame_completed", "not_pending"])
@@ -132,7 +132,7 @@ def test_half_a_frame_has_time_while_we_do_not_read() -> None:
     watched.watch.frame_pending(True)
     assert watched.passes(100, reading=False) is None
     assert watched.passes(3) is None
-    assert watched.passes(1) is Expiry.HALF_FRAME
+    assert watched.passes(1) is Expiry.PARTIAL_FRAME
 
 
 class Seen:
@@ -162,14 +162,14 @@ def test_a_frame_that_waits_for_room_expires_too() -> None:
     watched = Watched()
     watched.watch.frame_pending(True)
     assert watched.passes(3, reading=False, frame_waits=True) is None
-    assert watched.passes(1, reading=False, frame_waits=True) is Expiry.HALF_FRAME
+    assert watched.passes(1, reading=False, frame_waits=True) is Expiry.PARTIAL_FRAME
 
 
 def test_while_frames_wait_for_room_one_that_makes_no_progress_expires_sooner() -> None:
-    limits = ListenerLimits(pressed_s_max=2.0, idle_s_max=100, header_s_max=30)
+    limits = ListenerLimits(under_pressure_s_max=2.0, idle_s_max=100, header_s_max=30)
     watched = Watched(limits)
     watched.watch.frame_pending(True)
     for _ in range(10):
         watched.watch.received = True
         assert watched.passes(1, frames_wait=True) is None
-    assert watched.passes(1, frames_wait=True) is Expiry.HALF_FRAME
+    assert watched.passes(1, frames_wait=True) is Expiry.PARTIAL_FRAME

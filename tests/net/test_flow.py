@@ -180,7 +180,7 @@ LARGE = 2 * PARTIAL_BYTES_FREE
 def partial_flows(count: int) -> Flows:
     given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
     for flow in given.flows:
-        flow.keep(LARGE)
+        flow.update_partial(LARGE)
     return given
 
 
@@ -188,22 +188,22 @@ def test_partial_frames_are_received_until_they_use_half_of_the_budget() -> None
     given = partial_flows(4)
     assert given.read() == [True, True, False, False]
     assert given.budget.partial.waiting == 2
-    assert given.budget.partial.kept_bytes == 4 * LARGE
+    assert given.budget.partial.total_bytes == 4 * LARGE
 
 
 def test_the_frame_that_began_first_is_always_received() -> None:
     given = partial_flows(3)
     for size in range(LARGE, 20 * LARGE, LARGE):
-        given.flows[0].keep(size)
+        given.flows[0].update_partial(size)
     assert given.read() == [True, True, False]
-    given.flows[1].keep(LARGE + 1)
+    given.flows[1].update_partial(LARGE + 1)
     assert given.read() == [True, False, False]
 
 
 def test_small_frames_are_received_whatever_the_others_have() -> None:
     given = partial_flows(3)
     small = ReadFlow(FakeSocket(), 100, given.budget, given.stats)
-    small.keep(PARTIAL_BYTES_FREE)
+    small.update_partial(PARTIAL_BYTES_FREE)
     assert small.reading
 
 
@@ -218,15 +218,15 @@ def test_partial_frames_leave_half_of_the_budget_to_requests() -> None:
 
 def test_a_frame_that_is_finished_lets_the_next_in_order_be_received() -> None:
     given = partial_flows(4)
-    given.flows[1].keep(LARGE + 1)
+    given.flows[1].update_partial(LARGE + 1)
     assert given.read() == [True, False, False, False]
-    given.flows[0].keep(0)
+    given.flows[0].update_partial(0)
     given.turns.run_one()
     assert given.read() == [True, True, False, False]
-    given.flows[1].keep(0)
+    given.flows[1].update_partial(0)
     given.turns.run_one()
     assert given.read() == [True, True, True, False]
-    given.flows[2].keep(0)
+    given.flows[2].update_partial(0)
     given.turns.run_one()
     assert all(given.read())
 
@@ -237,12 +237,12 @@ def test_a_connection_that_is_lost_makes_room() -> None:
         flow.lost()
     given.turns.run_one()
     assert given.flows[3].reading
-    assert given.budget.partial.kept_bytes == LARGE
+    assert given.budget.partial.total_bytes == LARGE
 
 
 def test_one_that_is_stopped_for_another_reason_does_not_hold_up_those_after_it() -> None:
     given = partial_flows(4)
-    given.flows[1].keep(LARGE + 1)
+    given.flows[1].update_partial(LARGE + 1)
     assert given.read() == [True, False, False, False]
     given.flows[0].block(SEND_BUFFER)
     given.turns.run_one()
@@ -253,7 +253,7 @@ def test_connections_that_were_stopped_for_two_reasons_are_resumed_when_the_othe
     given = partial_flows(4)
     for flow in given.flows:
         flow.block(SEND_BUFFER)
-    given.flows[0].keep(0)
+    given.flows[0].update_partial(0)
     while given.turns.run_one():
         pass
     assert not any(given.read())
@@ -263,7 +263,7 @@ def test_connections_that_were_stopped_for_two_reasons_are_resumed_when_the_othe
         pass
     assert given.flows[1].reading
     for flow in given.flows:
-        flow.keep(0)
+        flow.update_partial(0)
         while given.turns.run_one():
             pass
     assert all(given.read())
@@ -272,7 +272,7 @@ def test_connections_that_were_stopped_for_two_reasons_are_resumed_when_the_othe
 def test_many_that_are_stopped_for_another_reason_hold_up_nobody() -> None:
     given = Flows(200, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
     for flow in given.flows:
-        flow.keep(LARGE)
+        flow.update_partial(LARGE)
     for flow in given.flows[:-1]:
         flow.block(SEND_BUFFER)
     while given.turns.run_one():
@@ -283,12 +283,12 @@ def test_many_that_are_stopped_for_another_reason_hold_up_nobody() -> None:
 def test_small_frames_that_go_away_make_room_too() -> None:
     given = Flows(40, own_bytes_max=100 * LARGE, total_bytes_max=40 * PARTIAL_BYTES_FREE)
     for flow in given.flows[:-2]:
-        flow.keep(PARTIAL_BYTES_FREE)
+        flow.update_partial(PARTIAL_BYTES_FREE)
     for flow in given.flows[-2:]:
-        flow.keep(2 * PARTIAL_BYTES_FREE)
+        flow.update_partial(2 * PARTIAL_BYTES_FREE)
     assert not given.flows[-1].reading
     for flow in given.flows[:-2]:
-        flow.keep(0)
+        flow.update_partial(0)
     given.turns.run_one()
     assert given.flows[-1].reading
 
@@ -296,14 +296,14 @@ def test_small_frames_that_go_away_make_room_too() -> None:
 def test_what_waits_for_room_is_resumed_a_few_per_turn() -> None:
     count = 2 + 2 * RESUMED_PER_TURN_MAX
     given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
-    given.flows[0].keep(100 * LARGE)
+    given.flows[0].update_partial(100 * LARGE)
     for flow in given.flows[1:]:
-        flow.keep(PARTIAL_BYTES_FREE + 1)
+        flow.update_partial(PARTIAL_BYTES_FREE + 1)
     assert given.read() == [True] + [False] * (count - 1)
     for flow in given.flows[2:]:
-        flow.keep(PARTIAL_BYTES_FREE + 2)
+        flow.update_partial(PARTIAL_BYTES_FREE + 2)
     given.budget.partial.bytes_max = 10_000 * LARGE
-    given.flows[0].keep(0)
+    given.flows[0].update_partial(0)
     turns = 0
     while given.turns.run_one():
         turns += 1
@@ -316,17 +316,20 @@ def test_what_waits_for_room_is_resumed_a_few_per_turn() -> None:
 
 def test_unsent_replies_are_too_many_once_all_connections_together_have_too_many() -> None:
     given = Flows(3, total_bytes_max=3 * UNSENT_BYTES_FREE)
-    assert not given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
-    assert given.flows[1].leave_unsent(2 * UNSENT_BYTES_FREE)
-    assert not given.flows[2].leave_unsent(UNSENT_BYTES_FREE)
-    assert given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
-    given.flows[1].leave_unsent(0)
-    assert not given.flows[0].leave_unsent(2 * UNSENT_BYTES_FREE)
+    given.flows[0].update_unsent(2 * UNSENT_BYTES_FREE)
+    assert not given.flows[0].is_under_pressure
+    given.flows[1].update_unsent(2 * UNSENT_BYTES_FREE)
+    given.flows[2].update_unsent(UNSENT_BYTES_FREE)
+    assert [flow.is_under_pressure for flow in given.flows[:3]] == [True, True, False]
+    assert given.flows[2].is_server_under_pressure
+    given.flows[1].update_unsent(0)
+    assert not given.flows[0].is_under_pressure
+    assert not given.flows[0].is_server_under_pressure
 
 
 def test_a_lost_connection_leaves_nothing_unsent() -> None:
     given = Flows(1)
-    given.flows[0].leave_unsent(5_000)
+    given.flows[0].update_unsent(5_000)
     given.flows[0].lost()
     assert given.budget.unsent_bytes == 0
 
@@ -371,23 +374,23 @@ def test_what_a_connection_has_moves_with_it_to_the_other_budget() -> None:
     flow = given.flows[0]
     flow.use(own)
     flow.hold(251)
-    flow.keep(7)
-    flow.leave_unsent(5)
+    flow.update_partial(7)
+    flow.update_unsent(5)
     assert given.read() == [False, True]
     flow.use(common)
     assert given.read() == [True, True]
-    assert (own.held_bytes, own.partial.kept_bytes, own.unsent_bytes, own.waiting) == (0, 0, 0, 0)
-    assert (common.held_bytes, common.partial.kept_bytes, common.unsent_bytes) == (251, 7, 5)
+    assert (own.held_bytes, own.partial.total_bytes, own.unsent_bytes, own.waiting) == (0, 0, 0, 0)
+    assert (common.held_bytes, common.partial.total_bytes, common.unsent_bytes) == (251, 7, 5)
     flow.release(251)
     flow.lost()
-    assert (common.held_bytes, common.partial.kept_bytes, common.unsent_bytes) == (0, 0, 0)
+    assert (common.held_bytes, common.partial.total_bytes, common.unsent_bytes) == (0, 0, 0)
 
 
 def test_a_peer_that_takes_no_replies_keeps_others_waiting_if_some_wait() -> None:
     given = Flows(2, own_bytes_max=10_000)
     slow, other = given.flows
     slow.hold(990)
-    slow.leave_unsent(10)
+    slow.update_unsent(10)
     assert [slow.keeps_others_waiting, other.keeps_others_waiting] == [False, False]
     other.hold(20)
     assert [slow.keeps_others_waiting, other.keeps_others_waiting] == [True, False]  # the other takes its replies

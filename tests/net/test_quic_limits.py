@@ -6,13 +6,14 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from qh3.tls import Epoch
 
 from penstock.errors import ConnectionLost, Unreachable
+from penstock.net import quic_connection
 from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
@@ -218,8 +219,8 @@ async def test_a_frame_that_stays_half_received_ends_its_stream(tmp_path: Path) 
         assert await read_line(other) == b"still\n"
 
 
-async def test_many_streams_with_half_frames_are_one_peer_too_many(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path, QuicLimits(half_frames_bytes_max=1 * MIB)) as service:
+async def test_many_streams_with_partial_frames_are_one_peer_too_many(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(partial_frames_bytes_max=1 * MIB)) as service:
         client = await service.client()
         for _ in range(1_000):
             client.open_stream().send(b"echo " + b"x" * 4_000)
@@ -227,11 +228,11 @@ async def test_many_streams_with_half_frames_are_one_peer_too_many(tmp_path: Pat
         assert service.stats.closed_header == 1
         assert service.stats.bytes_in <= 1 * MIB + 64 * KIB
         assert service.stats.connections_open == 0
-        assert "unfinished frames" in str(client.loss)
+        assert "partial frames" in str(client.loss)
 
 
 async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path, QuicLimits(half_frames_bytes_max=64 * KIB)) as service:
+    async with serving_quic(tmp_path, QuicLimits(partial_frames_bytes_max=64 * KIB)) as service:
         client = await service.client()
         streams = [client.open_stream() for _ in range(10)]
         for _ in range(10):
@@ -242,7 +243,45 @@ async def test_frames_that_are_finished_do_not_count_as_half_ones(tmp_path: Path
                 assert await read_line(stream) == b"x" * 2_000 + b"\n"
         connection = connection_of(service)
         assert connection.flow.partial_bytes == 0
-        assert not connection.half_frames
+        assert not connection.partial_frames
+
+
+@pytest.mark.parametrize("by", ["us", "the peer"])
+async def test_a_frame_of_a_stream_that_was_closed_is_not_counted(tmp_path: Path, by: str) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo hal")
+        await until(lambda: service.sessions != [] and service.sessions[0].streams != [])
+        [session], connection = service.sessions[0].streams, connection_of(service)
+        await until(lambda: connection.flow.partial_bytes == 8)
+        if by == "us":
+            session.stream.close()
+        else:
+            stream.reset(7)
+            await until(lambda: session.is_closed)
+        assert connection.flow.partial_bytes == 0
+        session.connection.frame_pending(True)
+        assert not connection.partial_frames
+        assert connection.flow.partial_bytes == 0
+
+
+async def test_a_request_that_is_held_later_does_not_make_a_partial_frame_count_less(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"echo hal")
+        await until(lambda: service.sessions != [] and service.sessions[0].streams != [])
+        [session], connection = service.sessions[0].streams, connection_of(service)
+        await until(lambda: connection.flow.partial_bytes == 8)
+        service.pass_time(1)
+        service.pass_time(service.listener.limits.header_s_max - 2)
+        session.connection.hold(5)
+        assert connection.flow.partial_bytes == 8
+        session.connection.release(5)
+        service.pass_time(4)
+        assert await read_all(stream) == b""
+        assert service.stats.closed_header == 1
 
 
 # -- floods of connections ---------------------------------------------------------------------------------------------------
@@ -343,6 +382,23 @@ async def test_one_host_cannot_crowd_out_the_handshakes_of_others(tmp_path: Path
             assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 9
 
 
+async def test_hosts_of_one_network_cannot_crowd_out_the_handshakes_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quic_connection, "network_of", lambda host: "many" if host != "127.0.0.2" else host)
+    limits = QuicLimits(handshakes_max=20, retry_above=1)
+    async with serving_quic(tmp_path, limits) as service:
+        with stranger("127.0.0.2") as other, ExitStack() as stack:
+            flooders = [stack.enter_context(stranger(f"127.0.0.{3 + number}")) for number in range(12)]
+            for count, own in enumerate([other] * 8 + flooders, 1):
+                await _begin_handshake(service, own)
+                await until(lambda count=count: service.stats.handshakes_open == count)  # type: ignore[misc]
+            for own in flooders:
+                await _begin_handshake(service, own)
+            await until(lambda: service.stats.handshakes_dropped >= 12)
+            assert [connection.host for connection in service.listener._half_open].count("127.0.0.2") == 8
+
+
 async def _begin_handshake(service: QuicService, own: socket.socket) -> None:
     """Begin a handshake, begin it again after a Retry, and leave it there."""
     core, datagrams = first_flight(service.where)
@@ -414,6 +470,44 @@ async def test_what_clients_do_not_take_is_bounded_over_all_connections(tmp_path
             return service.listener.budget.unsent_bytes == 0
 
         await until(is_taken)
+
+
+async def test_under_memory_pressure_a_connection_is_stopped_after_little(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        client.pause_receiving()
+        news = service.sessions[0].connection.open_stream(LineStream, one_way=True)
+        service.listener.budget.unsent_bytes += service.listener.budget.bytes_max + 1  # of others
+        sent_bytes = 0
+        while news.writable:
+            news.send(bytes(1_000))
+            sent_bytes += 1_000
+        assert UNSENT_BYTES_FREE < sent_bytes <= UNSENT_BYTES_FREE * 5 // 4 + 2_000
+
+
+async def test_under_memory_pressure_a_connection_is_resumed_at_half_of_what_stopped_it(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        await service.client()
+        connection = connection_of(service)
+        budget, others_bytes = service.listener.budget, service.listener.budget.bytes_max + 1
+
+        def is_stopped(waiting_bytes: int) -> bool:
+            """Whether a connection that was stopped still is, with so much left."""
+
+            def look() -> None:
+                connection.waiting_bytes = waiting_bytes
+                connection.waiting_changed()
+
+            connection.look_at_congestion = look  # type: ignore[method-assign]
+            connection.congested = True
+            service.listener.sweep()
+            return connection.congested
+
+        budget.unsent_bytes += others_bytes
+        assert is_stopped(UNSENT_BYTES_FREE)
+        assert not is_stopped(UNSENT_BYTES_FREE // 2)
+        budget.unsent_bytes -= others_bytes
+        assert not is_stopped(UNSENT_BYTES_FREE), "the pressure is gone, and so is what it stopped"
 
 
 async def test_a_client_without_connection_ids_is_refused_at_once_above_the_bound_too(tmp_path: Path) -> None:

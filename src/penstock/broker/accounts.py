@@ -13,6 +13,7 @@ from penstock.broker.throttle import Throttle
 from penstock.broker.users import Users
 from penstock.clock import Clock
 from penstock.log.api import Engine
+from penstock.workers import WorkerPool
 
 
 class Accounts:
@@ -25,12 +26,13 @@ class Accounts:
         policy: AccessPolicy | None,
         settings: AccessSettings,
         background: Background,
+        workers: WorkerPool,
     ) -> None:
         self.directory = Directory(engine)
         self.policy = policy or RolePolicy(self.directory, settings)
         self.access = AuditedAccess(self.policy)
         """The policy, with refusals noted in the audit trail."""
-        self.audit = Audit(engine, clock, self.access, node=settings.node)
+        self.audit = Audit(engine, clock, self.access, workers, node=settings.node)
         self.access.on_denied = self.audit.note_denied
         self.acls = Acls(self.directory, settings, self.access, self.audit, background)
         self.users = Users(

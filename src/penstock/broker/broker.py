@@ -8,7 +8,7 @@ operation is awaited. Nothing here knows a protocol, opens a socket or reads a f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -55,6 +55,7 @@ from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
 from penstock.log.api import Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
+from penstock.workers import WorkerPool
 
 
 class ReadableTopic(NamedTuple):
@@ -83,7 +84,9 @@ class Broker:
         background: Background | None = None,
     ) -> None:
         self.background = background = background or Background()
-        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background)
+        self.workers = WorkerPool()
+        """For work of this broker and its sessions that takes too long for the event loop."""
+        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background, self.workers)
         access = self._accounts.access
         self.access: AccessPolicy = access
         self.users = self._accounts.users
@@ -151,6 +154,7 @@ class Broker:
             background=background,
             ensure_topic=partial(self.ensure_topic, SYSTEM),
             delete_topic=partial(self.delete_topic, SYSTEM),
+            workers=self.workers,
         )
         self.subscriptions = Subscriptions(
             engine,
@@ -182,7 +186,8 @@ class Broker:
         await self.pipelines.start()
 
     async def close(self) -> None:
-        """Take no more commits and wait for those in flight."""
+        """Take no more commits and wait for those in flight. Work in threads is ended."""
+        self.workers.close()
         await self.background.finish()
         await self.pipelines.close()
         await self.api_keys.close()
@@ -425,8 +430,8 @@ class Broker:
     # -- everybody's groups -----------------------------------------------------------------------------------------------
 
     @on_broker(Operation.ADMIN)
-    def list_groups(self, principal: Principal) -> list[GroupInfo]:
-        """Every group, once for each topic it reads, by topic and name."""
+    def list_groups(self, principal: Principal) -> Iterator[GroupInfo]:
+        """Iterate over every group, once for each topic it reads, by topic and name. To be taken without waiting in between."""
         return self._groups.infos()
 
     @on_group(Operation.ADMIN)

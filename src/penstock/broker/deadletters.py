@@ -13,10 +13,10 @@ Letters are always replayed to the topic that owns the dead-letter topic, whatev
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,7 @@ from penstock.broker.table import PreparedChange, Table, appended_together
 from penstock.clock import Clock
 from penstock.errors import EntryNotFound, InvalidRequest, TopicNotFound
 from penstock.log.api import Batch, BatchFor, Engine, TopicInfo
+from penstock.workers import Check, WorkerPool
 
 DEADLETTERS_TOPIC: Final = "__deadletters"
 SUFFIX: Final = ".dlq"
@@ -58,7 +59,8 @@ class DeadLetterStats:
     replayed: int = 0
 
 
-Wanted = Callable[[DeadLetter], bool]
+Wanted = Callable[[DeadLetter, Check], bool]
+"""Whether a dead letter is wanted. Called in a worker thread; if it takes long, it calls the check between its steps (workers.py)."""
 
 
 class DeadLetters:
@@ -74,6 +76,7 @@ class DeadLetters:
         background: Background,
         ensure_topic: Callable[[str], Awaitable[None]],
         delete_topic: Callable[[str], Awaitable[None]],
+        workers: WorkerPool,
     ) -> None:
         self.access = access
         self.background = background
@@ -84,6 +87,7 @@ class DeadLetters:
         self._clock = clock
         self._ensure_topic = ensure_topic
         self._delete_topic = delete_topic
+        self._workers = workers
         self._marks = Table(engine, DEADLETTERS_TOPIC, MarkKey, bytes, entries_max=limits.dead_letter_marks_max)
         self._changing: KeyedLocks[str] = KeyedLocks()
         """By topic: a mark is read, changed and written by one replay or purge at a time."""
@@ -174,15 +178,16 @@ class DeadLetters:
     ) -> int:
         """Replay every dead letter that was there at the call, or those wanted; returns how many. A dry run only counts.
 
-        `wanted` is asked in a thread: it may take its time. Letters that the topic does not take (its schema refuses them) stay listed
-        and keep no others from being replayed; if it takes none, the first refusal is raised.
+        `wanted` is asked in a worker thread, which a stop of the broker ends with ShuttingDown. Letters that the topic does not take (its
+        schema refuses them) stay listed and keep no others from being replayed; if it takes none, the first refusal is raised.
         """
         replayed = size_bytes = 0
         batch: list[DeadLetter] = []
         refusals: list[InvalidRequest] = []
+        worker = self._workers.worker()
 
         async def replay_batch() -> int:
-            chosen = batch if wanted is None else await asyncio.to_thread(lambda: list(filter(wanted, batch)))
+            chosen = batch if wanted is None else await worker.run(partial(_filtered, wanted, batch))
             if not chosen or dry_run:
                 return len(chosen)
             try:
@@ -368,6 +373,15 @@ def _parse_place(letter_id: str) -> tuple[int, int] | None:
     if not dash or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (partition, offset)):
         return None
     return int(partition), int(offset)
+
+
+def _filtered(wanted: Wanted, letters: Sequence[DeadLetter], check: Check) -> list[DeadLetter]:
+    chosen = []
+    for letter in letters:
+        check()
+        if wanted(letter, check):
+            chosen.append(letter)
+    return chosen
 
 
 def _not_listed(topic: str, what: str) -> EntryNotFound:

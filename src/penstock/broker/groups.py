@@ -249,9 +249,13 @@ class Groups:
 
     # -- looking ----------------------------------------------------------------------------------------------------------
 
-    def infos(self) -> list[GroupInfo]:
-        """Every group, by topic and name."""
-        return [self._info(pair, state) for pair, state in sorted(self._groups.items()) if self._known(pair[0], state)]
+    def infos(self) -> Iterator[GroupInfo]:
+        """Iterate over every group, by topic and name. To be taken without waiting in between."""
+        return (
+            self._info(pair, self._groups[pair])
+            for pair in sorted(self._groups)
+            if self._known(pair[0], self._groups[pair])
+        )
 
     def offsets(self) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
         """Every committed offset, in no order. To be taken without waiting in between."""

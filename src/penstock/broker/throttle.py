@@ -9,12 +9,12 @@ from its own), so whoever guesses from elsewhere locks nobody out.
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.clock import Clock
+from penstock.units import network_of
 
 TRACKED_MAX: Final = 10_000
 """Users and addresses with failures, each; the one that failed longest ago is forgotten first."""
@@ -24,8 +24,6 @@ FREE_FAILURES_OF_ADDRESS: Final = 10
 DELAY_S_FIRST: Final = 0.25
 DELAY_S_MAX: Final = 30.0
 FORGET_S: Final = 900.0
-IPV6_NETWORK_BITS: Final = 64
-"""One customer commonly has this much of an IPv6 address to himself."""
 
 
 class _Failures(NamedTuple):
@@ -100,10 +98,4 @@ def _bounded(user: str) -> str:
 def source_of(address: str) -> str:
     """The host of a `host:port`; of an IPv6 address only its network."""
     host = address.rpartition(":")[0].strip("[]") if ":" in address else address
-    try:
-        parsed = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if parsed.version == 6 and parsed.ipv4_mapped is None:
-        return str(ipaddress.ip_network((parsed, IPV6_NETWORK_BITS), strict=False))
-    return str(parsed if parsed.version == 4 else parsed.ipv4_mapped)
+    return network_of(host)

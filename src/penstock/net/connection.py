@@ -78,6 +78,7 @@ class TcpConnection(asyncio.Protocol):
         "_owner",
         "_peer_done",
         "_quickack_socket",
+        "_receiving",
         "_sent_bytes",
         "_session",
         "_state",
@@ -104,6 +105,7 @@ class TcpConnection(asyncio.Protocol):
         self._linger = False
         self._linger_until_s: float | None = None
         self._peer_done = False
+        self._receiving = False
         self._sent_bytes = 0
         self.listener = owner.name
         self.made = False
@@ -134,9 +136,11 @@ class TcpConnection(asyncio.Protocol):
             return
         self._watch.received = True
         assert self._session is not None
+        self._receiving = True
         self._run(self._session.receive, data)
+        self._receiving = False
         if self._watch.is_frame_pending:
-            self._flow.keep(self._flow.partial_bytes + len(data))
+            self._flow.update_partial(self._flow.partial_bytes + len(data))
         self._fresh = False
         if self._quickack_socket is not None:
             # The kernel forgets the wish after a while, and a peer that sends a frame in two writes then waits 40 ms for each.
@@ -158,7 +162,7 @@ class TcpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         limits = self._owner.limits
         self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
-        self._flow.leave_unsent(self._transport.get_write_buffer_size())
+        self._flow.update_unsent(self._transport.get_write_buffer_size())
         self.writable = True
         if self._session is not None:
             self._run(self._session.resume)
@@ -192,16 +196,20 @@ class TcpConnection(asyncio.Protocol):
             else:
                 transport.write(data)
             unsent_bytes = transport.get_write_buffer_size()
-            if unsent_bytes and self._flow.leave_unsent(unsent_bytes) and self.writable:
-                transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
+            if unsent_bytes:
+                self._flow.update_unsent(unsent_bytes)
+                if self._flow.is_under_pressure and self.writable:
+                    transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
 
     def close(self) -> None:
         self.finish(linger=True)
 
     def hold(self, size_bytes: int) -> None:
         self._flow.hold(size_bytes)
-        self._flow.keep(0)
-        self._watch.frame_completed()
+        if self._receiving:
+            # A frame was completed, so one that is pending began after it.
+            self._flow.update_partial(0)
+            self._watch.frame_completed()
 
     def release(self, size_bytes: int) -> None:
         self._flow.release(size_bytes)
@@ -210,7 +218,7 @@ class TcpConnection(asyncio.Protocol):
 
     def frame_pending(self, pending: bool) -> None:
         if not pending:
-            self._flow.keep(0)
+            self._flow.update_partial(0)
         self._watch.frame_pending(pending)
 
     def set_authenticated(self, authenticated: bool) -> None:
@@ -224,7 +232,7 @@ class TcpConnection(asyncio.Protocol):
         if self._state is State.GONE:
             return
         unsent_bytes = self._transport.get_write_buffer_size()
-        pressed = self._flow.leave_unsent(unsent_bytes)
+        self._flow.update_unsent(unsent_bytes)
         if self._state is State.LINGERING and not unsent_bytes:
             if self._linger_until_s is None:
                 self._linger_until_s = now_s + self._owner.limits.linger_s_max
@@ -240,7 +248,7 @@ class TcpConnection(asyncio.Protocol):
             owed=self._flow.held_bytes > 0,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self._sent_bytes - unsent_bytes,
-            pressed=pressed or self._flow.keeps_others_waiting,
+            under_pressure=self._flow.is_under_pressure or self._flow.keeps_others_waiting,
         )
         if expiry is not None:
             self._expired(expiry)
@@ -261,7 +269,7 @@ class TcpConnection(asyncio.Protocol):
     def abort(self) -> None:
         """End at once; what is not sent yet is lost."""
         self._state = State.GONE
-        self._flow.leave_unsent(0)
+        self._flow.update_unsent(0)
         self._transport.abort()
 
     def _open_session(self) -> None:
@@ -310,7 +318,7 @@ class TcpConnection(asyncio.Protocol):
             self.finish()
             return
         log.info("connection_expired", listener=self.listener, peer=self.peer, reason=expiry.value)
-        if expiry is Expiry.HALF_FRAME:
+        if expiry is Expiry.PARTIAL_FRAME:
             stats.closed_header += 1
             self.finish()
         else:

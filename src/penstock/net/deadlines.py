@@ -1,4 +1,4 @@
-"""Idle, half-frame and unread-answer deadlines without a timer per read.
+"""Idle, partial-frame and unread-answer deadlines without a timer per read.
 
 Reading a clock or arming a timer for each read would cost more than decoding a small frame. So the data path sets flags and adds to counts
 it has anyway, and one sweep per listener looks at all connections about once a second: whatever moved since the last pass gets its
@@ -20,7 +20,7 @@ class Expiry(Enum):
     """Why a connection's time is up."""
 
     IDLE = "nothing was received or sent"
-    HALF_FRAME = "a frame stayed half received"
+    PARTIAL_FRAME = "a frame stayed partial"
     UNREAD = "the peer left its answers unread"
 
 
@@ -56,14 +56,14 @@ class ConnectionWatch:
         owed: bool,
         unsent_bytes: int,
         delivered_bytes: int,
-        pressed: bool,
+        under_pressure: bool,
     ) -> Expiry | None:
         """Look at what moved since the last pass.
 
         `reading`: the socket is being read; `frame_waits`: it is not, only because the whole server has too much of partial frames;
         `frames_wait`: such connections exist; `owed`: the peer waits for an answer of ours; `delivered_bytes`: what the kernel has
-        taken from us over the connection's life; `pressed`: the peer leaves answers unread while the whole server has too many of them, or
-        too many requests.
+        taken from us over the connection's life; `under_pressure`: the peer leaves answers unread while the whole server has too many of
+        them, or too many requests.
         """
         if not (reading or frame_waits):
             self._frame_since_s = (
@@ -73,12 +73,12 @@ class ConnectionWatch:
             if self._frame_since_s is None:
                 self._frame_since_s = now_s
             elif now_s - self._frame_since_s >= limits.frame_s_max(stalled=frames_wait and not self.received):
-                return Expiry.HALF_FRAME
+                return Expiry.PARTIAL_FRAME
         peers_turn = unsent_bytes > 0 or (reading and not owed)
         if self.received or delivered_bytes > self._delivered_bytes or not peers_turn:
             self.received = False
             self._quiet_since_s = now_s
-        elif now_s - self._quiet_since_s >= (limits.pressed_s_max if pressed else limits.idle_s_max):
+        elif now_s - self._quiet_since_s >= (limits.under_pressure_s_max if under_pressure else limits.idle_s_max):
             return Expiry.UNREAD if unsent_bytes else Expiry.IDLE
         self._delivered_bytes = delivered_bytes
         return None

@@ -54,11 +54,11 @@ class Readable(Protocol):
 class PartialFrames:
     """Bytes of frames that are not received whole yet, on all connections together."""
 
-    __slots__ = ("_began", "_call_soon", "_resume_scheduled", "_waiting", "bytes_max", "kept_bytes")
+    __slots__ = ("_began", "_call_soon", "_resume_scheduled", "_waiting", "bytes_max", "total_bytes")
 
     def __init__(self, bytes_max: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.bytes_max = bytes_max
-        self.kept_bytes = 0
+        self.total_bytes = 0
         self._call_soon = call_soon
         self._began: dict[ReadFlow, None] = {}
         """Connections with more of a partial frame than is free, in the order in which they began it."""
@@ -73,14 +73,14 @@ class PartialFrames:
 
     def changed(self, flow: ReadFlow, before_bytes: int) -> None:
         """Note how much a connection has of a partial frame, and stop it, or resume others, as the bound demands."""
-        self.kept_bytes += flow.partial_bytes - before_bytes
+        self.total_bytes += flow.partial_bytes - before_bytes
         if flow.partial_bytes < before_bytes:
             self.resume_soon()
         if flow.partial_bytes <= PARTIAL_BYTES_FREE:
             self.forget(flow)
             return
         self._began[flow] = None
-        if self.kept_bytes > self.bytes_max and self._first() is not flow:
+        if self.total_bytes > self.bytes_max and self._first() is not flow:
             self._waiting[flow] = None
             flow.block(PARTIAL_FRAMES)
 
@@ -103,7 +103,7 @@ class PartialFrames:
 
     def _resume(self) -> None:
         self._resume_scheduled = False
-        if self.kept_bytes * 2 <= self.bytes_max:
+        if self.total_bytes * 2 <= self.bytes_max:
             resumed = list(islice(self._waiting, RESUMED_PER_TURN_MAX))
         else:
             first = self._first()
@@ -160,7 +160,7 @@ class InFlightBudget:
     @property
     def is_over(self) -> bool:
         """Whether there are too many requests: they may use what partial frames leave, and half of the budget in any case."""
-        return self.held_bytes > self.resume_bytes and self.held_bytes + self.partial.kept_bytes > self.bytes_max
+        return self.held_bytes > self.resume_bytes and self.held_bytes + self.partial.total_bytes > self.bytes_max
 
     @property
     def is_unsent_over(self) -> bool:
@@ -243,18 +243,26 @@ class ReadFlow:
     def is_blocked_at_most_by(self, reason: int) -> bool:
         return not self._blocked_by & ~reason
 
-    def keep(self, partial_bytes: int) -> None:
+    def update_partial(self, partial_bytes: int) -> None:
         """Note how much was received of frames that are not whole."""
         before_bytes, self.partial_bytes = self.partial_bytes, partial_bytes
         if partial_bytes != before_bytes:
             self._budget.partial.changed(self, before_bytes)
 
-    def leave_unsent(self, size_bytes: int) -> bool:
-        """Note how much the peer has not taken; return whether that is too much, as long as the whole server has too much."""
-        budget = self._budget
-        budget.unsent_bytes += size_bytes - self.unsent_bytes
+    def update_unsent(self, size_bytes: int) -> None:
+        """Note how much the peer has not taken."""
+        self._budget.unsent_bytes += size_bytes - self.unsent_bytes
         self.unsent_bytes = size_bytes
-        return size_bytes > UNSENT_BYTES_FREE and budget.is_unsent_over
+
+    @property
+    def is_server_under_pressure(self) -> bool:
+        """Whether peers have not taken too much, all of them together."""
+        return self._budget.is_unsent_over
+
+    @property
+    def is_under_pressure(self) -> bool:
+        """Whether this peer has a share in that."""
+        return self.unsent_bytes > UNSENT_BYTES_FREE and self._budget.is_unsent_over
 
     @property
     def keeps_others_waiting(self) -> bool:
@@ -272,15 +280,15 @@ class ReadFlow:
         if budget is before:
             return
         partial_bytes, unsent_bytes = self.partial_bytes, self.unsent_bytes
-        self.keep(0)
-        self.leave_unsent(0)
+        self.update_partial(0)
+        self.update_unsent(0)
         before.forget(self)
         self.unblock(SERVER_REQUESTS)
         before.release(self, self.held_bytes)
         self._budget = budget
         budget.hold(self, self.held_bytes)
-        self.keep(partial_bytes)
-        self.leave_unsent(unsent_bytes)
+        self.update_partial(partial_bytes)
+        self.update_unsent(unsent_bytes)
 
     def hold(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes
@@ -316,5 +324,5 @@ class ReadFlow:
         """The connection is gone: it is never read again, but what it holds stays counted until it is released."""
         self._blocked_by |= ENDING
         self._budget.forget(self)
-        self.keep(0)
-        self.leave_unsent(0)
+        self.update_partial(0)
+        self.update_unsent(0)

@@ -25,12 +25,12 @@ class ListenerLimits:
     """A connection over which nothing moved in either direction for this long is closed, unless the next step is ours. A peer
     that leaves answers unread for this long is closed too. Five minutes is what clients with a keep-alive expect to survive."""
 
-    pressed_s_max: float = 10.0
+    under_pressure_s_max: float = 10.0
     """How long a peer may take nothing of its answers, or send nothing of a frame, while all connections together have more than their
     bound of requests, unsent answers or partial frames: others wait for what it holds."""
 
     header_s_max: float = 30.0
-    """How long a frame may stay half received. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take
+    """How long a frame may stay partial. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take
     27 s), short enough that dripping bytes does not hold a connection."""
 
     handshake_s_max: float = 10.0
@@ -63,7 +63,7 @@ class ListenerLimits:
 
     def frame_s_max(self, *, stalled: bool) -> float:
         """How long a frame may stay half received; `stalled`: it makes no progress, and others wait because of such frames."""
-        return min(self.pressed_s_max, self.header_s_max) if stalled else self.header_s_max
+        return min(self.under_pressure_s_max, self.header_s_max) if stalled else self.header_s_max
 
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self)):
@@ -102,6 +102,6 @@ class QuicLimits(ListenerLimits):
     """Request bytes of one stream that wait for their answer before the stream is no longer read, so that one does not use up what
     all streams of its connection may have."""
 
-    half_frames_bytes_max: int = 64 * MIB
-    """What the unfinished frames of one connection's streams may hold together. A stream for each of many large frames, none of which
+    partial_frames_bytes_max: int = 64 * MIB
+    """What the partial frames of one connection's streams may hold together. A stream for each of many large frames, none of which
     is ever finished, would otherwise cost a frame each."""

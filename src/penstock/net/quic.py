@@ -216,13 +216,15 @@ class QuicListener(Listener[QuicServerConnection]):
         self._admit(header, admitted, datagram, address)
 
     def _evict_handshake(self) -> None:
-        """Abandon the oldest handshake of the host that has the most: one host cannot crowd out the others.
+        """Abandon the oldest handshake of the network that has the most: one peer cannot crowd out the others.
+
+        A network is one IPv4 address, or an IPv6 /64, all addresses of which a single host may use.
 
         A client that means it is done in a few round trips, so the oldest is the one least likely to be missed.
         """
-        hosts = Counter(connection.host for connection in self._half_open)
-        busiest = max(hosts.values())
-        next(connection for connection in self._half_open if hosts[connection.host] == busiest).abandon("")
+        networks = Counter(connection.network for connection in self._half_open)
+        most = max(networks.values())
+        next(connection for connection in self._half_open if networks[connection.network] == most).abandon("")
 
     def _must_retry(self, header: LongHeader) -> bool:
         """Whether a client must begin again under an id that we give it, and so prove its address: under load, every client must.

@@ -23,6 +23,7 @@ from penstock.quic.packets import LONG_HEADER, Address
 from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.units import Address as HostAndPort
+from penstock.units import network_of
 
 REBINDING_DELAY_S: Final = 0.2
 """A peer is taken to have another port once nothing has come from its old one for so long: copies of its datagrams that somebody else
@@ -97,12 +98,14 @@ class QuicServerConnection(Connection):
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
         self._is_authenticated = False
         self._concluding: dict[QuicServerStream, None] = {}
-        self.half_frames: dict[QuicServerStream, None] = {}
+        self.partial_frames: dict[QuicServerStream, None] = {}
         self.limits = owner.limits
         self.stats = owner.stats
         self.listener = owner.name
         self.peer = _host_and_port(address)
         self._address = self._first_address = address
+        self.network = network_of(str(address[0]))
+        """What its share of the handshakes is counted by; the peer may change its port, but not its host."""
         self._heard_s = now_s()
         self._early_bytes = 0
         self._pinged_s = 0.0
@@ -207,10 +210,11 @@ class QuicServerConnection(Connection):
         stream.open(self._session.stream_opened)
         return stream
 
-    @property
+    def waiting_changed(self) -> None:
+        self.flow.update_unsent(self.waiting_bytes)
+
     def send_high_bytes(self) -> int:
-        pressed = self.flow.leave_unsent(self.waiting_bytes)
-        return UNSENT_BYTES_FREE if pressed else self.settings.connection_send_high_bytes
+        return UNSENT_BYTES_FREE if self.flow.is_server_under_pressure else self.settings.connection_send_high_bytes
 
     def congestion_changed(self) -> None:
         if self.congested:
@@ -286,13 +290,11 @@ class QuicServerConnection(Connection):
         if self._stopping and not self.owes:
             self._owner.answered(self)
 
-    def look_at_half_frames(self) -> None:
-        if self.flow.partial_bytes > self.limits.half_frames_bytes_max and len(self.half_frames) > 1:
+    def check_partial_frames(self) -> None:
+        if self.flow.partial_bytes > self.limits.partial_frames_bytes_max and len(self.partial_frames) > 1:
             self.stats.closed_header += 1
-            log.info(
-                "connection_closed", listener=self.listener, peer=self.peer, reason="too much in unfinished frames"
-            )
-            self.close(Code.TOO_MUCH, "too many bytes in unfinished frames")
+            log.info("connection_closed", listener=self.listener, peer=self.peer, reason="too much in partial frames")
+            self.close(Code.TOO_MUCH, "too many bytes in partial frames")
 
     # -- what the listener calls -------------------------------------------------------------------------------------------
 
@@ -328,9 +330,11 @@ class QuicServerConnection(Connection):
             self._allowance_bytes = max(self._allowance_bytes, 1)
             self._validate_address(self._now_s())
             self.touch()
-        for stream in list(self.half_frames):
-            self._look_at_frame(stream, now_s)
-        self.look_at_congestion()
+        for stream in list(self.partial_frames):
+            self._check_partial(stream, now_s)
+        self.update_congestion()  # whether the server is under pressure may have changed
+        if not self._is_there():
+            return
         unsent_bytes = self.unsent_bytes
         expiry = self._watch.judge(
             now_s,
@@ -341,27 +345,27 @@ class QuicServerConnection(Connection):
             owed=True,
             unsent_bytes=unsent_bytes,
             delivered_bytes=self.sent_bytes - unsent_bytes,
-            pressed=self.flow.leave_unsent(self.waiting_bytes) or self.flow.keeps_others_waiting,
+            under_pressure=self.flow.is_under_pressure or self.flow.keeps_others_waiting,
         )
         if expiry is Expiry.UNREAD:
             self.stats.closed_unread += 1
             log.info("connection_expired", listener=self.listener, peer=self.peer, reason=expiry.value)
             self.close(Code.TOO_SLOW, expiry.value)
 
-    def _look_at_frame(self, stream: QuicServerStream, now_s: float) -> None:
+    def _check_partial(self, stream: QuicServerStream, now_s: float) -> None:
         frame_s_max = self.limits.frame_s_max(stalled=self.flow.frames_wait and not self.flow.reading)
         if not self.flow.is_blocked_at_most_by(PARTIAL_FRAMES) or stream.is_paused:
-            stream.frame_since_s = None  # we stopped listening, so that it stays incomplete is no fault of the peer's
-        elif stream.frame_since_s is None:
-            stream.frame_since_s = now_s
-        elif now_s - stream.frame_since_s >= frame_s_max:
+            stream.partial_since_s = None  # we stopped listening, so that it stays incomplete is no fault of the peer's
+        elif stream.partial_since_s is None:
+            stream.partial_since_s = now_s
+        elif now_s - stream.partial_since_s >= frame_s_max:
             self.stats.closed_header += 1
             log.info(
                 "stream_expired",
                 listener=self.listener,
                 peer=self.peer,
                 stream=stream.id,
-                reason=Expiry.HALF_FRAME.value,
+                reason=Expiry.PARTIAL_FRAME.value,
             )
             stream.close()
 

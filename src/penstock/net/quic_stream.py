@@ -29,7 +29,16 @@ log = structlog.get_logger("penstock.net")
 class QuicServerStream(Stream):
     """Implements `penstock.net.quic_session.Stream` for its session."""
 
-    __slots__ = ("_blocked_by", "_finishing", "_frame_bytes", "_fresh", "_held_bytes", "_session", "frame_since_s")
+    __slots__ = (
+        "_blocked_by",
+        "_finishing",
+        "_fresh",
+        "_held_bytes",
+        "_partial_bytes",
+        "_receiving",
+        "_session",
+        "partial_since_s",
+    )
 
     _connection: QuicServerConnection
 
@@ -40,9 +49,11 @@ class QuicServerStream(Stream):
         self._blocked_by = 0
         self._fresh = True
         self._finishing = False
-        self._frame_bytes = -1
+        self._receiving = False
+        """The session is being given what came."""
+        self._partial_bytes = -1
         """What has come of a frame that is not whole; -1 where there is none."""
-        self.frame_since_s: float | None = None
+        self.partial_since_s: float | None = None
         """When a sweep first saw the frame that is pending."""
 
     def open(self, talk: Callable[[QuicServerStream], StreamSession]) -> None:
@@ -88,7 +99,7 @@ class QuicServerStream(Stream):
         """Take no more input, answer what is in flight, then end our side."""
         if not self._finishing and not self._is_closed:
             self._finishing = True
-            self._forget_frame()
+            self._forget_partial()
             self.stop_receiving()
             # Later, because the caller may be about to send.
             self._connection.conclude_later(self)
@@ -97,10 +108,12 @@ class QuicServerStream(Stream):
         self._held_bytes += size_bytes
         connection = self._connection
         connection.flow.hold(size_bytes)
-        self.frame_since_s = None
-        if self._frame_bytes > 0:
-            connection.flow.keep(connection.flow.partial_bytes - self._frame_bytes)
-            self._frame_bytes = 0
+        if self._receiving:
+            # A frame was completed, so one that is pending began after it.
+            self.partial_since_s = None
+            if self._partial_bytes > 0:
+                connection.flow.update_partial(connection.flow.partial_bytes - self._partial_bytes)
+                self._partial_bytes = 0
         if self._held_bytes > connection.limits.stream_in_flight_bytes_max:
             self._block(OWN_REQUESTS)
 
@@ -118,10 +131,10 @@ class QuicServerStream(Stream):
 
     def frame_pending(self, pending: bool) -> None:
         if not pending:
-            self._forget_frame()
-        elif self._frame_bytes < 0:
-            self._frame_bytes = 0
-            self._connection.half_frames[self] = None
+            self._forget_partial()
+        elif self._partial_bytes < 0 and not self._finishing and not self._is_closed:
+            self._partial_bytes = 0
+            self._connection.partial_frames[self] = None
 
     def set_authenticated(self, authenticated: bool) -> None:
         self._connection.set_authenticated(authenticated)
@@ -132,15 +145,17 @@ class QuicServerStream(Stream):
         connection = self._connection
         connection.stats.bytes_in += len(data)
         assert self._session is not None
+        self._receiving = True
         self.guarded(self._session.receive, data)
+        self._receiving = False
         self._fresh = False
-        if self._frame_bytes >= 0:
-            self._frame_bytes += len(data)
-            connection.flow.keep(connection.flow.partial_bytes + len(data))
-            connection.look_at_half_frames()
+        if self._partial_bytes >= 0:
+            self._partial_bytes += len(data)
+            connection.flow.update_partial(connection.flow.partial_bytes + len(data))
+            connection.check_partial_frames()
 
     def ended(self) -> None:
-        self._forget_frame()
+        self._forget_partial()
         assert self._session is not None
         self.guarded(self._session.ended)
         self._connection.answered()
@@ -158,7 +173,7 @@ class QuicServerStream(Stream):
             self._unblock(SEND_BUFFER)
 
     def closed(self) -> None:
-        self._forget_frame()
+        self._forget_partial()
         self._connection.stats.streams_open -= 1
         session, self._session = self._session, None
         if session is not None:
@@ -223,10 +238,10 @@ class QuicServerStream(Stream):
             if not self._blocked_by:
                 self.resume_receiving()
 
-    def _forget_frame(self) -> None:
-        if self._frame_bytes >= 0:
+    def _forget_partial(self) -> None:
+        if self._partial_bytes >= 0:
             connection = self._connection
-            connection.flow.keep(connection.flow.partial_bytes - self._frame_bytes)
-            connection.half_frames.pop(self, None)
-            self._frame_bytes = -1
-            self.frame_since_s = None
+            connection.flow.update_partial(connection.flow.partial_bytes - self._partial_bytes)
+            connection.partial_frames.pop(self, None)
+            self._partial_bytes = -1
+            self.partial_since_s = None

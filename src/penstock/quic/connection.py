@@ -85,6 +85,13 @@ class Connection:
     def congestion_changed(self) -> None:
         """`congested` is not what it was."""
 
+    def waiting_changed(self) -> None:
+        """`waiting_bytes` is known anew."""
+
+    def send_high_bytes(self) -> int:
+        """Return how much may wait or be unacknowledged: above it none of the streams is writable, until half of it is left."""
+        return self.settings.connection_send_high_bytes
+
     def before_sending(self) -> None:
         """Events were taken; what there is to send is sent next."""
 
@@ -121,11 +128,6 @@ class Connection:
     def unsent_bytes(self) -> int:
         """Stream data that is not on the wire yet."""
         return self.core.unsent_bytes()
-
-    @property
-    def send_high_bytes(self) -> int:
-        """With more than this waiting or unacknowledged, none of the streams is writable."""
-        return self.settings.connection_send_high_bytes
 
     @property
     def may_have_losses(self) -> bool:
@@ -204,7 +206,7 @@ class Connection:
         self.sent_bytes += size_bytes
         self._sending[stream] = None
         self._sent_since_look_bytes += size_bytes
-        if self._sent_since_look_bytes > self.settings.connection_send_high_bytes // 4:
+        if self._sent_since_look_bytes > self.send_high_bytes() // 4:
             self.look_at_congestion()
         if not self._taking:
             self.endpoint.touch(self)
@@ -293,23 +295,28 @@ class Connection:
                 if not stream.sent_some():
                     self._sending.pop(stream, None)
         if self.congested or self._sending:
-            self.look_at_congestion()
-            if self.congested and self.waiting_bytes <= self.send_high_bytes // 2:
-                self.congested = False
-                self.congestion_changed()
-                for stream in list(self.streams.values()):
-                    if stream.writable:
-                        stream.drained()
+            self.update_congestion()
         if self.may_have_losses and not self.endpoint.blocked and self.core.is_idle:
             self._losses_repaired = self.core.losses
 
     def look_at_congestion(self) -> None:
-        """Whether there is too much on all streams together."""
+        """Find out whether there is too much on all streams together."""
         self._sent_since_look_bytes = 0
         self.waiting_bytes = self.core.unsent_bytes() + self.core.in_flight_bytes
-        if not self.congested and self.waiting_bytes > self.send_high_bytes:
+        self.waiting_changed()
+        if not self.congested and self.waiting_bytes > self.send_high_bytes():
             self.congested = True
             self.congestion_changed()
+
+    def update_congestion(self) -> None:
+        """Find out the same, and let streams send again if little enough is left. Not while a stream sends."""
+        self.look_at_congestion()
+        if self.congested and self.waiting_bytes <= self.send_high_bytes() // 2:
+            self.congested = False
+            self.congestion_changed()
+            for stream in list(self.streams.values()):
+                if stream.writable:
+                    stream.drained()
 
     def _arm_timer(self, now_s: float) -> None:
         """One timer of the loop, moved only when it would be late; most deadlines move away from it."""

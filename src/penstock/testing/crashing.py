@@ -72,6 +72,7 @@ class CrashDisk(Disk):
     """Count operations, and end the process at one of them. With `at=None` it only counts."""
 
     def __init__(self, at: CrashAt | None = None, end_process: Callable[[int], object] = os._exit) -> None:
+        super().__init__()
         self._at = at
         self._end_process = end_process
         self._left = at.nth if at else 0

@@ -24,6 +24,7 @@ class FaultyDisk(Disk):
     """The knobs: `broker.disk.fail_next_fsync()` and so on."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
         self._fsync_failures = 0
         self._write_failures: list[int] = []

@@ -69,6 +69,7 @@ class PowerCutDisk(Disk):
     """
 
     def __init__(self, root: Path, cut_at: int | None, *, flushes_ignored: bool = False) -> None:
+        super().__init__()
         self._root = root
         self._left = cut_at
         self._flushes_ignored = flushes_ignored

@@ -33,6 +33,7 @@ class FlushErrorDisk(Disk):
     """
 
     def __init__(self, failing: frozenset[int], *, silent: bool = False) -> None:
+        super().__init__()
         self._failing = failing
         self._silent = silent
         self._lock = threading.RLock()
@@ -66,6 +67,7 @@ class QuotaDisk(Disk):
     """The files below `root` may have so many bytes in all; ENOSPC for what goes beyond."""
 
     def __init__(self, root: Path, quota_bytes: int) -> None:
+        super().__init__()
         self._root = root
         self._quota_bytes = quota_bytes
 
@@ -114,6 +116,7 @@ class WriteBehindDisk(Disk):
     loses what is under way."""
 
     def __init__(self, delay_s: float) -> None:
+        super().__init__()
         self._delay_s = delay_s
         self._lock = threading.Lock()
         self._waiting: deque[_Write] = deque()

@@ -85,4 +85,4 @@ async def test_a_list_holds_only_schemas_that_the_principal_may_describe(broker:
         await broker.schemas.register(ANONYMOUS, name, "json", "{}")
     await guarded._registry.start()
     assert [version.name for version in guarded.schemas.versions(Principal("someone"))] == ["s1"]
-    assert guarded.schemas.versions(Principal("someone"), "s2") == []
+    assert list(guarded.schemas.versions(Principal("someone"), "s2")) == []

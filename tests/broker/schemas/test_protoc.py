@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -37,9 +38,27 @@ def test_an_installation_without_the_compiler_says_what_to_install(
         protoc.compile_definition("message A {}")
 
 
-def test_a_definition_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protoc, "COMPILE_S_MAX", 1e-6)
-    with pytest.raises(SchemaInvalid, match="takes longer than"):
+def compiler(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_definition_that_takes_too_much_processor_time_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    busy = compiler(tmp_path / "busy", "while :; do :; done")
+    monkeypatch.setattr(protoc, "_program", lambda: busy)
+    monkeypatch.setattr(protoc, "COMPILE_S_MAX", 1)
+    with pytest.raises(SchemaInvalid, match="takes more than 1 s of processor time"):
+        protoc.compile_definition("message A {}")
+
+
+def test_a_compiler_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stuck = compiler(tmp_path / "stuck", "kill -STOP $$")
+    monkeypatch.setattr(protoc, "_program", lambda: stuck)
+    monkeypatch.setattr(protoc, "ANSWER_S_MAX", 0.2)
+    with pytest.raises(SchemaInvalid, match=r"gave no answer within 0\.2 s"):
         protoc.compile_definition("message A {}")
 
 

@@ -6,14 +6,17 @@ import asyncio
 import io
 import json
 import os
+import signal
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 
 from penstock.broker.schemas.worker import (
+    HEAD,
     LENGTH,
     READY,
     CheckDefinition,
@@ -66,7 +69,29 @@ async def test_what_takes_too_long_is_ended_and_the_next_one_is_answered(worker:
     slow = worker.ask(records(laugh(60), b"1"), 0.5)
     next_one = worker.ask(records("{}", b"1", key="s-v2"), 30)
     answers = list(await asyncio.gather(slow, next_one))
-    assert answers == [Refused("checking takes longer than 0.5 s"), Verdict(0, [])]
+    assert answers == [Refused("checking takes more than 0.5 s of processor time"), Verdict(0, [])]
+    assert (worker.started, worker.failed) == (2, 1)
+
+
+async def test_time_in_which_the_machine_does_something_else_does_not_count(worker: Worker) -> None:
+    await worker.ask(definition("{}"), 10)
+    assert worker._process is not None
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(1, os.kill, worker._process.pid, signal.SIGCONT)
+    assert await worker.ask(records("{}", b"1"), 0.5) == Verdict(0, [])
+    assert (worker.started, worker.failed) == (1, 0)
+
+
+async def test_a_worker_that_gets_no_time_at_all_is_given_up(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    await worker.ask(definition("{}"), 10)
+    assert worker._process is not None
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr("penstock.broker.schemas.worker.ANSWER_S_MAX", 0.5)
+    reply = await worker.ask(records("{}", b"1"), 10)
+    assert isinstance(reply, Refused)
+    assert reply.reason.startswith("the checker gave no answer within 0.5 s")
+    monkeypatch.undo()
+    assert await worker.ask(records("{}", b"1"), 10) == Verdict(0, [])
     assert (worker.started, worker.failed) == (2, 1)
 
 
@@ -105,7 +130,7 @@ async def test_who_gives_up_waiting_does_not_get_the_next_one_the_wrong_answer(w
 def asked(*requests: Request) -> list[Reply]:
     encoded = [msgspec.msgpack.encode(request) for request in requests]
     replies = io.BytesIO()
-    serve(io.BytesIO(b"".join(LENGTH.pack(len(each)) + each for each in encoded)), replies)
+    serve(io.BytesIO(b"".join(HEAD.pack(len(each), 10) + each for each in encoded)), replies)
     data = replies.getvalue()
     assert data.startswith(READY)
     data = data[len(READY) :]
@@ -121,6 +146,13 @@ def test_it_serves_until_its_input_ends() -> None:
     assert asked() == []
     kinds = [type(reply) for reply in asked(definition("{}"), definition("{"), records("{}", b"1"))]
     assert kinds == [Parsed, Refused, Verdict]
+
+
+def test_a_definition_is_not_thought_slow_because_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", count(step=60).__next__)
+    [reply] = asked(definition("{}"))
+    assert isinstance(reply, Parsed)
+    assert reply.cost == 1
 
 
 def test_a_definition_is_compared_with_the_one_before_unless_it_is_known() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.background import Background
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
 from penstock.testing.clock import ManualClock
@@ -34,9 +35,13 @@ async def open_engine(data_dir: Path, clock: ManualClock) -> AsyncIterator[OpenE
     opened: list[EmbeddedEngine] = []
 
     async def open_one(
-        path: Path = data_dir, *, disk: Disk | None = None, options: EngineOptions | None = None
+        path: Path = data_dir,
+        *,
+        disk: Disk | None = None,
+        options: EngineOptions | None = None,
+        background: Background | None = None,
     ) -> EmbeddedEngine:
-        engine = EmbeddedEngine(path, clock=clock, disk=disk, options=options)
+        engine = EmbeddedEngine(path, clock=clock, disk=disk, options=options, background=background)
         await engine.start()
         opened.append(engine)
         return engine

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.background import Background
 from penstock.errors import DataDirectoryInUse, PenstockError
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -52,19 +53,57 @@ async def test_housekeeping_runs_by_itself_and_survives_a_pass_that_fails(
                 raise OSError(5, "Input/output error")
             return super().free_bytes(path)
 
-    disk = FailsTwice()
+    disk, background = FailsTwice(), Background()
     with capture_logs() as lines:
-        engine = await open_engine(disk=disk, options=EngineOptions(maintenance_interval_s=0.001))
+        engine = await open_engine(
+            disk=disk, options=EngineOptions(maintenance_interval_s=0.001), background=background
+        )
         await engine.create_topic("orders", TopicConfig(segment_ms=1000, retention_ms=2000))
         partition = engine.partition("orders", 0)
         await append(partition, [b"old"])
+        while not background.failing:
+            await asyncio.sleep(0)
+        assert background.failing == {"log_maintenance": "OSError: [Errno 5] Input/output error"}
         while disk.passes < 5:
             await asyncio.sleep(0)
         clock.advance(10)
         while partition.start_offset == 0:
             await asyncio.sleep(0)
     assert await read_values(partition) == []
-    assert [line["event"] for line in lines].count("maintenance pass failed") == 2
+    assert background.failing == {}
+    assert background.failures == {"log_maintenance": 2}
+    events = [line["event"] for line in lines if line.get("task") == "log_maintenance"]
+    assert events == ["background_task_failed", "background_task_recovered"]
+
+
+async def test_an_error_in_one_partition_keeps_no_other_from_its_turn(
+    open_engine: OpenEngine, clock: ManualClock
+) -> None:
+    class Unremovable(CountingDisk):
+        def rename(self, old: Path, new: Path) -> None:
+            if new.suffix == ".deleted" and "broken." in str(new):
+                raise OSError(5, "Input/output error")
+            super().rename(old, new)
+
+    engine = await open_engine(disk=Unremovable())
+    for name in ("broken", "orders"):
+        await engine.create_topic(name, TopicConfig(segment_ms=1000, retention_ms=2000))
+        await append(engine.partition(name, 0), [b"old"])
+    clock.advance(10)
+    with pytest.raises(OSError, match="Input/output error"):
+        await engine.maintain()
+    clock.advance(10)
+    assert engine.partition("orders", 0).start_offset == 1
+    await engine.maintain()
+
+
+async def test_a_stop_does_not_wait_for_a_pass_over_all_partitions(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=EngineOptions(maintenance_interval_s=0.001))
+    await engine.create_topic("orders", TopicConfig())
+    async with partition_of(engine).replacing:  # a pass waits here for as long as this is held
+        while not partition_of(engine).replacing._waiters:
+            await asyncio.sleep(0)
+        await engine.close()
 
 
 async def test_a_topic_can_be_deleted_and_made_again_while_housekeeping_runs(

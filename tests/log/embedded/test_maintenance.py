@@ -156,10 +156,10 @@ async def test_a_reader_goes_on_over_segments_that_are_dropped_under_it(open_eng
     engine = await open_engine(options=FROM_DISK)
     await fill(engine, TopicConfig(segment_bytes=1000))
     partition = partition_of(engine)
-    extents = partition._extents()
+    view = partition._view()
     await partition.delete_before(15)
     assert partition.start_offset > 0
-    values = [value for block in partition._read_extents(extents, 0, 1 << 30) for value in block.values()]
+    values = [value for block in partition._read_view(view, 0, 1 << 30) for value in block.values()]
     assert len(values) == 20
 
 

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 from penstock.log.api import TopicConfig
+from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.segment import Segment
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import partition_of
-from tests.log.records import append, records_of
+from tests.log.embedded.storage import partition_of, segment_files
+from tests.log.records import append, read_values, records_of
 
 
 class ReadCounter(Disk):
@@ -48,3 +54,63 @@ async def test_what_was_read_from_disk_goes_on_with_what_was_not(open_engine: Op
     assert [block.base_offset for block in await partition.read(1, 3500)] == [1, 2, 3]
     assert [block.base_offset for block in await partition.read(1)] == [1, 2, 3, 4, 5]
     assert [block.base_offset for block in partition.read_cached(2) or ()] == [2, 3, 4, 5]
+
+
+class OnlyBisected(list[Segment]):
+    """Segments that are looked up one by one: nobody may walk all of them, or copy them."""
+
+    def __iter__(self) -> Iterator[Segment]:
+        raise AssertionError("all segments were walked")
+
+    def __getitem__(self, at: Any) -> Any:
+        assert not isinstance(at, slice), "segments were copied"
+        return super().__getitem__(at)
+
+
+async def test_the_size_and_a_read_do_not_walk_all_segments(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=EngineOptions(tail_bytes_max=0))
+    await engine.create_topic("orders", TopicConfig(segment_bytes=2000))
+    partition = partition_of(engine)
+    for number in range(12):
+        await append(partition, [b"%02d" % number * 400])
+    size_bytes = sum(segment.end for segment in partition.segments)
+    assert len(partition.segments) > 4
+    partition.segments = OnlyBisected(partition.segments)
+    assert partition.size_bytes == size_bytes
+    assert [block.base_offset for block in await partition.read(7, 1)] == [7]
+    assert await partition.offset_at(0) == 0
+    partition.segments = list.__getitem__(partition.segments, slice(None))  # stopping may walk them
+
+
+async def test_the_size_follows_rolls_rewrites_retention_and_a_restart(open_engine: OpenEngine, data_dir: Path) -> None:
+    options = EngineOptions(merge_block_bytes=1 << 20)
+    engine = await open_engine(options=options)
+    await engine.create_topic("orders", TopicConfig(segment_bytes=8000, retention_bytes=20_000))
+    partition = partition_of(engine)
+
+    def sealed_bytes() -> int:
+        return sum(path.stat().st_size for path in segment_files(data_dir)[:-1])
+
+    def active_bytes() -> int:
+        return partition.segments[-1].end
+
+    for number in range(100):
+        await append(partition, [b"%d" % number * 100])
+    assert len(partition.segments) > 2
+    assert partition.size_bytes == sealed_bytes() + active_bytes()
+    before_bytes, before = partition.size_bytes, partition.segments
+    await engine.maintain()
+    assert partition.segments[0] not in before, "rewritten"
+    assert partition.size_bytes == sealed_bytes() + active_bytes() < before_bytes
+    for number in range(100):
+        await append(partition, [b"%d" % number * 100])
+    await engine.maintain()
+    assert partition.start_offset > 0, "retention has removed some"
+    assert partition.size_bytes == sealed_bytes() + active_bytes()
+    await partition.delete_before(partition.committed_end)
+    assert partition.size_bytes == active_bytes() == partition.segments[0].end
+    held, size_bytes = await read_values(partition), partition.size_bytes
+    await engine.close()
+    partition = partition_of(await open_engine(options=options))
+    assert partition.size_bytes == size_bytes
+    assert await read_values(partition) == held

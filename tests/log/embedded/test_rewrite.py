@@ -296,11 +296,11 @@ async def test_a_reader_goes_on_over_segments_that_are_rewritten_under_it(open_e
     engine = await open_engine(options=OPTIONS)
     await churn(engine)
     partition = partition_of(engine, "table")
-    extents = partition._extents()
+    view = partition._view()
     before = await table(engine)
     await engine.maintain()
     for offset in (0, 17, 45):
-        blocks = partition._read_extents(extents, offset, 1 << 30)
+        blocks = partition._read_view(view, offset, 1 << 30)
         values = [value for block in blocks for value in block.values(block.index_of(offset))]
         assert values == [record.value for record in before if record.offset >= offset]
 

@@ -16,8 +16,8 @@ from penstock.log.embedded.options import EngineOptions
 from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
 from penstock.protocols.flymq.reply_decoding import decode_consumed, decode_fetched
 from penstock.protocols.flymq.reply_messages import Fetched
-from penstock.protocols.workers import WorkerPool
 from penstock.testing.clock import ManualClock
+from penstock.workers import WorkerPool
 
 
 @pytest.fixture(params=["memory", "disk"])

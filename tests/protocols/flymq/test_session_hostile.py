@@ -27,8 +27,8 @@ from penstock.protocols.flymq.reply_messages import Rows
 from penstock.protocols.flymq.request_messages import Call, Request
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import HEADER, MAGIC, PAYLOAD_BYTES_MAX, VERSION, Opcode, frame
-from penstock.protocols.workers import Check
 from penstock.testing.clock import ManualClock
+from penstock.workers import Check
 from tests.protocols.flymq.conversation import Conversation
 
 EMPTY_MEMBER = gzip.compress(b"", mtime=0)

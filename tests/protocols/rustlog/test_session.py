@@ -20,8 +20,8 @@ from penstock.protocols.rustlog.codec import ReplyDecoder
 from penstock.protocols.rustlog.messages import CreateTopic, Fetch, ListTopics, Ping, Reply
 from penstock.protocols.rustlog.session import CALLS_PER_TURN_MAX, RustLog, RustLogSession
 from penstock.protocols.rustlog.wire import DECODED_ON_LOOP_BYTES_MAX, Opcode, frame
-from penstock.protocols.workers import Check
 from penstock.testing.clock import ManualClock
+from penstock.workers import Check
 from tests.protocols.flymq.conversation import MemoryConnection
 
 PING = binary_client.encode_call(Ping())

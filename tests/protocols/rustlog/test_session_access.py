@@ -10,7 +10,9 @@ from pydantic import ValidationError
 import penstock
 from penstock.config import RustLogListener
 from penstock.errors import PenstockError
+from penstock.protocols.rustlog.wire import LOGIN_PAYLOAD_BYTES_MAX
 from penstock.testing import RunningBroker
+from tests.protocols.rustlog.wire_client import WireClient
 
 
 def can_create(**listeners: dict[str, Any]) -> bool:
@@ -33,6 +35,33 @@ def test_clients_are_strangers_where_flymq_asks_for_a_login() -> None:
 def test_the_listener_may_say_otherwise() -> None:
     assert can_create(flymq={"auth": "required"}, rustlog={"auth": "none"})
     assert not can_create(rustlog={"auth": "required"})
+
+
+def padded_ping(payload_bytes: int, *, json: bool) -> bytes:
+    """A request of this size that is answered whoever sends it."""
+    payload = b'"Ping"'.ljust(payload_bytes) if json else b"\xff".ljust(payload_bytes, b"\0")
+    return payload_bytes.to_bytes(4, "big") + payload
+
+
+@pytest.mark.parametrize("json", [True, False])
+def test_a_stranger_may_send_64_kib_and_more_is_refused_at_its_length(*, json: bool) -> None:
+    with (
+        RunningBroker(listeners={"rustlog": {"auth": "required"}}) as broker,
+        WireClient(broker.addresses["rustlog"]) as stranger,
+    ):
+        assert b"authentication required" not in stranger.ask(padded_ping(LOGIN_PAYLOAD_BYTES_MAX, json=json))
+        reply = stranger.ask((LOGIN_PAYLOAD_BYTES_MAX + 1).to_bytes(4, "big"))
+        assert b"authentication required: without a client certificate a frame has at most 65536 bytes" in reply
+        assert (reply[4] == 0xFE) is not json
+        assert stranger.is_closed()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"listeners": {"rustlog": {"auth": "required"}}, "access": {"allow_anonymous": True}}]
+)
+def test_who_need_not_authenticate_may_send_more(settings: dict[str, Any]) -> None:
+    with RunningBroker(**settings) as broker, WireClient(broker.addresses["rustlog"]) as client:
+        assert b"authentication" not in client.ask(padded_ping(LOGIN_PAYLOAD_BYTES_MAX + 1, json=False))
 
 
 @pytest.mark.parametrize("settings", [{}, {"auth": "required"}])

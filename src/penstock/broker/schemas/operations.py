@@ -7,6 +7,10 @@ DELETE    a schema: one version or all of them
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
+
 from penstock.background import Background, run_to_completion
 from penstock.broker.access import (
     AccessPolicy,
@@ -76,15 +80,17 @@ class Schemas:
         return self._registry.get(name, version)
 
     @on_broker(Operation.DESCRIBE)
-    def versions(self, principal: Principal, name: str | None = None) -> list[SchemaVersion]:
-        """Every version of one schema or of all that this principal may know of, by name and number."""
-        versions = self._registry.versions(name)
-        known = {
-            each
-            for each in {version.name for version in versions}
+    def versions(self, principal: Principal, name: str | None = None) -> Iterator[SchemaVersion]:
+        """Iterate over every version of one schema, or of all that this principal may know of, by name and number.
+
+        To be taken without waiting in between.
+        """
+        return (
+            version
+            for each, versions in groupby(self._registry.versions(name), key=attrgetter("name"))
             if is_allowed(self._policy, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each))
-        }
-        return [version for version in versions if version.name in known]
+            for version in versions
+        )
 
     @on_schema(Operation.DELETE)
     @run_to_completion

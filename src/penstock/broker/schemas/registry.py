@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -46,6 +46,7 @@ from penstock.log.api import Engine, TopicInfo
 
 SCHEMAS_TOPIC: Final = "__schemas"
 DEFINITION_S_MAX: Final = 5.0
+"""Of processor time."""
 """For compiling a definition and comparing it with the version before it."""
 _LIBRARIES: Final = "penstock.broker.schemas.kinds"
 COMPATIBILITY_DEFAULT: Final[Compatibility] = "backward"
@@ -182,14 +183,12 @@ class Registry:
         number, found = self.resolve(Reference(name, version))
         return _shown(name, number, found, self._schemas[name].head)
 
-    def versions(self, name: str | None) -> list[SchemaVersion]:
-        """Every version of one name or of all, by name and number."""
+    def versions(self, name: str | None) -> Iterator[SchemaVersion]:
+        """Iterate over every version of one name or of all, by name and number. To be taken without waiting in between."""
         names = sorted(self._schemas) if name is None else [name] if name in self._schemas else []
-        return [
-            _shown(each, number, version, self._schemas[each].head)
-            for each in names
-            for number, version in sorted(self._schemas[each].versions.items())
-        ]
+        for each in names:
+            for number, version in sorted(self._schemas[each].versions.items()):
+                yield _shown(each, number, version, self._schemas[each].head)
 
     # -- versions ---------------------------------------------------------------------------------------------------------
 

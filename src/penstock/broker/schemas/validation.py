@@ -25,7 +25,7 @@ from penstock.errors import PenstockError, ServerError, ValidationFailed
 ON_LOOP_COST_MAX: Final = 256 << 10
 """Bytes times the cost of each: what a run may take on the event loop, which is some 3 ms, and 7 ms at worst."""
 RECORDS_S_MAX: Final = 2.0
-"""For a run that a worker checks."""
+"""Of processor time, for a run that a worker checks."""
 CHECKERS_BYTES_MAX: Final = 16 << 20
 """Definitions whose checkers are kept. A checker takes about ten times as much."""
 

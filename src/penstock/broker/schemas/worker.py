@@ -3,12 +3,16 @@
 Validators hold Python's lock while they work, so a thread would stop the event loop as surely as a call; and what a client sends may
 be made to use up memory or time. A worker is started when it is first needed, does one thing at a time, and is ended when that takes
 too long; the next request starts another.
+
+What a request may take is processor time, which the worker's own timer measures: on a machine that is busy with other things a sound
+record takes no more of it. The time on the clock has a bound, too, but one that only a worker that hangs or is starved reaches.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
@@ -18,10 +22,14 @@ from typing import Final
 import msgspec
 
 LENGTH: Final = Struct(">I")
+HEAD: Final = Struct(">Id")
+"""Of a request: its length, and the seconds of processor time that it may take."""
 READY: Final = LENGTH.pack(0)
 REPLY_BYTES_MAX: Final = 64 << 20
 START_S_MAX: Final = 60.0
 """Importing the libraries takes half a second; on a machine that is busy with other things it may take long."""
+ANSWER_S_MAX: Final = 30.0
+"""On the clock."""
 MEMORY_BYTES_MAX: Final = 2 << 30
 """Address space of the worker, of which the libraries take a tenth. A record of 32 MB that is nothing but brackets fits."""
 _MODULE: Final = "penstock.broker.schemas.worker_main"
@@ -93,19 +101,24 @@ class Worker:
         self.failed = 0
         """Requests that ended the process, or were ended with it."""
 
-    async def ask(self, request: Request, answer_s_max: float) -> Reply:
-        """The answer, or Refused where it takes longer than that or ends the process."""
+    async def ask(self, request: Request, cpu_s_max: float) -> Reply:
+        """Return the answer, or Refused if it takes more processor time than that, or ends the process."""
         async with self._turn:
             process = await self._running()
             answered = False
             try:
-                async with asyncio.timeout(answer_s_max):
-                    reply = await self._exchange(process, self._encoder.encode(request))
+                async with asyncio.timeout(ANSWER_S_MAX):
+                    try:
+                        reply = await self._exchange(process, self._encoder.encode(request), cpu_s_max)
+                    except (asyncio.IncompleteReadError, ConnectionError):
+                        if await process.wait() == -signal.SIGPROF:
+                            return Refused(f"checking takes more than {cpu_s_max:g} s of processor time")
+                        return Refused("checking takes more memory than it may, or ends the checker")
                 answered = True
             except TimeoutError:
-                return Refused(f"checking takes longer than {answer_s_max:g} s")
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return Refused("checking takes more memory than it may, or ends the checker")
+                return Refused(
+                    f"the checker gave no answer within {ANSWER_S_MAX:g} s: send again when the broker is less busy"
+                )
             finally:
                 if not answered:
                     self.failed += 1
@@ -140,10 +153,10 @@ class Worker:
                 raise
         return self._process
 
-    async def _exchange(self, process: Process, request: bytes) -> Reply:
+    async def _exchange(self, process: Process, request: bytes, cpu_s_max: float) -> Reply:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(LENGTH.pack(len(request)))
+        process.stdin.write(HEAD.pack(len(request), cpu_s_max))
         process.stdin.write(request)
         await process.stdin.drain()
         (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))

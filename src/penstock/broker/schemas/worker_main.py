@@ -1,7 +1,8 @@
 """The process that does for the broker what may take long or end badly: compiling definitions, comparing them, checking large records.
 
 It reads one request after another from its standard input and answers each on its standard output, both as a length and MessagePack.
-It may use so much memory and no more, and ends when its input does, so it never outlives the broker. What it is asked is in `worker`.
+It may use so much memory, and so much processor time for a request, and no more. It ends when its input does, so it never outlives the
+broker. What it is asked is in `worker`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker, shortened
 from penstock.broker.schemas.kinds import KINDS, problems_between
 from penstock.broker.schemas.worker import (
+    HEAD,
     LENGTH,
     READY,
     CheckDefinition,
@@ -37,7 +39,7 @@ CHECKERS_MAX: Final = 64
 REQUEST_S_MAX: Final = 60
 """The broker ends a worker much sooner; this is for one whose broker is gone, which would otherwise work on for ever."""
 QUICK_S_MAX: Final = 0.02
-"""A definition that takes longer to load is not loaded on the event loop."""
+"""Of processor time. A definition that takes longer to load is not loaded on the event loop."""
 
 _Checkers = OrderedDict[tuple[str, str], Checker]
 
@@ -45,9 +47,9 @@ _Checkers = OrderedDict[tuple[str, str], Checker]
 def check_definition(request: CheckDefinition) -> Reply:
     definition = KINDS[request.kind].parse(request.text)
     fingerprint = hashlib.sha256(definition.identity).digest()
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     KINDS[request.kind].load(request.text, definition.form, definition.cost).checker("")
-    cost = definition.cost if time.perf_counter() - started_s <= QUICK_S_MAX else COST_UNBOUNDED
+    cost = definition.cost if time.process_time() - started_s <= QUICK_S_MAX else COST_UNBOUNDED
     problems: list[str] = []
     if request.older is not None and fingerprint not in request.known:
         older = KINDS[request.kind].load(*_fields(request.older))
@@ -92,11 +94,14 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     checkers: _Checkers = OrderedDict()
     replies.write(READY)
     replies.flush()
-    while len(header := requests.read(LENGTH.size)) == LENGTH.size:
-        (length,) = LENGTH.unpack(header)
+    while len(head := requests.read(HEAD.size)) == HEAD.size:
+        length, cpu_s_max = HEAD.unpack(head)
         request = decoder.decode(requests.read(length))
         signal.alarm(REQUEST_S_MAX)
+        # Nothing handles its signal, which ends the process: a library that holds the interpreter's lock would keep a handler waiting.
+        signal.setitimer(signal.ITIMER_PROF, cpu_s_max)
         reply = encoder.encode(answer(request, checkers))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
         replies.write(LENGTH.pack(len(reply)) + reply)
         replies.flush()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import NoSpace, NotWritten
+from penstock.log.embedded.read_files import ReadFiles
 
 EASED_WRITE_BYTES_MAX: Final = 32 << 10
 _ZEROED_STEP_BYTES: Final = 256 << 10
@@ -22,6 +23,9 @@ _ZEROED_STEP_BYTES: Final = 256 << 10
 
 class Disk:
     """The real one. Tests subclass it and override the raw operations."""
+
+    def __init__(self) -> None:
+        self.read_files = ReadFiles()
 
     # -- raw operations, the ones a fault is injected into ---------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from penstock.background import Background
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     DataDirectoryInUse,
@@ -79,7 +80,9 @@ class EmbeddedEngine(Engine):
         clock: Clock | None = None,
         disk: Disk | None = None,
         options: EngineOptions | None = None,
+        background: Background | None = None,
     ) -> None:
+        self._background = background or Background()
         self._data_dir = data_dir
         self._clock = clock or SystemClock()
         self._disk = disk or Disk()
@@ -152,7 +155,11 @@ class EmbeddedEngine(Engine):
         self._maintenance = Maintenance(self._disk, self._clock, self._committer, options)
         for topic, parts in opened:
             self._add_topic(topic, parts)
-        self._maintenance_task = asyncio.create_task(self._maintain_for_ever(), name="penstock-maintenance")
+        interval_s = options.maintenance_interval_s
+        # A pass may have rewritten much before it fails, so it is not repeated sooner than it would be anyway.
+        self._maintaining = self._background.loop(
+            "log_maintenance", self._maintenance_step, first_s=interval_s, retry_s_max=interval_s
+        )
 
     def _recover_all(self, recovery: PartitionRecovery, opened: Opened) -> None:
         for topic in self._loaded:
@@ -207,8 +214,7 @@ class EmbeddedEngine(Engine):
         if self._lock_fd < 0:
             return  # closed already, or never started
         self._closing = True
-        self._maintenance_task.cancel()
-        await asyncio.gather(self._maintenance_task, return_exceptions=True)
+        await self._maintaining.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
         partitions = [partition for parts in self._partitions.values() for partition in parts]
         for partition in partitions:
@@ -435,19 +441,25 @@ class EmbeddedEngine(Engine):
     # -- maintenance -----------------------------------------------------------------------------------------------------
 
     async def maintain(self) -> None:
-        """One pass of retention, merging and compaction over every partition."""
+        """One pass of retention, merging and compaction over every partition.
+
+        An error of one keeps no other from its turn; the first is raised after the pass.
+        """
+        failure: Exception | None = None
         for partition in [partition for parts in self._partitions.values() for partition in parts]:
-            await self._maintenance.run(partition)
+            try:
+                await self._maintenance.run(partition)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = failure or error
         await self._loop.run_in_executor(None, self._reserve.hold)
         await self._loop.run_in_executor(None, self._snapshots.remove_unheld)
+        self._disk.read_files.close_idle()
+        if failure is not None:
+            raise failure
 
-    async def _maintain_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.maintenance_interval_s)
-            try:
-                await self.maintain()
-            except Exception:  # noqa: BLE001 - housekeeping must not end because one pass met the unexpected
-                _log.exception("maintenance pass failed")
+    async def _maintenance_step(self) -> float:
+        await self.maintain()
+        return self._options.maintenance_interval_s
 
 
 def _close_writers(parts: OpenedParts) -> None:

@@ -39,7 +39,7 @@ class Maintenance:
         """When half of a sealed segment's records with a time to live will have expired, of segments that were looked at."""
 
     async def run(self, partition: EmbeddedPartition) -> None:
-        """One pass over one partition."""
+        """One pass over one partition. Raises OSError, unless it is that the disk is full: the log works without a rewrite."""
         if partition.failure is not None:
             return
         try:
@@ -57,7 +57,9 @@ class Maintenance:
             if partition.deleted:
                 return
             # The log is as it was: a rewrite replaces nothing before it is whole. The next pass tries again.
-            _log.error("maintenance failed", topic=partition.topic, partition=partition.index, error=str(error))
+            _log.error("maintenance_failed", topic=partition.topic, partition=partition.index, error=str(error))
+            if isinstance(error, OSError) and not is_full(error):
+                raise
 
     def stop(self) -> None:
         self._thread.shutdown()
@@ -83,6 +85,13 @@ class Maintenance:
         self._loop.call_soon_threadsafe(partition.begin_segment, partition.writer.segment)
 
     async def _retain(self, partition: EmbeddedPartition) -> None:
+        drop = self._expired_segments(partition)
+        if drop:
+            _log.info("retention", topic=partition.topic, partition=partition.index, segments=drop)
+            await partition.drop_oldest(drop)
+
+    def _expired_segments(self, partition: EmbeddedPartition) -> int:
+        """Return how many of the oldest segments retention removes."""
         config = partition.config
         sealed = partition.segments[:-1]
         drop = 0
@@ -95,9 +104,7 @@ class Maintenance:
             while drop < len(sealed) and kept_bytes > config.retention_bytes:
                 kept_bytes -= sealed[drop].end
                 drop += 1
-        if drop:
-            _log.info("retention", topic=partition.topic, partition=partition.index, segments=drop)
-            await partition.drop_oldest(drop)
+        return drop
 
     async def _merge(self, partition: EmbeddedPartition) -> None:
         for segment in partition.segments[:-1]:
@@ -163,8 +170,7 @@ class Maintenance:
             self._thread,
             lambda: self._rewriter.replace(old, compress=compress, keep=keep),
         )
-        at = partition.segments.index(old[0])
-        partition.segments = [*partition.segments[:at], new, *partition.segments[at + len(old) :]]
+        partition.replace_segments(old, [new])
         partition.merged.add(new)
         empty = list(takewhile(lambda segment: not segment.end, partition.segments[:-1]))
         if partition.config.retention_ms is None and partition.config.retention_bytes is None:

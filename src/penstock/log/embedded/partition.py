@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -42,11 +43,22 @@ _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
-class _Extent(NamedTuple):
-    """A segment and how far a reader may go in it, fixed when the read began."""
+class _ReadView(NamedTuple):
+    """The segments of a partition and how far the last one may be read, fixed when the read began. Only the last one grows."""
 
-    segment: Segment
-    end: int
+    segments: Sequence[Segment]
+    last_end: int
+
+    def index_of(self, offset: int) -> int:
+        """Return the index of the segment that holds an offset."""
+        return max(bisect_right(self.segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
+
+    def starting_at(self, index: int) -> Iterator[tuple[Segment, int]]:
+        """Yield the segments from an index on, each with the position up to which it may be read."""
+        last = len(self.segments) - 1
+        for at in range(index, last + 1):
+            segment = self.segments[at]
+            yield segment, self.last_end if at == last else segment.end
 
 
 class EmbeddedPartition(Partition):
@@ -74,6 +86,7 @@ class EmbeddedPartition(Partition):
         self.directory = directory
         self.writer = writer
         self.segments: Sequence[Segment] = segments
+        self._size_bytes = sum(segment.end for segment in segments)
         self.tail = tail
         self.recent = recent
         self._recent_of: Sequence[Segment] = segments
@@ -115,7 +128,7 @@ class EmbeddedPartition(Partition):
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.end for segment in self.segments)
+        return self._size_bytes
 
     @property
     def failure(self) -> str | None:
@@ -168,6 +181,7 @@ class EmbeddedPartition(Partition):
             self.begin_segment(part.segment)
         if part.error is not None or not part.written or part.segment is None:
             return
+        self._size_bytes += part.end - part.segment.end
         part.segment.end = part.end
         self._committed_end = part.next_offset
         for header, data in zip(part.headers, part.blocks, strict=True):
@@ -177,6 +191,18 @@ class EmbeddedPartition(Partition):
         """Commits go to this segment from now on. Heard of from whoever rolled, or from the first commit that wrote to it."""
         if segment not in self.segments[-1:]:
             self.segments = [*self.segments, segment]
+            self._size_bytes += segment.end
+
+    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
+        """Put `new` in the place of the adjacent sealed segments `old`, of which there is at least one."""
+        at = self.segments.index(old[0])
+        self.segments = [*self.segments[:at], *new, *self.segments[at + len(old) :]]
+        self._size_bytes += sum(segment.end for segment in new) - sum(segment.end for segment in old)
+        self._forget_recent()
+
+    def _forget_recent(self) -> None:
+        self.recent.forget()
+        self._recent_of = self.segments
 
     def notify(self) -> None:
         for callback in list(self._watchers.values()):
@@ -252,13 +278,13 @@ class EmbeddedPartition(Partition):
         return offset == self._committed_end or (start is not None and start <= offset)
 
     async def _read_disk(self, offset: int, max_bytes: int) -> list[Block]:
-        segments, extents = self.segments, self._extents()
-        blocks = await self._in_reader(lambda: self._read_extents(extents, offset, max_bytes))
-        if self._recent_of is not segments:
-            self.recent.forget()
-            self._recent_of = segments
-        if blocks and segments is self.segments:
-            self.recent.add(blocks)
+        view = self._view()
+        blocks = await self._in_reader(lambda: self._read_view(view, offset, max_bytes))
+        if view.segments is self.segments:
+            if self._recent_of is not view.segments:
+                self._forget_recent()
+            if blocks:
+                self.recent.add(blocks)
         return blocks
 
     async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
@@ -266,15 +292,15 @@ class EmbeddedPartition(Partition):
         end_offset = min(end_offset, self._committed_end)
         if end_offset <= offset:
             return []
-        extents = self._extents()
-        return await self._in_reader(lambda: self._stretches(extents, offset, end_offset, step_bytes, bytes_max))
+        view = self._view()
+        return await self._in_reader(lambda: self._stretches(view, offset, end_offset, step_bytes, bytes_max))
 
     async def offset_at(self, timestamp_ms: int) -> int:
         if self._closed is not None:
             raise self._gone()
         end = self._committed_end
-        extents = self._extents()
-        found = await self._in_reader(lambda: self._find_time(extents, timestamp_ms))
+        view = self._view()
+        found = await self._in_reader(lambda: self._find_time(view, timestamp_ms))
         return end if found is None else min(found, end)
 
     async def timestamp_of(self, offset: int) -> int | None:
@@ -300,16 +326,15 @@ class EmbeddedPartition(Partition):
                 f"offset {offset} out of range: {self} holds {self.start_offset} to {self._committed_end} (exclusive)"
             )
 
-    def _extents(self) -> list[_Extent]:
-        return [_Extent(segment, segment.end) for segment in self.segments]
+    def _view(self) -> _ReadView:
+        return _ReadView(self.segments, self.segments[-1].end)
 
     # -- reading, in a reader thread ---------------------------------------------------------------------------------------
 
-    def _read_extents(self, extents: list[_Extent], offset: int, max_bytes: int) -> list[Block]:
-        at = max(bisect_right(extents, offset, key=lambda extent: extent.segment.base_offset) - 1, 0)
+    def _read_view(self, view: _ReadView, offset: int, max_bytes: int) -> list[Block]:
         blocks: list[Block] = []
         size = 0
-        for segment, end in extents[at:]:
+        for segment, end in view.starting_at(view.index_of(offset)):
             position = segment.position_of(offset)
             next_offset = segment.base_offset
             try:
@@ -337,14 +362,14 @@ class EmbeddedPartition(Partition):
         return blocks
 
     def _stretches(
-        self, extents: list[_Extent], offset: int, end_offset: int, step_bytes: int, bytes_max: int
+        self, view: _ReadView, offset: int, end_offset: int, step_bytes: int, bytes_max: int
     ) -> list[Extent]:
         root = self.directory.parents[2]
         found: list[Extent] = []
         left_bytes = bytes_max
-        first = max(bisect_right(extents, offset, key=lambda extent: extent.segment.base_offset) - 1, 0)
-        behind = [extent.segment.base_offset for extent in extents[first + 1 :]] + [end_offset]
-        for (segment, committed), next_offset in zip(extents[first:], behind, strict=True):
+        first = view.index_of(offset)
+        behind = [segment.base_offset for segment in view.segments[first + 1 :]] + [end_offset]
+        for (segment, committed), next_offset in zip(view.starting_at(first), behind, strict=True):
             if segment.base_offset >= end_offset or left_bytes <= 0:
                 break
             marks, end = segment.stretch(offset, end_offset, committed, step_bytes)
@@ -359,9 +384,9 @@ class EmbeddedPartition(Partition):
             found.append(Extent(path, marks[:stop], end, min(next_offset, end_offset), file_bytes))
         return found
 
-    def _find_time(self, extents: list[_Extent], timestamp_ms: int) -> int | None:
-        at = bisect_left(extents, timestamp_ms, key=lambda extent: extent.segment.index.last_timestamp_ms)
-        for segment, end in extents[at:]:
+    def _find_time(self, view: _ReadView, timestamp_ms: int) -> int | None:
+        at = bisect_left(view.segments, timestamp_ms, key=lambda segment: segment.index.last_timestamp_ms)
+        for segment, end in view.starting_at(at):
             for _, block in segment.blocks_from(segment.position_at(timestamp_ms), end):
                 if block.last_timestamp_ms >= timestamp_ms:
                     return block.offsets()[block.index_at_time(timestamp_ms)]
@@ -383,14 +408,16 @@ class EmbeddedPartition(Partition):
         count = min(count, len(self.segments) - 1)
         if count <= 0:
             return
-        dropped, self.segments = self.segments[:count], self.segments[count:]
+        dropped = deque(self.segments[:count])
+        self.replace_segments(dropped, [])
         await self._in_reader(lambda: _remove_segments(dropped))
 
 
-def _remove_segments(segments: Sequence[Segment]) -> None:
-    # Oldest first: a crash in between leaves a log that begins later, not one with a hole.
-    for segment in segments:
-        segment.remove()
+def _remove_segments(segments: deque[Segment]) -> None:
+    # Oldest first: a crash in between leaves a log that begins later, not one with a hole. Each is let go, and its file with it, unless
+    # somebody reads it.
+    while segments:
+        segments.popleft().remove()
 
 
 def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:

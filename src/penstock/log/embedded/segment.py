@@ -6,18 +6,16 @@
 So the names of a partition's files alone tell whether one is missing, and how far offsets were given out.
 
 Writing happens at the end of a partition's last segment only (`SegmentWriter`); every other segment is sealed and never changes, it
-can only be replaced as a whole by a rewrite. Readers hold a `Segment`, which keeps its file open, so a segment that is replaced or
-deleted under a reader stays readable to it.
+can only be replaced as a whole by a rewrite. Readers hold a `Segment`, which keeps its file open once it has lost its name, so a segment
+that is replaced or deleted under a reader stays readable to it. Other files are opened when they are read (`read_files.py`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
-import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +24,7 @@ from penstock.log.api import Mark
 from penstock.log.block import BEGINS, HEADER_BYTES, MAGIC, SEAL_AT, SUMMED_AT, Block, BlockHeader, seal_at
 from penstock.log.embedded.disk import AppendFile, Disk
 from penstock.log.embedded.index import HEAD_BYTES, STEP_BYTES, SegmentIndex
+from penstock.log.embedded.read_files import ReadFile
 from penstock.log.salts import PartitionSalts
 
 LOG_SUFFIX: Final = ".log"
@@ -39,7 +38,6 @@ _WINDOW_BYTES: Final = 4 * STEP_BYTES
 _SECTOR_BYTES: Final = 4096
 # A seal that differs from the right one by so few bits is damaged; that of another file differs by about 32.
 _FLIPPED_BITS_MAX: Final = 4
-_OPENING: Final = threading.Lock()
 
 
 def log_path(directory: Path, base_offset: int) -> Path:
@@ -57,15 +55,14 @@ class Segment:
 
     __slots__ = (
         "__weakref__",
-        "_close",
         "_disk",
-        "_fd",
         "abandoned",
         "base_offset",
         "detached",
         "end",
         "index",
         "path",
+        "read_file",
         "salt",
         "salts",
     )
@@ -74,8 +71,7 @@ class Segment:
         self, disk: Disk, path: Path, base_offset: int, index: SegmentIndex, end: int, salts: PartitionSalts
     ) -> None:
         self._disk = disk
-        self._fd = -1
-        self._close: Callable[[], object] | None = None
+        self.read_file: ReadFile | None = None
         self.salts = salts
         self.salt = salts.of(path.stem)
         self.abandoned = False
@@ -91,22 +87,16 @@ class Segment:
     def index_path(self) -> Path:
         return self.path.with_suffix(INDEX_SUFFIX)
 
-    def open(self) -> int:
-        """The file, opened once and closed when nobody holds this object any more."""
-        if self._fd < 0:
-            # One at a time: whoever removes or replaces the file opens it first, and a reader must not come between and find it gone.
-            with _OPENING:
-                if self._fd < 0:
-                    fd = self._disk.open_read(self.path)
-                    self._close = weakref.finalize(self, os.close, fd)
-                    self._fd = fd
-        return self._fd
+    def open(self) -> ReadFile:
+        """Return the file, which stays open for as long as the caller holds it."""
+        return self._disk.read_files.open(self)
+
+    def open_read(self) -> int:
+        return self._disk.open_read(self.path)
 
     def close(self) -> None:
         """The engine stops: nobody reads any more."""
-        if self._close is not None:
-            self._close()
-            self._fd = -1
+        self.read_file = None
 
     def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
         """Whole, checked blocks with their positions. Raises CorruptBlock if one is damaged, OSError once the segment is abandoned.
@@ -114,7 +104,7 @@ class Segment:
         Small blocks are read many at a time and cut out of what was read. A large one is read by itself, and so is the header of the
         block behind it: blocks of a size stand together, and copying them costs more than reading them.
         """
-        fd = self.open()
+        file = self.open()
         window, window_at = b"", position
         ahead_bytes = _WINDOW_BYTES
         while position < end:
@@ -128,10 +118,10 @@ class Segment:
                 raise self.corrupt(position, f"a block of {needed} bytes would end beyond the segment")
             body: bytes | None = None
             if needed > _WINDOW_BYTES and len(window) - at < needed:
-                body = self._read_ahead(fd, position + HEADER_BYTES, needed - HEADER_BYTES, position + needed)
+                body = self._read_ahead(file, position + HEADER_BYTES, needed - HEADER_BYTES, position + needed)
                 ahead_bytes = HEADER_BYTES
             elif len(window) - at < needed:
-                window, window_at = self._read_ahead(fd, position, needed, min(end, position + ahead_bytes)), position
+                window, window_at = self._read_ahead(file, position, needed, min(end, position + ahead_bytes)), position
                 if len(window) < needed:
                     raise self.corrupt(position, "the file ends inside a block")
                 ahead_bytes = _WINDOW_BYTES
@@ -143,13 +133,13 @@ class Segment:
             yield position, block
             position += block.size_bytes
 
-    def _read_ahead(self, fd: int, position: int, needed: int, end: int) -> bytes:
+    def _read_ahead(self, file: ReadFile, position: int, needed: int, end: int) -> bytes:
         """The bytes at a position and, where they can be read, those up to `end`."""
         try:
             try:
-                return self._disk.pread(fd, max(needed, end - position), position)
+                return self._disk.pread(file.fd, max(needed, end - position), position)
             except OSError:
-                return self._disk.pread(fd, needed, position)  # the bad place may be further on
+                return self._disk.pread(file.fd, needed, position)  # the bad place may be further on
         except OSError as error:
             raise self.corrupt(position, f"the disk cannot read it ({error.strerror or error})") from None
 
@@ -173,18 +163,18 @@ class Segment:
         What is searched for is the seal. It differs at every position and holds the salt, so a client cannot have put it into a record.
         Offsets only grow along a segment, so nothing below `least_offset` is taken.
         """
-        fd = self.open()
+        file = self.open()
 
         def wanted(at: int) -> Block | None:
-            block = self._block_at(fd, at, end)
+            block = self._block_at(file, at, end)
             if block is None or block.base_offset < least_offset or (begins and not block.flags & BEGINS):
                 return None
             return block
 
-        while (header := self._sealed_header(fd, position)) is not None:
+        while (header := self._sealed_header(file, position)) is not None:
             # The damaged block says where the next one is.
             following = position + header.size_bytes
-            if self._sealed_header(fd, following) is None:
+            if self._sealed_header(file, following) is None:
                 break
             position = following
             if (block := wanted(position)) is not None:
@@ -192,7 +182,7 @@ class Segment:
         at = position + 1
         while at < end:
             try:
-                window = self._disk.pread(fd, min(STEP_BYTES * 4, end - at), at)
+                window = self._disk.pread(file.fd, min(STEP_BYTES * 4, end - at), at)
             except OSError:
                 at += _SECTOR_BYTES
                 continue
@@ -206,18 +196,18 @@ class Segment:
             at += max(len(window) - SUMMED_AT + 1, 1)
         return None
 
-    def _sealed_header(self, fd: int, position: int) -> BlockHeader | None:
+    def _sealed_header(self, file: ReadFile, position: int) -> BlockHeader | None:
         """The header at a position, not checked against a checksum, if a block of this file was written there."""
         try:
-            header = BlockHeader(self._disk.pread(fd, HEADER_BYTES, position))
+            header = BlockHeader(self._disk.pread(file.fd, HEADER_BYTES, position))
         except (CorruptBlock, OSError):
             return None
         return header if header.seal == seal_at(self.salt, position) else None
 
-    def _block_at(self, fd: int, position: int, end: int) -> Block | None:
+    def _block_at(self, file: ReadFile, position: int, end: int) -> Block | None:
         try:
-            size_bytes = BlockHeader(self._disk.pread(fd, HEADER_BYTES, position)).size_bytes
-            return Block(self._disk.pread(fd, size_bytes, position)) if position + size_bytes <= end else None
+            size_bytes = BlockHeader(self._disk.pread(file.fd, HEADER_BYTES, position)).size_bytes
+            return Block(self._disk.pread(file.fd, size_bytes, position)) if position + size_bytes <= end else None
         except (CorruptBlock, OSError):
             return None
 
@@ -293,8 +283,7 @@ class Segment:
 
     def detach(self) -> None:
         """Before the file is removed or replaced: keep it open for readers that hold this object."""
-        self.open()
-        self.detached = True
+        self._disk.read_files.detach(self)
 
     def remove(self) -> None:
         """Take the files away. Renamed first, so that what a crash leaves is recognisable as meant to go."""

@@ -135,7 +135,8 @@ class Snapshots:
         # Removed or replaced meanwhile, and what was linked may be the other file. The one that was meant is still open.
         target.unlink(missing_ok=True)
         target_index.unlink(missing_ok=True)
-        _copy(segment.open(), target, end)
+        file = segment.open()
+        _copy(file.fd, target, end)
         return [_entry(directory, target, end)]
 
     def _link(self, directory: Path, path: Path, target: Path, end: int | None) -> FileEntry:

@@ -188,7 +188,8 @@ class SegmentCheck:
             start = self._commit_at
             (self._next_offset, self._last_timestamp_ms), self.blocks, self.records = self._before_commit
         self.bytes = start
-        end = end_of_data(self._disk, self._segment.open(), start, self._size)
+        file = self._segment.open()
+        end = end_of_data(self._disk, file.fd, start, self._size)
         if end > start:
             text = f"torn tail of {end - start} bytes, of a commit that is not whole; the next start cuts it and keeps a copy"
             self._report(Severity.NOTE, Kind.SEGMENT, self._path, start, text)

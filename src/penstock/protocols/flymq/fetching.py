@@ -21,7 +21,7 @@ from penstock.protocols.flymq.reply_encoding import encode_consumed, encode_fetc
 from penstock.protocols.flymq.reply_messages import Rows, UniformRows
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
 from penstock.protocols.values import uniform_values
-from penstock.protocols.workers import Check, Worker
+from penstock.workers import Check, Worker
 
 READ_BYTES_MIN = 64 << 10
 

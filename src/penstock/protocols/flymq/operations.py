@@ -74,7 +74,7 @@ from penstock.protocols.flymq.schemas import operations as schema_operations
 from penstock.protocols.flymq.snapshots import operations as snapshot_operations
 from penstock.protocols.flymq.staging import operations as staging_operations
 from penstock.protocols.flymq.transactions import operations as transaction_operations
-from penstock.protocols.workers import Worker
+from penstock.workers import Worker
 
 LEADER_ID = 0
 SCHEMA_SETTING = "schema"
@@ -226,9 +226,10 @@ class Operations:
         self.note_dialect(native=True)
         broker, principal = self.broker, self.principal
         names = [body.topic] if body.topic else broker.topic_names(principal)
-        topics = {
-            name: [each.failure is None for each in broker.describe_topic(principal, name).partitions] for name in names
-        }
+        topics = (
+            (name, [each.failure is None for each in broker.describe_topic(principal, name).partitions])
+            for name in names
+        )
         return encode_cluster_metadata_reply(NAME, self._node.id, self._node.address(), topics)
 
     # --- groups ---
@@ -253,7 +254,7 @@ class Operations:
         return encode_done(opcode)
 
     def list_groups(self, opcode: int, body: ListGroups) -> bytes:
-        return encode_groups([_group_state(info) for info in self.broker.list_groups(self.principal)])
+        return encode_groups(map(_group_state, self.broker.list_groups(self.principal)))
 
     def describe_group(self, opcode: int, body: DescribeGroup) -> bytes:
         infos = self.broker.describe_group(self.principal, body.group, body.topic or None)

@@ -5,8 +5,9 @@ The two that carry records work on columns, so that a thousand rows cost a few v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from penstock.protocols.flymq.wire import (
     RECORD_METADATA,
     VERSION,
     Opcode,
+    counted_rows,
     frame,
     header,
 )
@@ -213,8 +215,8 @@ def encode_created(message: str) -> bytes:
     return frame(Opcode.CREATE_TOPIC, b"\x01" + text16(message))
 
 
-def encode_names(names: Sequence[str]) -> bytes:
-    return frame(Opcode.LIST_TOPICS, texts16(names))
+def encode_names(names: Iterable[str]) -> bytes:
+    return frame(Opcode.LIST_TOPICS, counted_rows(Opcode.LIST_TOPICS, map(text16, names)))
 
 
 def encode_topic_metadata(metadata: TopicMetadata) -> bytes:
@@ -230,20 +232,21 @@ def encode_topic_metadata(metadata: TopicMetadata) -> bytes:
 
 
 def encode_cluster_metadata_reply(
-    cluster: str, node: str, address: str, topics: Mapping[str, Sequence[bool]], *, epoch: int = 1
+    cluster: str, node: str, address: str, topics: Iterable[tuple[str, Sequence[bool]]], *, epoch: int = 1
 ) -> bytes:
-    """One node that leads every partition; `topics` maps a name to whether each of its partitions takes writes."""
+    """One node that leads every partition; `topics` has names, and whether each of its partitions takes writes."""
     leader, replicas = text16(node) + text16(address) + U64.pack(epoch), texts16([node])
     # A partition that takes no more writes has its one replica still, which can be read, and none in sync.
     states = {
         True: leader + text16("online") + replicas * 2,
         False: leader + text16("offline") + replicas + texts16([]),
     }
-    parts = [text16(cluster), U32.pack(len(topics))]
-    for topic, partitions in topics.items():
-        parts += text16(topic), U32.pack(len(partitions))
-        parts += [I32.pack(index) + states[writable] for index, writable in enumerate(partitions)]
-    return frame(Opcode.CLUSTER_METADATA, b"".join(parts))
+
+    def row(topic: str, partitions: Sequence[bool]) -> bytes:
+        parts = [I32.pack(index) + states[writable] for index, writable in enumerate(partitions)]
+        return b"".join((text16(topic), U32.pack(len(partitions)), *parts))
+
+    return frame(Opcode.CLUSTER_METADATA, text16(cluster) + counted_rows(Opcode.CLUSTER_METADATA, starmap(row, topics)))
 
 
 # --- groups ---
@@ -258,8 +261,8 @@ def encode_lag(lag: GroupLag) -> bytes:
     return frame(Opcode.GET_LAG, LAG.pack(lag.current, lag.committed, lag.latest, lag.lag))
 
 
-def encode_groups(groups: Sequence[GroupState]) -> bytes:
-    return frame(Opcode.LIST_GROUPS, U32.pack(len(groups)) + b"".join(map(_group, groups)))
+def encode_groups(groups: Iterable[GroupState]) -> bytes:
+    return frame(Opcode.LIST_GROUPS, counted_rows(Opcode.LIST_GROUPS, map(_group, groups)))
 
 
 def encode_group(group: GroupState) -> bytes:
@@ -267,12 +270,11 @@ def encode_group(group: GroupState) -> bytes:
 
 
 def encode_group_summary(
-    group: str, state: str, members: Sequence[str], topics: Sequence[str], coordinator: str
+    group: str, state: str, members: Iterable[str], topics: Iterable[str], coordinator: str
 ) -> bytes:
     """The reply to a DESCRIBE_GROUP that names a group and no topic field at all."""
-    return frame(
-        Opcode.DESCRIBE_GROUP, text16(group) + text16(state) + texts16(members) + texts16(topics) + text16(coordinator)
-    )
+    lists = [counted_rows(Opcode.DESCRIBE_GROUP, map(text16, texts)) for texts in (members, topics)]
+    return frame(Opcode.DESCRIBE_GROUP, b"".join((text16(group), text16(state), *lists, text16(coordinator))))
 
 
 def _group(group: GroupState) -> bytes:

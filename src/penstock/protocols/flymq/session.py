@@ -36,7 +36,6 @@ from penstock.protocols.flymq.transactions.operations import RunRefused
 from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.turns import InTurns
-from penstock.protocols.workers import WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a header alone takes 8 bytes on the wire, its message some 200 in memory."""
@@ -84,12 +83,10 @@ class FlyMQ:
         dialect: Dialect = Dialect.AUTO,
         codec_limits: CodecLimits | None = None,
         fetch_limits: FetchLimits | None = None,
-        workers: WorkerPool | None = None,
     ) -> None:
         """Where a login is required, clients that have not logged in may send small requests only."""
         self.broker = broker
         self.login_required = login_required
-        self.workers = workers or WorkerPool()
         self.clock = clock
         self.node = node
         self.principal = principal
@@ -123,7 +120,7 @@ class FlyMQSession(InTurns):
     def __init__(self, shared: FlyMQ, connection: Connection) -> None:
         super().__init__()
         self._broker = shared.broker
-        self._worker = shared.workers.worker()
+        self._worker = shared.broker.workers.worker()
         self._stats = shared.stats
         self._connection = connection
         self._id = f"{connection.listener}/{connection.peer}"

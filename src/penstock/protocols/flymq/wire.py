@@ -146,12 +146,13 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from struct import Struct
 from typing import Final
 
 from penstock.errors import LimitExceeded
+from penstock.protocols.bytes import U32
 
 MAGIC = 0xAF
 VERSION = 0x01
@@ -272,6 +273,8 @@ _LESS: Final[Mapping[int, str]] = {
     Opcode.FETCH_DLQ: "ask for fewer dead letters",
     Opcode.CLUSTER_METADATA: "name a topic",
     Opcode.LIST_GROUPS: "describe one group at a time",
+    Opcode.USER_LIST: "get one user at a time",
+    Opcode.ACL_LIST: "get one ACL at a time",
     Opcode.DESCRIBE_GROUP: "name a topic too",
     Opcode.AUDIT_QUERY: "set a smaller limit",
     Opcode.AUDIT_EXPORT: "set a smaller limit",
@@ -286,8 +289,24 @@ def frame(opcode: int, payload: bytes = b"", flags: int = FLAG_BINARY) -> bytes:
 def header(opcode: int, payload_bytes: int, flags: int = FLAG_BINARY) -> bytes:
     """The header of a request or reply. Raises LimitExceeded where the contract allows no frame of that size."""
     if payload_bytes > PAYLOAD_BYTES_MAX:
-        raise LimitExceeded(
-            f"{Opcode(opcode).name} takes a frame of {payload_bytes} bytes, at most {PAYLOAD_BYTES_MAX} are allowed: "
-            + _LESS.get(opcode, "ask for less at a time")
-        )
+        raise _too_large(opcode, f"{payload_bytes} bytes")
     return HEADER.pack(MAGIC, VERSION, opcode, flags, payload_bytes)
+
+
+def counted_rows(opcode: int, rows: Iterable[bytes]) -> bytes:
+    """Return a u32 count and the rows. Raises LimitExceeded at the first row that fits into no frame, and takes no more of them."""
+    taken: list[bytes] = []
+    size_bytes = U32.size
+    for row in rows:
+        size_bytes += len(row)
+        if size_bytes > PAYLOAD_BYTES_MAX:
+            raise _too_large(opcode, f"at least {size_bytes} bytes")
+        taken.append(row)
+    return U32.pack(len(taken)) + b"".join(taken)
+
+
+def _too_large(opcode: int, size: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"{Opcode(opcode).name} takes a frame of {size}, at most {PAYLOAD_BYTES_MAX} are allowed: "
+        + _LESS.get(opcode, "ask for less at a time")
+    )

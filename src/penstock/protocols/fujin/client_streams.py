@@ -174,8 +174,9 @@ class WriterStream(ClientStream):
         self._with_headers = with_headers
         self._in_transaction = in_transaction
         self._decoder = ReplyDecoder()
-        self._buffer = b""
         self._exchanges: deque[_Exchange] = deque()
+        self._matched_bytes = 0
+        """How much has come of what the first exchange expects, all of it as expected."""
         self._form_shown = False
 
     @property
@@ -225,22 +226,27 @@ class WriterStream(ClientStream):
         return exchange
 
     def _take(self, data: bytes) -> None:
-        """Replies to a whole exchange that went well are known by comparing them with what was expected; others are taken apart."""
-        buffer, self._buffer = self._buffer + data if self._buffer else data, b""
-        while buffer:
-            exchange = self._exchanges[0] if self._exchanges else None
-            if exchange is None or exchange.results or self._decoder.partial:
+        """Replies to a whole exchange that went well are known by comparing them with what was expected; others are decoded."""
+        position = 0
+        while position < len(data) and self._exchanges and not self._decoder.partial:
+            exchange = self._exchanges[0]
+            if exchange.results:
                 break
-            if not buffer.startswith(exchange.expected):
-                if exchange.expected.startswith(buffer):
-                    self._buffer = buffer
-                    return
+            matched = self._matched_bytes
+            step = min(len(data) - position, len(exchange.expected) - matched)
+            if data[position : position + step] != exchange.expected[matched : matched + step]:
+                data, position = exchange.expected[:matched] + data[position:], 0
+                self._matched_bytes = 0
                 break
+            position += step
+            self._matched_bytes += step
+            if self._matched_bytes < len(exchange.expected):
+                return
+            self._matched_bytes = 0
             self._exchanges.popleft()
             if not exchange.finished.done():
                 exchange.finished.set_result(None)
-            buffer = buffer[len(exchange.expected) :]
-        for answer in self._decoder.feed(buffer):
+        for answer in self._decoder.feed(data[position:]):
             self._answered(answer)
 
     def _answered(self, answer: Answer) -> None:

@@ -1,4 +1,9 @@
-"""What a server says, as a client reads it; without I/O. A read is taken whole, and what is not complete waits for the next."""
+"""Decode what a server sends, as a client reads it; without I/O.
+
+`feed` takes a whole read and returns the answers that are complete. An answer with rows is decoded row by row: the rows that have come
+are kept decoded, the bytes of the first incomplete one as they came (`unfinished.py`). So the work is linear in the bytes, in however many
+pieces they come, and a count that is only announced allocates nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,7 @@ from penstock.errors import (
 from penstock.protocols.bytes import U32
 from penstock.protocols.fujin import wire
 from penstock.protocols.fujin.wire import CORRELATED, Reply
+from penstock.protocols.unfinished import Unfinished
 
 STRING_BYTES_MAX: Final = 32 << 20
 """The largest record a broker may be set to hold."""
@@ -71,43 +77,53 @@ Answer = Done | Connected | Delivered | Batch | Settled | Goodbye | StopRequeste
 
 
 class _Incomplete(Exception):
-    pass
+    """What is being decoded ends at this position of the data, or later."""
+
+    def __init__(self, position_min: int) -> None:
+        self.position_min = position_min
 
 
 class ReplyDecoder:
     """One stream. `with_ids`: whether messages carry them, which is known from the CONNECT READER."""
 
-    __slots__ = ("_at", "_data", "_kept", "_with_ids")
+    __slots__ = ("_at", "_data", "_open", "_rows_left", "_unfinished", "_with_ids")
 
     def __init__(self, *, with_ids: bool = False) -> None:
         self._with_ids = with_ids
-        self._kept = b""
+        self._unfinished = Unfinished()
+        self._open: Batch | Settled | None = None
+        """An answer whose rows have not all come."""
+        self._rows_left = 0
         self._data = b""
         self._at = 0
 
     @property
     def partial(self) -> bool:
         """Whether an answer has begun that is not complete."""
-        return bool(self._kept)
+        return self._open is not None or bool(self._unfinished)
 
     def feed(self, data: bytes) -> list[Answer]:
-        """Every answer that is complete. Raises ProtocolViolation."""
-        self._data = self._kept + data if self._kept else data
-        self._at = 0
+        """Return every answer that is complete. Raises ProtocolViolation."""
+        whole = self._unfinished.join(data)
+        if whole is None:
+            return []
+        self._data, self._at = whole, 0
         answers: list[Answer] = []
-        begin = 0
-        while self._at < len(self._data):
+        while self._at < len(whole):
             begin = self._at
             try:
-                answers.append(self._answer())
-            except _Incomplete:
-                self._kept = self._data[begin:]
-                self._data = b""
-                return answers
-        self._kept = self._data = b""
+                answer = self._answer() if self._open is None else self._row(self._open)
+            except _Incomplete as incomplete:
+                self._unfinished.needed_bytes = incomplete.position_min - begin
+                self._unfinished.keep(whole, begin)
+                break
+            if answer is not None:
+                answers.append(answer)
+        self._data = b""
         return answers
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Answer | None:
+        """Decode the next answer; of one with rows only what precedes them, and None."""
         number = self._u8()
         if number == Reply.MSG:
             return self._message()
@@ -116,18 +132,35 @@ class ReplyDecoder:
         if number in (Reply.WRITE, Reply.BEGIN, Reply.COMMIT, Reply.ROLLBACK):
             return Done(number, self._u32(), self._error())
         if number == Reply.FETCH:
-            correlation_id, error = self._u32(), self._error()
-            count = 0 if error is not None else self._count()
-            return Batch(correlation_id, error, [self._message() for _ in range(count)])
+            return self._with_rows(Batch(self._u32(), self._error(), []))
         if number in (Reply.ACK, Reply.NACK):
-            correlation_id, error = self._u32(), self._error()
-            count = 0 if error is not None else self._count()
-            return Settled(number, correlation_id, error, [(self._string(), self._error()) for _ in range(count)])
+            return self._with_rows(Settled(number, self._u32(), self._error(), []))
         if number == Reply.DISCONNECT:
             return Goodbye()
         if number == Reply.STOP:
             return StopRequested()
         raise ProtocolViolation(f"{number} is no answer that a Fujin server gives")
+
+    def _with_rows(self, answer: Batch | Settled) -> Answer | None:
+        count = 0 if answer.error is not None else self._u32()
+        if count > COUNT_MAX:
+            raise ProtocolViolation(f"{count} rows in one answer are more than {COUNT_MAX}")
+        if not count:
+            return answer
+        self._open, self._rows_left = answer, count
+        return None
+
+    def _row(self, answer: Batch | Settled) -> Answer | None:
+        """Decode the next row of an answer, and return the answer with its last one."""
+        if isinstance(answer, Batch):
+            answer.messages.append(self._message())
+        else:
+            answer.results.append((self._string(), self._error()))
+        self._rows_left -= 1
+        if self._rows_left:
+            return None
+        self._open = None
+        return answer
 
     def _message(self) -> Delivered:
         return Delivered(self._string() if self._with_ids else None, self._string())
@@ -138,35 +171,26 @@ class ReplyDecoder:
             raise ProtocolViolation(f"an error begins with 0 or 1, not {flag}")
         return self._string().decode(errors="replace") if flag else None
 
-    def _count(self) -> int:
-        count = self._u32()
-        if count > COUNT_MAX:
-            raise ProtocolViolation(f"{count} rows in one answer are more than {COUNT_MAX}")
-        if len(self._data) - self._at < 4 * count:
-            raise _Incomplete
-        return count
-
     def _string(self) -> bytes:
         size = self._u32()
         if size > STRING_BYTES_MAX:
             raise ProtocolViolation(f"a string of {size} bytes is longer than {STRING_BYTES_MAX}")
-        start, self._at = self._at, self._at + size
-        if self._at > len(self._data):
-            raise _Incomplete
+        start = self._advance(size)
         return self._data[start : self._at]
 
     def _u8(self) -> int:
-        if self._at >= len(self._data):
-            raise _Incomplete
-        self._at += 1
-        return self._data[self._at - 1]
+        return self._data[self._advance(1)]
 
     def _u32(self) -> int:
-        start, self._at = self._at, self._at + 4
-        if self._at > len(self._data):
-            raise _Incomplete
-        number: int = U32.unpack_from(self._data, start)[0]
+        number: int = U32.unpack_from(self._data, self._advance(4))[0]
         return number
+
+    def _advance(self, size: int) -> int:
+        """Return the position, and move it on by `size`. Raises _Incomplete."""
+        start, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise _Incomplete(self._at)
+        return start
 
 
 def expected_replies(correlation_id: int, count: int) -> bytes:

@@ -30,9 +30,10 @@ _NAMES_START = {f'{{"{name}"'.encode(): opcode for opcode, name in JSON_NAMES.it
 class _Frames:
     """Cuts a stream into payloads. `broken` is the length that no frame may have, once one was found; then nothing more is cut."""
 
-    __slots__ = ("_unfinished", "broken")
+    __slots__ = ("_unfinished", "broken", "payload_bytes_max")
 
-    def __init__(self) -> None:
+    def __init__(self, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+        self.payload_bytes_max = payload_bytes_max
         self._unfinished = Unfinished()
         self.broken: int | None = None
 
@@ -50,7 +51,7 @@ class _Frames:
         position, end = 0, len(whole)
         while end - position >= LENGTH_BYTES:
             (length,) = U32.unpack_from(whole, position)
-            if not 1 <= length <= PAYLOAD_BYTES_MAX:
+            if not 1 <= length <= self.payload_bytes_max:
                 self.broken = length
                 return payloads
             frame_end = position + LENGTH_BYTES + length
@@ -66,12 +67,12 @@ class _Frames:
 
 
 class RequestDecoder:
-    """The server's side."""
+    """The server's side. `payload_bytes_max` is below the protocol's own maximum where the peer should have authenticated and has not."""
 
     __slots__ = ("_ended", "_frames", "_last_dialect")
 
-    def __init__(self) -> None:
-        self._frames = _Frames()
+    def __init__(self, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+        self._frames = _Frames(payload_bytes_max)
         self._last_dialect: Dialect | None = None
         self._ended = False
 
@@ -94,7 +95,7 @@ class RequestDecoder:
                 requests.append(request)
         if self._frames.broken is not None and not self._ended:
             self._ended = True
-            requests.append(_broken_frame(self._frames.broken, self._last_dialect))
+            requests.append(_broken_frame(self._frames.broken, self._frames.payload_bytes_max, self._last_dialect))
         return requests
 
 
@@ -116,8 +117,13 @@ def _join(last: Request, run: ProduceRun) -> bool:
     return True
 
 
-def _broken_frame(length: int, last_dialect: Dialect | None) -> BrokenFrame:
+def _broken_frame(length: int, payload_bytes_max: int, last_dialect: Dialect | None) -> BrokenFrame:
     """The contract says what a frame that is too long gets; of empty ones it says nothing, deployed brokers do."""
+    if payload_bytes_max < length <= PAYLOAD_BYTES_MAX:
+        required = f"authentication required: without a client certificate a frame has at most {payload_bytes_max} bytes, not {length}"
+        if last_dialect is Dialect.BINARY:
+            return BrokenFrame(Dialect.BINARY, f"Frame error: {required}")
+        return BrokenFrame(Dialect.JSON, required)
     if length:
         size = f"{length} bytes (max: {PAYLOAD_BYTES_MAX})"
         if last_dialect is Dialect.BINARY:

@@ -33,9 +33,15 @@ from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, P
 from penstock.protocols.rustlog.metrics import RustLogStats
 from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
-from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Code, Dialect, Opcode
+from penstock.protocols.rustlog.wire import (
+    LENGTH_BYTES,
+    LOGIN_PAYLOAD_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    Code,
+    Dialect,
+    Opcode,
+)
 from penstock.protocols.turns import InTurns
-from penstock.protocols.workers import WorkerPool
 
 REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
@@ -55,12 +61,13 @@ class RustLog:
         *,
         clock: Clock,
         principal: Principal = ANONYMOUS,
-        workers: WorkerPool | None = None,
+        login_required: bool = False,
     ) -> None:
+        """Where `login_required`, requests of clients that nothing identifies have at most `LOGIN_PAYLOAD_BYTES_MAX`."""
         self.broker = broker
-        self.workers = workers or WorkerPool()
         self.clock = clock
         self.principal = principal
+        self.login_required = login_required
         self.fetcher = Fetcher(clock)
         self.stats = RustLogStats()
 
@@ -91,11 +98,12 @@ class RustLogSession(InTurns):
         self._broker = shared.broker
         self._clock = shared.clock
         self._stats = shared.stats
-        self._worker = shared.workers.worker()
+        self._worker = shared.broker.workers.worker()
         self._connection = connection
         self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
-        self._decoder = RequestDecoder()
+        stranger = shared.login_required and not self._principal.name
+        self._decoder = RequestDecoder(LOGIN_PAYLOAD_BYTES_MAX if stranger else PAYLOAD_BYTES_MAX)
         self._replies = ReplyQueue(connection.send, self._loop.call_soon)
         self._waiting: deque[Request] = deque()
         self._writes_in_flight = 0

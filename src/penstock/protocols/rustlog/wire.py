@@ -45,6 +45,8 @@ PORT: Final = 9292
 LENGTH_BYTES: Final = U32.size
 PAYLOAD_BYTES_MAX: Final = 10_485_760
 """Of requests and replies, as the contract has it."""
+LOGIN_PAYLOAD_BYTES_MAX: Final = 64 << 10
+"""Of requests from clients without a certificate, where the listener requires one."""
 RECORDS_PER_PRODUCE_MAX: Final = 100_000
 """A frame has room for millions of empty records. So many take 20 ms to split and to check, and fill a frame at 100 bytes each."""
 DECODED_ON_LOOP_BYTES_MAX: Final = 64 << 10

@@ -55,7 +55,7 @@ from penstock.protocols.flymq.access.replies import (
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
     from penstock.protocols.flymq.operations import Node
-    from penstock.protocols.workers import Worker
+    from penstock.workers import Worker
 
 REPLY_BYTES_MAX: Final = 16 << 20
 """Of the events in one reply: half of what a frame holds, because an exported event takes more than a stored one."""
@@ -112,7 +112,7 @@ async def _delete_user(caller: Caller, opcode: int, body: UserDelete) -> bytes:
 
 def _list_users(caller: Caller, opcode: int, body: UserList) -> bytes:
     users = caller.broker.users.list_users(caller.principal)
-    return encode_users([_described(user, permissions=()) for user in users])
+    return encode_users(_described(user, permissions=()) for user in users)
 
 
 def _get_user(caller: Caller, opcode: int, body: UserGet) -> bytes:
@@ -136,7 +136,7 @@ async def _change_password(caller: Caller, opcode: int, body: PasswordChange) ->
 
 def _list_roles(caller: Caller, opcode: int, body: RoleList) -> bytes:
     roles = caller.broker.users.list_roles(caller.principal)
-    return encode_roles([RoleDescription(role.name, list(role.permissions), role.description) for role in roles])
+    return encode_roles(RoleDescription(role.name, list(role.permissions), role.description) for role in roles)
 
 
 async def _set_role(caller: Caller, opcode: int, body: RoleSet) -> bytes:
@@ -170,7 +170,7 @@ async def _delete_acl(caller: Caller, opcode: int, body: AclDelete) -> bytes:
 
 def _list_acls(caller: Caller, opcode: int, body: AclList) -> bytes:
     acls = caller.broker.acls.list_acls(caller.principal)
-    return encode_acls([_acl(acl) for acl in acls], caller.broker.acls.default_public)
+    return encode_acls(map(_acl, acls), caller.broker.acls.default_public)
 
 
 def _acl(acl: AclInfo, *, default_public: bool = False) -> AclDescription:
@@ -181,16 +181,16 @@ def _acl(acl: AclInfo, *, default_public: bool = False) -> AclDescription:
 
 
 async def _query_audit(caller: Caller, opcode: int, body: AuditQueryRequest) -> bytes:
-    page = await caller.broker.audit.query(caller.principal, _query(body, LIMIT_DEFAULT))
+    page = await caller.broker.audit.query(caller.principal, _query(body, LIMIT_DEFAULT), caller.worker)
     events = _fitting(page)
     more = max(body.offset, 0) + len(events) < page.total
-    return encode_audit([_record(event) for event in events], min(page.total, INT32_MAX), more)
+    return encode_audit(map(_record, events), min(page.total, INT32_MAX), more)
 
 
 async def _export_audit(caller: Caller, opcode: int, body: AuditExport) -> bytes:
     if body.form not in ("json", "csv"):
         raise InvalidRequest(f"events are exported as json or csv, not as {body.form!r}")
-    page = await caller.broker.audit.query(caller.principal, _query(body.query, EVENTS_MAX))
+    page = await caller.broker.audit.query(caller.principal, _query(body.query, EVENTS_MAX), caller.worker)
     events = _fitting(page)
     # The contract has no audit trail: who asks for it and is not one of ours is a deployed client.
     native = not body.own_client if caller.native is None else caller.native

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.protocols.bytes import I32, I64, U16, U32, ByteReader, blob32, text8, text16, texts16
 from penstock.protocols.flymq.access.messages import (
@@ -15,7 +15,7 @@ from penstock.protocols.flymq.access.messages import (
     UserDescription,
 )
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
-from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.protocols.flymq.wire import Opcode, counted_rows, frame
 
 _REFUSAL_INDENT = b"  "
 """Begins the reason of a refused login where deployed clients read it, if the peer's dialect is not known. The contract's reader takes
@@ -107,8 +107,8 @@ def encode_user(opcode: int, user: UserDescription) -> bytes:
     return frame(opcode, _user(user))
 
 
-def encode_users(users: Sequence[UserDescription]) -> bytes:
-    return frame(Opcode.USER_LIST, U32.pack(len(users)) + b"".join(map(_user, users)))
+def encode_users(users: Iterable[UserDescription]) -> bytes:
+    return frame(Opcode.USER_LIST, counted_rows(Opcode.USER_LIST, map(_user, users)))
 
 
 def _user(user: UserDescription) -> bytes:
@@ -144,9 +144,9 @@ def _read_user(reader: ByteReader) -> UserDescription:
     )
 
 
-def encode_roles(roles: Sequence[RoleDescription]) -> bytes:
-    encoded = [text16(each.role) + texts16(each.permissions) + text16(each.description) for each in roles]
-    return frame(Opcode.ROLE_LIST, U32.pack(len(roles)) + b"".join(encoded))
+def encode_roles(roles: Iterable[RoleDescription]) -> bytes:
+    rows = (text16(each.role) + texts16(each.permissions) + text16(each.description) for each in roles)
+    return frame(Opcode.ROLE_LIST, counted_rows(Opcode.ROLE_LIST, rows))
 
 
 def decode_roles(payload: bytes) -> list[RoleDescription]:
@@ -181,11 +181,11 @@ def decode_acl(payload: bytes) -> AclDescription:
     )
 
 
-def encode_acls(acls: Sequence[AclDescription], default_public: bool) -> bytes:
-    encoded = [
+def encode_acls(acls: Iterable[AclDescription], default_public: bool) -> bytes:
+    rows = (
         text16(acl.topic) + bytes((acl.exists, acl.public)) + texts16(acl.users) + texts16(acl.roles) for acl in acls
-    ]
-    return frame(Opcode.ACL_LIST, U32.pack(len(acls)) + b"".join(encoded) + bytes((default_public,)))
+    )
+    return frame(Opcode.ACL_LIST, counted_rows(Opcode.ACL_LIST, rows) + bytes((default_public,)))
 
 
 def decode_acls(payload: bytes) -> list[AclDescription]:
@@ -205,9 +205,9 @@ def decode_acls(payload: bytes) -> list[AclDescription]:
 # --- the audit trail ---
 
 
-def encode_audit(events: Sequence[AuditRecord], total: int, more: bool) -> bytes:
-    encoded = [blob32(_event(event)) for event in events]
-    return frame(Opcode.AUDIT_QUERY, U32.pack(len(events)) + b"".join(encoded) + I32.pack(total) + bytes((more,)))
+def encode_audit(events: Iterable[AuditRecord], total: int, more: bool) -> bytes:
+    rows = counted_rows(Opcode.AUDIT_QUERY, (blob32(_event(event)) for event in events))
+    return frame(Opcode.AUDIT_QUERY, rows + I32.pack(total) + bytes((more,)))
 
 
 def _event(event: AuditRecord) -> bytes:

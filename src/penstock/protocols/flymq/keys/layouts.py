@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.protocols.bytes import I64, U32, ByteReader, text16, texts16
+from penstock.protocols.bytes import I64, ByteReader, text16, texts16
 from penstock.protocols.flymq.keys.messages import KeyBody, KeyCreate, KeyDescription, KeyList, KeyRevoke
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX, ROLES_MAX
-from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.protocols.flymq.wire import Opcode, counted_rows, frame
 
 # --- requests ---
 
@@ -55,11 +55,11 @@ def decode_key_created(payload: bytes) -> str:
     return ByteReader(payload).text16("key")
 
 
-def encode_keys(keys: Sequence[KeyDescription]) -> bytes:
-    encoded = [
+def encode_keys(keys: Iterable[KeyDescription]) -> bytes:
+    rows = (
         text16(each.name) + texts16(each.roles) + I64.pack(each.created_ms) + text16(each.created_by) for each in keys
-    ]
-    return frame(Opcode.KEY_LIST, U32.pack(len(keys)) + b"".join(encoded))
+    )
+    return frame(Opcode.KEY_LIST, counted_rows(Opcode.KEY_LIST, rows))
 
 
 def decode_keys(payload: bytes) -> list[KeyDescription]:

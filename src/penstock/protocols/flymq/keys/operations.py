@@ -18,7 +18,7 @@ async def _create(caller: Caller, opcode: int, body: KeyCreate) -> bytes:
 
 def _list(caller: Caller, opcode: int, body: KeyList) -> bytes:
     keys = caller.broker.api_keys.names(caller.principal)
-    return encode_keys([KeyDescription(key.name, list(key.roles), key.created_ms, key.created_by) for key in keys])
+    return encode_keys(KeyDescription(key.name, list(key.roles), key.created_ms, key.created_by) for key in keys)
 
 
 async def _revoke(caller: Caller, opcode: int, body: KeyRevoke) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.deadletter_entries import DeadLetter
+from penstock.broker.deadletters import Wanted
 from penstock.broker.schedule import Scheduled, expiry_of
 from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
@@ -34,6 +35,7 @@ from penstock.protocols.flymq.lifetime.replies import (
     encode_stored,
 )
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT, Opcode
+from penstock.workers import Check
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.access.operations import Caller
@@ -139,11 +141,13 @@ async def _purge_dlq(caller: Caller, opcode: int, body: PurgeDlq) -> bytes:
     return encode_ok(opcode, "OK")
 
 
-def _wanted(record_filter: RecordFilter) -> Callable[[DeadLetter], bool]:
+def _wanted(record_filter: RecordFilter) -> Wanted:
     """A letter is wanted for its record, as in FETCH, or for its reason."""
 
-    def wanted(letter: DeadLetter) -> bool:
-        return record_filter.matches(letter.key, letter.value) or record_filter.matches(None, letter.reason.encode())
+    def wanted(letter: DeadLetter, check: Check) -> bool:
+        return record_filter.matches(letter.key, letter.value, check) or record_filter.matches(
+            None, letter.reason.encode(), check
+        )
 
     return wanted
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from struct import Struct
 
 from penstock.protocols.bytes import I64, U32, ByteReader, text16
@@ -15,7 +15,7 @@ from penstock.protocols.flymq.pipelines.messages import (
     PipelineStop,
     StageReport,
 )
-from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.protocols.flymq.wire import Opcode, counted_rows, frame
 
 _FIGURES = Struct(">QQqQQ")
 _STAGE_BYTES_MIN = 4 + _FIGURES.size
@@ -108,8 +108,8 @@ def decode_answer(payload: bytes) -> bool:
     return ByteReader(payload).boolean("answer")
 
 
-def encode_pipelines(pipelines: Sequence[PipelineDescription]) -> bytes:
-    encoded = [
+def encode_pipelines(pipelines: Iterable[PipelineDescription]) -> bytes:
+    rows = (
         text16(each.name)
         + text16(each.owner)
         + text16(each.run)
@@ -120,8 +120,8 @@ def encode_pipelines(pipelines: Sequence[PipelineDescription]) -> bytes:
         + bytes((each.stopping, each.alive))
         + _encode_stages(each.stages)
         for each in pipelines
-    ]
-    return frame(Opcode.PIPELINE_LIST, U32.pack(len(encoded)) + b"".join(encoded))
+    )
+    return frame(Opcode.PIPELINE_LIST, counted_rows(Opcode.PIPELINE_LIST, rows))
 
 
 def decode_pipelines(payload: bytes) -> list[PipelineDescription]:

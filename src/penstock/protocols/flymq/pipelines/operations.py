@@ -27,7 +27,7 @@ async def _report(caller: Caller, opcode: int, body: PipelineReport) -> bytes:
 
 
 def _list(caller: Caller, opcode: int, body: PipelineList) -> bytes:
-    return encode_pipelines([_described(each) for each in caller.broker.pipelines.reported(caller.principal)])
+    return encode_pipelines(map(_described, caller.broker.pipelines.reported(caller.principal)))
 
 
 async def _stop(caller: Caller, opcode: int, body: PipelineStop) -> bytes:

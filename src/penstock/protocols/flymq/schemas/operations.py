@@ -68,7 +68,7 @@ def _get_schema(caller: Caller, opcode: int, body: GetSchema) -> bytes:
 
 
 def _list_schemas(caller: Caller, opcode: int, body: ListSchemas) -> bytes:
-    return encode_schemas([_info(each) for each in caller.broker.schemas.versions(caller.principal, body.name or None)])
+    return encode_schemas(map(_info, caller.broker.schemas.versions(caller.principal, body.name or None)))
 
 
 async def _validate_schema(caller: Caller, opcode: int, body: ValidateSchema) -> bytes:

@@ -5,12 +5,12 @@ What deployed clients do not know stands behind what they do: they stop reading 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.protocols.bytes import I64, U32, ByteReader, blob32, text8, text16, texts16
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.schemas.messages import SchemaInfo
-from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.protocols.flymq.wire import Opcode, counted_rows, frame
 
 _SCHEMA_BYTES_MIN = 7
 
@@ -36,13 +36,14 @@ def encode_schema(schema: SchemaInfo) -> bytes:
     )
 
 
-def encode_schemas(schemas: Sequence[SchemaInfo]) -> bytes:
-    parts = [U32.pack(len(schemas))]
-    for schema in schemas:
-        parts += text16(schema.id), text8(schema.type), U32.pack(schema.version)
-    for schema in schemas:
-        parts += text8(schema.compatibility or ""), I64.pack(schema.created_ms or 0)
-    return frame(Opcode.LIST_SCHEMAS, b"".join(parts))
+def encode_schemas(schemas: Iterable[SchemaInfo]) -> bytes:
+    tail = bytearray()
+
+    def row(schema: SchemaInfo) -> bytes:
+        tail.extend(text8(schema.compatibility or "") + I64.pack(schema.created_ms or 0))
+        return text16(schema.id) + text8(schema.type) + U32.pack(schema.version)
+
+    return frame(Opcode.LIST_SCHEMAS, counted_rows(Opcode.LIST_SCHEMAS, map(row, schemas)) + tail)
 
 
 def encode_validated(reasons: Sequence[str]) -> bytes:

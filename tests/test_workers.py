@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from penstock.errors import InvalidRequest, ShuttingDown
-from penstock.protocols.workers import Check, WorkerPool
+from penstock.workers import Check, WorkerPool
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -4,7 +4,8 @@ Python code in a thread still competes with the loop for the interpreter's lock,
 written in steps of a few milliseconds and calls a `check` between them: that lets the loop run, and ends the work when its client is gone
 or the broker stops. No more than one step is ever waited for.
 
-A session has one piece of work in the pool at a time, so no more wait than there are connections; they are served in the order they came.
+A session has one piece of work in the pool at a time, and so has a query of the audit trail or a replay of dead letters. So no more wait
+than there are connections and topics; they are served in the order they came.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _GIVEN_UP: Final = "the request was given up: its connection or the broker is cl
 
 
 class WorkerPool:
-    """The threads, shared by all listeners of a broker and started when they are first needed."""
+    """The threads, shared by a broker and all its listeners and started when they are first needed."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._threads = ThreadPoolExecutor(threads, "penstock-worker")
@@ -37,7 +38,7 @@ class WorkerPool:
         self._closed = False
 
     def worker(self) -> Worker:
-        """What one session runs its work with."""
+        """Return what one session, or one operation, runs its work with."""
         return Worker(self)
 
     async def run(self, worker: Worker, work: Work[Result]) -> Result:
@@ -59,7 +60,7 @@ class WorkerPool:
 
 
 class Worker:
-    """Runs the work of one session."""
+    """Runs the work of one session or operation."""
 
     __slots__ = ("_pool", "stopped")
 
