@@ -16,6 +16,7 @@ from penstock.admin.metrics import families
 from penstock.broker.audit import AuditStats
 from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
+from penstock.broker.groups import GroupStats
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.broker.pipelines import PipelineInfo, Stage
 from penstock.broker.schedule import ScheduleStats
@@ -47,6 +48,7 @@ def figures(**changes: object) -> Figures:
         partitions_left_out=0,
         partitions_failed=0,
         lags=LagReport([], 0),
+        groups=GroupStats(),
         delayed_pending=0,
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
