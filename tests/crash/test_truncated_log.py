@@ -75,8 +75,30 @@ def test_a_consumer_that_lived_through_the_power_cut_cannot_commit_beyond_the_en
         assert client.committed("orders", "g", 0) == 2
 
 
+@pytest.mark.parametrize("protocol", ["flymq", "rustlog", "rustlog+json"])
+def test_a_consumer_that_follows_a_topic_through_the_power_cut_continues_at_the_cut(
+    broker: RunningBroker, protocol: str
+) -> None:
+    with penstock.connect(url(broker, protocol)) as client:
+        following = client.records("orders", follow=True)
+        assert [next(following).value for _ in range(5)] == [b"a", b"b", b"c", *LOST]
+        broker.kill()
+        cut_log(broker.data_dir, "orders", 3)
+        broker.start()
+        send_one_by_one(broker, [b"x"])
+        assert next(following).value == b"x"
+
+
+@pytest.mark.parametrize("protocol", ["flymq", "rustlog", "rustlog+json"])
+def test_a_fetch_beyond_the_end_names_the_cut(broker: RunningBroker, protocol: str) -> None:
+    with penstock.connect(url(broker, protocol)) as client:
+        cut_power(broker)
+        assert client.fetch("orders", 0, 9).next_offset == 3
+        assert client.fetch("orders", 0, 6).next_offset == 6
+
+
 def url(broker: RunningBroker, protocol: str) -> str:
-    return {"flymq": broker.url, "rustlog": broker.rustlog_url}[protocol]
+    return f"{protocol}://{broker.addresses[protocol.removesuffix('+json')]}"
 
 
 # -- subscriptions ---------------------------------------------------------------------------------------------------------

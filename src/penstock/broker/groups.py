@@ -28,7 +28,7 @@ import structlog
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.table import PreparedChange, Table
 from penstock.broker.topics import validate_group_name, validate_topic_name
-from penstock.broker.truncation import valid_position
+from penstock.broker.truncation import position_of_client, valid_position
 from penstock.clock import Clock
 from penstock.errors import (
     GroupNotFound,
@@ -203,10 +203,11 @@ class Groups:
         Whoever commits it read records that are lost. It would skip those that get their offsets.
         """
         partition = self._engine.partition(info.name, key.partition)
-        if partition.epoch and offset > partition.committed_end:
+        cut = position_of_client(partition, offset)
+        if cut < offset:
             raise OffsetOutOfRange(
                 f"offset out of range: {offset} is beyond the end of {key.topic}-{key.partition}, which is {partition.committed_end}; "
-                "records were lost in a crash or are not in the backup that was restored: continue at the end"
+                f"the log lost records in a crash, or is a backup that was restored, and was cut at offset {cut}: continue there"
             )
         return partition.epoch
 

@@ -10,6 +10,16 @@ from __future__ import annotations
 from penstock.log.api import Partition
 
 
+def position_of_client(partition: Partition, offset: int) -> int:
+    """Return `offset`, which a client asks for that keeps its position itself and knows no epochs, or the last cut if it is beyond the end.
+
+    A client that lived through the crash has read records that are lost. It is noticed as long as the log ends before its position.
+    """
+    if partition.epoch and offset > partition.committed_end:
+        return valid_position(partition, offset, partition.epoch - 1)
+    return offset
+
+
 def valid_position(partition: Partition, offset: int, epoch: int | None) -> int:
     """Return `offset`, or the offset at which the log was cut if that happened after `epoch` and below it.
 
