@@ -94,6 +94,12 @@ def test_no_two_families_share_a_name() -> None:
     assert len(names) == len(set(names))
 
 
+def test_positions_that_were_moved_back_are_counted() -> None:
+    found = scraped(figures(groups=GroupStats(truncated_offsets=3), deliveries=SubscriptionStats(truncated=2)))
+    assert found["penstock_group_offsets_truncated_total", ()] == 3
+    assert found["penstock_subscriptions_truncated_total", ()] == 2
+
+
 def test_the_manual_lists_every_metric_and_no_other() -> None:
     manual = Path(__file__).parents[2] / "docs" / "monitoring.md"
     rows = [line for line in manual.read_text().splitlines() if line.startswith("| `penstock_")]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from structlog.testing import capture_logs
 
 from penstock.errors import DataLoss, OffsetOutOfRange
@@ -18,7 +20,7 @@ from penstock.spark.connection import close_pooled_clients
 from penstock.spark.source import SliceTask
 from penstock.testing import RunningBroker
 from tests.log.embedded.storage import cut_log
-from tests.spark.by_hand import Source, rows
+from tests.spark.by_hand import Source, Stream, rows
 
 LENIENT = {"failOnDataLoss": "false"}
 
@@ -169,6 +171,65 @@ def test_a_checkpoint_without_epochs_is_read_and_compared_with_the_end_of_the_lo
     resumed.offsets = [dict(old)]
     assert resumed.values() == [b"z"]
     assert resumed.offsets[-1]["__epochs__"] == {"orders": {"0": 1}}
+
+
+class Run:
+    """A lenient query, a topic, and power cuts, in an order that follows from a seed."""
+
+    def __init__(self, broker: RunningBroker, source: Source, chance: Random) -> None:
+        self.broker = broker
+        self.source = source
+        self.chance = chance
+        self.number = 0
+        self.offsets: list[dict[str, Any]] = []
+        self.seen: set[tuple[int, bytes]] = set()
+        self.told = 0
+
+    def send(self) -> None:
+        self.number += 1
+        send(self.broker, b"%d" % self.number)
+
+    def batch(self) -> bool:
+        """A batch of a query that was started anew; done twice, sometimes with a power cut in between."""
+        try:
+            self.source.stream().reader.latestOffset(self.start, ReadAllAvailable())
+        except DataLoss:
+            self.told += 1
+        stream = self.source.stream(**LENIENT)
+        stream.offsets = list(self.offsets)
+        start, end = stream.start, stream.next_end()
+        if end == start:
+            return False
+        self.read(stream, start, end)
+        if self.chance.random() < 0.3:
+            self.cut()
+            self.read(self.source.stream(**LENIENT), start, end)
+        self.offsets.append(end)
+        return True
+
+    @property
+    def start(self) -> dict[str, Any]:
+        return self.offsets[-1] if self.offsets else self.source.stream().start
+
+    def read(self, stream: Stream, start: dict[str, Any], end: dict[str, Any]) -> None:
+        self.seen |= {(row["offset"], row["value"]) for row in stream.replay(start, end)}
+
+    def cut(self) -> None:
+        end = self.broker.connect().describe_topic("orders").partitions[0].next_offset
+        cut_power(self.broker, self.chance.randint(max(0, end - 4), end - 1))
+        self.send()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_record_is_read_over_many_power_cuts(broker: RunningBroker, source: Source, seed: int) -> None:
+    run = Run(broker, source, Random(seed))
+    for _ in range(30):
+        run.chance.choice([run.send, run.send, run.batch, run.batch, run.cut])()
+    while run.batch():
+        pass
+    assert run.told > 0
+    there = {(row["offset"], row["value"]) for row in Source(broker.address, subscribe="orders").read()}
+    assert there <= run.seen
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------------
