@@ -137,9 +137,9 @@ class Subscriptions:
                 changed.append((subscription_id, continued))
             self._add(Subscription(subscription_id, continued, handles, self._policy, restored_ms=now_ms), now_s)
         await self._delete(gone)
-        await self._store_continued(changed)
         self._idle_checked_s = now_s
         self._writer.start()
+        await self._store_continued(changed)
         self._sweeping = self.background.loop("subscription_sweep", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
