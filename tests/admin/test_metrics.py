@@ -16,6 +16,7 @@ from penstock.admin.metrics import families
 from penstock.broker.audit import AuditStats
 from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
+from penstock.broker.groups import GroupStats
 from penstock.broker.lag import GroupLag, LagReport
 from penstock.broker.pipelines import PipelineInfo, Stage
 from penstock.broker.schedule import ScheduleStats
@@ -47,6 +48,7 @@ def figures(**changes: object) -> Figures:
         partitions_left_out=0,
         partitions_failed=0,
         lags=LagReport([], 0),
+        groups=GroupStats(),
         delayed_pending=0,
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
@@ -90,6 +92,12 @@ def test_every_name_is_ours_and_every_family_has_a_text() -> None:
 def test_no_two_families_share_a_name() -> None:
     names = [family.name for family in families(figures())]
     assert len(names) == len(set(names))
+
+
+def test_positions_that_were_moved_back_are_counted() -> None:
+    found = scraped(figures(groups=GroupStats(truncated_offsets=3), deliveries=SubscriptionStats(truncated=2)))
+    assert found["penstock_group_offsets_truncated_total", ()] == 3
+    assert found["penstock_subscriptions_truncated_total", ()] == 2
 
 
 def test_the_manual_lists_every_metric_and_no_other() -> None:

@@ -22,13 +22,14 @@ def test_keys_are_sorted_whatever_order_they_came_in() -> None:
 
 
 def test_an_offset_comes_back_as_it_was() -> None:
-    offset = StreamOffset({"orders": {0: 23, 11: 5}}, {"orders": "ab"}, {"orders": {0: 1, 11: 0}})
+    epochs = {"orders": {0: 2, 11: 0}}
+    offset = StreamOffset({"orders": {0: 23, 11: 5}}, {"orders": "ab"}, {"orders": {0: 1, 11: 0}}, epochs)
     assert StreamOffset.decode(json.loads(json.dumps(offset.encode()))) == offset
 
 
 def test_offsets_of_kafkas_connector_are_understood() -> None:
     offset = StreamOffset.decode({"orders": {"0": 23}})
-    assert (offset.positions, offset.ids, offset.began) == ({"orders": {0: 23}}, {}, {})
+    assert (offset.positions, offset.ids, offset.began, offset.epochs) == ({"orders": {0: 23}}, {}, {}, {})
 
 
 def test_the_start_is_always_the_same_and_told_from_all_else() -> None:
@@ -59,7 +60,13 @@ def test_a_checkpoint_from_before_starts_were_on_record_begins_in_what_is_new_wi
 
 
 def test_what_another_source_has_written_is_refused() -> None:
-    for other in ({"logOffset": 5}, {"orders": {"zero": 1}}, {"orders": {"0": "many"}}, {"orders": [1]}):
+    for other in (
+        {"logOffset": 5},
+        {"orders": {"zero": 1}},
+        {"orders": {"0": "many"}},
+        {"orders": [1]},
+        {"__epochs__": 1},
+    ):
         with pytest.raises(InvalidRequest, match="use a new one"):
             StreamOffset.decode(other)
 

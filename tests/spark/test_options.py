@@ -92,9 +92,17 @@ def test_offsets_are_json_as_kafkas() -> None:
 
 
 def test_the_offset_of_a_stream_can_be_given_as_it_is_in_the_checkpoint() -> None:
-    place = batch(startingOffsets='{"__ids__":{"orders":"ab"},"__from__":{"orders":{"0":1}},"orders":{"0":9}}').starting
+    more = '"__ids__":{"orders":"ab"},"__from__":{"orders":{"0":1}},"__epochs__":{"orders":{"0":2}}'
+    place = batch(startingOffsets=f'{{{more},"orders":{{"0":9}}}}').starting
     assert place.offsets == {"orders": {0: 9}}
     assert place.ids == {"orders": "ab"}
+    assert place.epochs == {"orders": {0: 2}}
+
+
+@pytest.mark.parametrize("epochs", ["1", '{"orders":1}', '{"orders":{"0":"x"}}', '{"orders":{"x":1}}'])
+def test_log_epochs_that_are_none_are_refused(epochs: str) -> None:
+    with pytest.raises(InvalidRequest, match="option startingOffsets: its log epochs are not those of a stream"):
+        batch(startingOffsets=f'{{"__epochs__":{epochs},"orders":{{"0":9}}}}')
 
 
 def test_the_more_exact_option_wins() -> None:

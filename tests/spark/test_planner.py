@@ -20,7 +20,7 @@ CORES = 4
 def pieces(count: int, size_bytes: int, *, rows: int = 1000, partition: int = 0, path: str = "log") -> list[Slice]:
     return [
         Slice(
-            "orders", "id", partition, at * rows, (at + 1) * rows, path, at * size_bytes, at * rows,
+            "orders", "id", partition, at * rows, (at + 1) * rows, 0, path, at * size_bytes, at * rows,
             count * size_bytes, 0, size_bytes,
         )
         for at in range(count)

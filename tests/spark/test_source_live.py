@@ -14,7 +14,8 @@ from pyspark.errors import PySparkException
 import penstock.spark
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.listener import OffsetPublisher
-from penstock.testing import BrokerProcess
+from penstock.testing import BrokerProcess, RunningBroker
+from tests.log.embedded.storage import cut_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +40,9 @@ class Table:
 class Query:
     """A stream from topics to memory, run as often as a test likes over one checkpoint."""
 
-    def __init__(self, spark: SparkSession, broker: BrokerProcess, directory: Path, name: str, **options: str) -> None:
+    def __init__(
+        self, spark: SparkSession, broker: BrokerProcess | RunningBroker, directory: Path, name: str, **options: str
+    ) -> None:
         self._spark = spark
         self.checkpoint = directory / "checkpoint"
         self._options = {"penstock.bootstrap": broker.addresses["flymq"], **options}
@@ -285,6 +288,27 @@ def test_a_topic_that_was_created_again_stops_the_query(
     running, _ = stream.start()
     with pytest.raises(PySparkException, match="was deleted and created again"):
         running.awaitTermination()
+
+
+def test_a_power_cut_that_took_what_was_read_stops_the_query_unless_it_may_go_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with RunningBroker(tmp_path / "data", durability="none", topics=[{"name": "orders"}]) as broker:
+        send = broker.connect().send
+        for value in (b"a", b"b", b"c"):
+            send("orders", value)
+        options = {"subscribe": "orders", "startingOffsets": "earliest", "group": ""}
+        query = Query(spark, broker, tmp_path, "cut", **options)
+        assert query.run() == ["a", "b", "c"]
+        broker.kill()
+        cut_log(broker.data_dir, "orders", 1)
+        broker.start()
+        for value in (b"x", b"y", b"z"):
+            send("orders", value)
+        with pytest.raises(PySparkException, match="topic orders partition 0 was cut at offset 1"):
+            query.run()
+        assert Query(spark, broker, tmp_path, "cut_on", failOnDataLoss="false", **options).run() == ["x", "y", "z"]
+        assert query.offsets(1)["__epochs__"] == {"orders": {"0": 1}}
 
 
 def test_the_last_batch_of_a_query_that_ends_is_published_by_a_listener(

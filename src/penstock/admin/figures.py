@@ -17,6 +17,7 @@ from penstock.broker.audit import AuditStats
 from penstock.broker.broker import Broker
 from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
+from penstock.broker.groups import GroupStats
 from penstock.broker.lag import LagReport
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule import ScheduleStats
@@ -79,6 +80,7 @@ class Figures:
     partitions_left_out: int
     partitions_failed: int
     lags: LagReport
+    groups: GroupStats
     delayed_pending: int
     schedule: ScheduleStats
     dead_letters: DeadLetterStats
@@ -144,6 +146,7 @@ async def gather(sources: Sources) -> Figures:
         partitions_left_out=partitions_left_out,
         partitions_failed=len(failed_partitions(engine)),
         lags=lags,
+        groups=copy.copy(sources.broker.group_stats),
         delayed_pending=sources.broker.schedule.pending,
         schedule=copy.deepcopy(sources.broker.schedule.stats),
         dead_letters=copy.copy(sources.broker.dead_letters.stats),

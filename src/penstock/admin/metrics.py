@@ -150,6 +150,11 @@ def _groups(figures: Figures) -> Iterator[Metric]:
             seconds.add_metric(values, row.seconds)
     yield from (records, seconds)
     yield _gauge("group_lags_left_out", "Group lags without series of their own in this scrape.", figures.lags.left_out)
+    yield _counter(
+        "group_offsets_truncated",
+        "Committed offsets moved back at start to where the log was cut.",
+        figures.groups.truncated_offsets,
+    )
 
 
 def _lifetimes(figures: Figures) -> Iterator[Metric]:
@@ -185,6 +190,11 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
     yield _gauge("subscriptions_in_flight", "Deliveries that wait for their acknowledgement.", figures.in_flight)
     yield _counter("subscriptions_delivered", "Deliveries, repetitions included.", figures.deliveries.delivered)
     yield _counter("subscriptions_acknowledged", "Deliveries acknowledged.", figures.deliveries.acknowledged)
+    yield _counter(
+        "subscriptions_truncated",
+        "Cursors of subscriptions moved back at start to where the log was cut.",
+        figures.deliveries.truncated,
+    )
 
 
 def _background(figures: Figures) -> Iterator[Metric]:

@@ -98,6 +98,7 @@ class Broker:
         self._engine = engine
         self._producer = Producer(engine, limits)
         self._groups = Groups(engine, clock, limits)
+        self.group_stats = self._groups.stats
         self._lags = Lags(engine, self._groups, clock)
         self._topic_changes: KeyedLocks[str] = KeyedLocks()
         """By name: a topic is created, bound to a schema or deleted by one caller at a time."""
@@ -178,8 +179,8 @@ class Broker:
         await self._registry.start()
         await self._applications.start()
         await self.transactions.start()
+        await self.dead_letters.start()  # before anything is appended to the topics of dead letters
         await self.staging.start()
-        await self.dead_letters.start()
         await self.schedule.start()
         await self.subscriptions.start()
         await self.api_keys.start()

@@ -60,11 +60,13 @@ class Cursor:
         "row",
         "sought",
         "start",
+        "tag_base",
     )
 
-    def __init__(self, handle: Partition, start: int, read_to: int, qos0_from: int) -> None:
+    def __init__(self, handle: Partition, start: int, read_to: int, qos0_from: int, tag_base: int = 0) -> None:
         self.handle = handle
         self.start = start
+        self.tag_base = tag_base
         self.read_to = read_to
         self.qos0_from = qos0_from
         self.reread: Block | None = None

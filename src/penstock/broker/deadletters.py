@@ -6,7 +6,8 @@ came from.
 
 A replay is a single append too: the record to its topic, with its own key and headers, and a mark in the table `__deadletters`. So it
 happens once, whoever asks how often, and whatever crashes. A mark is a bit, 4 096 letters to an entry of the table; marked letters are
-not listed any more, and go with their topic: by retention, or by a purge.
+not listed any more, and go with their topic: by retention, or by a purge. If the log of a dead-letter topic lost its tail in a crash, so
+do the marks, because other letters will have those offsets.
 
 Letters are always replayed to the topic that owns the dead-letter topic, whatever they say: who may write to it was asked.
 """
@@ -41,7 +42,7 @@ LETTERS_MAX: Final = 10_000
 LETTERS_BYTES_MAX: Final = 8 << 20
 REPLAY_LETTERS_MAX: Final = 1_000
 REPLAY_BYTES_MAX: Final = 4 << 20
-_DELETES_PER_APPEND_MAX: Final = 4096
+_MARKS_PER_APPEND_MAX: Final = 4096
 
 
 class MarkKey(NamedTuple):
@@ -93,10 +94,19 @@ class DeadLetters:
         """By topic: a mark is read, changed and written by one replay or purge at a time."""
 
     async def start(self) -> None:
-        """Load the marks, and end those whose dead-letter topic is gone."""
+        """Load the marks, and remove those of letters that are gone: with their topic, or because its log lost its tail."""
         await self._marks.load()
-        ids = {info.id for info in self._engine.topics().values()}
-        await self._unmark([key for key, _ in self._marks.items() if key.topic_id not in ids])
+        names = {info.id: info.name for info in self._engine.topics().values()}
+        changes: list[tuple[MarkKey, bytes | None]] = []
+        for key, bits in self._marks.items():
+            if key.topic_id not in names:
+                changes.append((key, None))
+                continue
+            end = self._engine.partition(names[key.topic_id], key.partition).committed_end
+            kept = _marks_before(bits, end - key.chunk * LETTERS_PER_MARK)
+            if kept != bits:
+                changes.append((key, kept))
+        await self._change_marks(changes)
 
     async def close(self) -> None:
         await self._marks.close()
@@ -218,7 +228,7 @@ class DeadLetters:
             info = self._dead_letter_topic(topic)
             if info is not None:
                 await self._delete_topic(info.name)
-                await self._unmark([key for key, _ in self._marks.items() if key.topic_id == info.id])
+                await self._change_marks([(key, None) for key, _ in self._marks.items() if key.topic_id == info.id])
 
     # -- inside -----------------------------------------------------------------------------------------------------------
 
@@ -342,12 +352,20 @@ class DeadLetters:
             marks[key][bit // 8] |= 1 << bit % 8
         return [(key, bytes(bits)) for key, bits in marks.items()]
 
-    async def _unmark(self, keys: Sequence[MarkKey]) -> None:
-        for first in range(0, len(keys), _DELETES_PER_APPEND_MAX):
-            await self._marks.change([(key, None) for key in keys[first : first + _DELETES_PER_APPEND_MAX]])
+    async def _change_marks(self, changes: Sequence[tuple[MarkKey, bytes | None]]) -> None:
+        for first in range(0, len(changes), _MARKS_PER_APPEND_MAX):
+            await self._marks.change(changes[first : first + _MARKS_PER_APPEND_MAX])
 
 
 _ALL_MARKED: Final = b"\xff" * (LETTERS_PER_MARK // 8)
+
+
+def _marks_before(bits: bytes, count: int) -> bytes | None:
+    """Return marks without those of letter `count` and after it; None if none are left."""
+    if count >= LETTERS_PER_MARK:
+        return bits
+    kept = int.from_bytes(bits, "little") & ((1 << max(count, 0)) - 1)
+    return kept.to_bytes(len(bits), "little") if kept else None
 
 
 def dead_letter_topic(topic: str) -> str:

@@ -8,6 +8,9 @@ administrators of FlyMQ look for it there; it is idle, and the oldest idle group
 An offset belongs to the topic that existed when it was committed, told by the topic's id. Deleting a topic deletes its offsets;
 should a crash come in between, or a commit arrive late, the id no longer fits and the offset counts for nothing. So a topic created
 again under an old name is read from its start, never from the middle. An offset committed before a topic exists ends the same way.
+
+An offset is stored with the log epoch of its partition. If the log was cut below it since (see `truncation`), the group is moved back to
+the cut when its offsets are loaded, so that it does not skip the records that are written there next.
 """
 
 from __future__ import annotations
@@ -16,24 +19,36 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
+import structlog
 
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.table import PreparedChange, Table
 from penstock.broker.topics import validate_group_name, validate_topic_name
+from penstock.broker.truncation import position_of_client, valid_position
 from penstock.clock import Clock
-from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PartitionNotFound, PenstockError
-from penstock.log.api import PARTITIONS_MAX, Engine
+from penstock.errors import (
+    GroupNotFound,
+    InvalidRequest,
+    LimitExceeded,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    PenstockError,
+)
+from penstock.log.api import PARTITIONS_MAX, Engine, TopicInfo
 
 GROUPS_TOPIC: Final = "__groups"
 # An offset with its topic's id takes about 60 bytes.
 OFFSET_BYTES_MAX: Final = 256
-# Tombstones of one append: 2 MB of keys at most.
-DELETES_PER_APPEND_MAX: Final = 4096
+# Tombstones or offsets of one append: 3 MB at most.
+CHANGES_PER_APPEND_MAX: Final = 4096
 IDLE_GROUPS_MAX: Final = 1000
 """Groups without offsets that are remembered after their last session has left."""
+
+_log = structlog.get_logger(__name__)
 
 
 class OffsetKey(NamedTuple):
@@ -47,6 +62,16 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     committed_ms: int
     topic_id: str
     """Empty where the topic did not exist."""
+    epoch: int | None = None
+    """The partition's log epoch at the commit; None in entries of releases that did not store it."""
+
+
+@dataclass(slots=True)
+class GroupStats:
+    """Plain numbers, exported on scrape."""
+
+    truncated_offsets: int = 0
+    """Moved back to where the log was cut."""
 
 
 class GroupOffset(NamedTuple):
@@ -97,6 +122,7 @@ class Groups:
         """Groups with neither offsets nor members, the one that has been so for longest first."""
         self._sessions: dict[str, set[_Pair]] = {}
         self._member_count = 0
+        self.stats = GroupStats()
         self._table = Table(
             engine,
             GROUPS_TOPIC,
@@ -110,6 +136,7 @@ class Groups:
     async def start(self) -> None:
         await self._table.load()
         await self._delete_leftovers([key for key, entry in self._table.items() if not self._counts(key.topic, entry)])
+        await self._move_back_to_cuts()
 
     async def close(self) -> None:
         await self._table.close()
@@ -166,7 +193,23 @@ class Groups:
             state.arriving += 1
             arriving.append(pair)
         info = self._engine.topics().get(key.topic)
-        return CommittedOffset(offset, self._clock.now_ms(), "" if info is None else info.id)
+        if info is None:
+            return CommittedOffset(offset, self._clock.now_ms(), "")
+        return CommittedOffset(offset, self._clock.now_ms(), info.id, self._checked_epoch(info, key, offset))
+
+    def _checked_epoch(self, info: TopicInfo, key: OffsetKey, offset: int) -> int:
+        """Return the partition's epoch. Raises OffsetOutOfRange for an offset beyond the end of a log that was cut.
+
+        Whoever commits it read records that are lost. It would skip those that get their offsets.
+        """
+        partition = self._engine.partition(info.name, key.partition)
+        cut = position_of_client(partition, offset)
+        if cut < offset:
+            raise OffsetOutOfRange(
+                f"offset out of range: {offset} is beyond the end of {key.topic}-{key.partition}, which is {partition.committed_end}; "
+                f"the log lost records in a crash, or is a backup that was restored, and was cut at offset {cut}: continue there"
+            )
+        return partition.epoch
 
     def committed(self, topic: str, group: str, partition: int) -> int | None:
         """The next offset to read, None where none was committed. Raises GroupNotFound where there is no such group."""
@@ -185,8 +228,8 @@ class Groups:
         if not pairs:
             raise _not_found(group, topic)
         keys = [OffsetKey(*pair, partition) for pair in pairs for partition in self._groups[pair].offsets]
-        for at in range(0, len(keys), DELETES_PER_APPEND_MAX):
-            await self._table.change([(key, None) for key in keys[at : at + DELETES_PER_APPEND_MAX]])
+        for at in range(0, len(keys), CHANGES_PER_APPEND_MAX):
+            await self._table.change([(key, None) for key in keys[at : at + CHANGES_PER_APPEND_MAX]])
         self._forget_members(pairs)
 
     async def forget_topic(self, topic: str) -> None:
@@ -199,8 +242,38 @@ class Groups:
     async def _delete_leftovers(self, keys: Sequence[OffsetKey]) -> None:
         # Their topic ids fit no topic, so they count for nothing already; where the disk is full they may stay until the next start.
         with suppress(PenstockError):
-            for at in range(0, len(keys), DELETES_PER_APPEND_MAX):
-                await self._table.change([(key, None) for key in keys[at : at + DELETES_PER_APPEND_MAX]])
+            for at in range(0, len(keys), CHANGES_PER_APPEND_MAX):
+                await self._table.change([(key, None) for key in keys[at : at + CHANGES_PER_APPEND_MAX]])
+
+    async def _move_back_to_cuts(self) -> None:
+        moved: list[tuple[OffsetKey, CommittedOffset]] = []
+        for pair, state in self._groups.items():
+            for index, entry in state.offsets.items():
+                if not entry.topic_id or not self._counts(pair[0], entry):
+                    continue
+                partition = self._engine.partition(pair[0], index)
+                offset = valid_position(partition, entry.offset, entry.epoch)
+                if offset < entry.offset:
+                    _log.warning(
+                        "group_offset_truncated",
+                        topic=pair[0],
+                        partition=index,
+                        group=pair[1],
+                        committed=entry.offset,
+                        cut=offset,
+                        reason="the log lost its tail after this offset was committed; the group continues at the cut",
+                    )
+                    entry = msgspec.structs.replace(entry, offset=offset, epoch=partition.epoch)
+                    moved.append((OffsetKey(*pair, index), entry))
+        for key, entry in moved:
+            self._groups[key.topic, key.group].offsets[key.partition] = entry
+        self.stats.truncated_offsets += len(moved)
+        try:
+            for at in range(0, len(moved), CHANGES_PER_APPEND_MAX):
+                await self._table.change(moved[at : at + CHANGES_PER_APPEND_MAX])
+        except PenstockError as error:
+            # In memory they are right, and the entries on disk are moved back again at the next start.
+            _log.warning("group_offsets_not_stored", offsets=len(moved), error=str(error))
 
     # -- members ----------------------------------------------------------------------------------------------------------
 
@@ -259,7 +332,12 @@ class Groups:
 
     def offsets(self) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
         """Every committed offset, in no order. To be taken without waiting in between."""
-        return ((key, entry) for key, entry in self._table.items() if self._counts(key.topic, entry))
+        return (
+            (OffsetKey(*pair, partition), entry)
+            for pair, state in self._groups.items()
+            for partition, entry in state.offsets.items()
+            if self._counts(pair[0], entry)
+        )
 
     @property
     def offset_count(self) -> int:

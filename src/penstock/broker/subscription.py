@@ -10,6 +10,10 @@ A record is settled when it was acknowledged, when it became a dead letter, or w
 Delivery tags follow from partition and offset, so a record keeps its tag across redeliveries and restarts, and a tag that a client
 kept from before a crash can never acknowledge another record. With one partition they count from 1.
 
+A log that lost its tail gives the same offsets to other records (see `truncation`). A stored cursor therefore has the log epoch of its
+partition. If that is another one when the subscription is restored, reading continues at the cut if it was beyond it, what was
+unsettled beyond it is forgotten, and all tags of the partition change, because nobody knows which of the lost records were delivered.
+
 Redelivery: delivery number n is taken back after `backoff_ms * 2**(n-1)` (or `ack_ms`, where readers are given a time of their own)
 without an acknowledgement and is then the next to be delivered, ahead of records that never were. After `deliveries_max` deliveries
 the record is exhausted instead, and becomes a dead letter.
@@ -31,6 +35,8 @@ import msgspec
 import structlog
 
 from penstock.broker.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
+from penstock.broker.limits import INT64_MAX
+from penstock.broker.truncation import valid_position
 from penstock.broker.visibility import is_visible
 from penstock.errors import ConfigError
 from penstock.log.api import Partition
@@ -49,6 +55,8 @@ log = structlog.get_logger("penstock.broker.subscription")
 _BACKOFF_DOUBLINGS_MAX: Final = 20
 IN_FLIGHT_CEILING: Final = 50_000
 """At 12 bytes each, where none is beside another, they fit the 1 MiB of a table's entry."""
+TAG_GAP: Final = 1 << 32
+"""Tags of a partition that are left out when its log epoch changes: more than it can have delivered since its cursor was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,27 @@ class StoredCursor(msgspec.Struct, frozen=True, array_like=True):
     """Where the subscription began; tags count from here."""
     read_to: int
     unsettled: tuple[Unsettled, ...] = ()
+    epoch: int | None = None
+    """The partition's log epoch when this was stored; None in entries of releases that did not store it."""
+    tag_base: int = 0
+    """Tags left out before the one of `start`, divided by the number of partitions."""
+
+    def continued(self, partition: Partition) -> StoredCursor:
+        """Return the cursor as it is valid in the log as it is now: itself, unless the log epoch has changed."""
+        if (self.epoch or 0) == partition.epoch:
+            return self
+        cut = valid_position(partition, INT64_MAX, self.epoch)
+        return StoredCursor(
+            min(self.start, cut),
+            min(self.read_to, cut),
+            tuple(
+                msgspec.structs.replace(run, count=min(run.count, cut - run.first))
+                for run in self.unsettled
+                if run.first < cut
+            ),
+            partition.epoch,
+            self.tag_base + max(self.read_to - self.start, 0) + TAG_GAP,
+        )
 
 
 class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +137,11 @@ class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
     name: str = ""
     """Readers that give the same name share a subscription; empty where it is known by its number alone."""
     created_ms: int = 0
+
+    def continued(self, partitions: Sequence[Partition]) -> StoredSubscription:
+        """Return the subscription with its cursors as they are valid in the log as it is now."""
+        pairs = zip(self.cursors, partitions, strict=True)
+        return msgspec.structs.replace(self, cursors=tuple(cursor.continued(partition) for cursor, partition in pairs))
 
 
 class Delivery(NamedTuple):
@@ -192,7 +226,13 @@ class Subscription:
         """Deliveries whose time was over, ever."""
         self.policy = policy
         self._cursors = [
-            Cursor(handle, cursor.start, cursor.read_to, 0 if restored_ms is None else handle.committed_end)
+            Cursor(
+                handle,
+                cursor.start,
+                cursor.read_to,
+                0 if restored_ms is None else handle.committed_end,
+                cursor.tag_base,
+            )
             for handle, cursor in zip(handles, stored.cursors, strict=True)
         ]
         self._in_flight: dict[int, _InFlight] = {}
@@ -380,20 +420,27 @@ class Subscription:
             self.wake()
 
     def tag(self, index: int, offset: int) -> int:
-        """The tag of a record, from its partition and offset; less than 1 for what lies before the subscription."""
-        return (offset - self._cursors[index].start) * len(self._cursors) + index + 1
+        """The tag of a record, from its partition and offset."""
+        cursor = self._cursors[index]
+        return (offset - cursor.start + cursor.tag_base) * len(self._cursors) + index + 1
 
     def is_settled(self, tag: int) -> bool:
         """Whether a record was delivered, or passed over, and is owed to nobody any more."""
-        if tag < 1 or tag in self._in_flight or tag in self._exhausted:
+        if tag in self._in_flight or tag in self._exhausted:
             return False
         cursor, offset = self._place(tag)
-        return offset < cursor.read_to
+        return cursor.start <= offset < cursor.read_to
+
+    def is_reused(self, index: int, offset: int) -> bool:
+        """Whether an offset may have been that of another record before its log lost its tail."""
+        cut = self._cursors[index].handle.cut_since(0)
+        return cut is not None and offset >= cut
 
     def place(self, tag: int) -> tuple[int, int]:
         """The partition and the offset of a tag."""
         delta, index = divmod(tag - 1, len(self._cursors))
-        return index, self._cursors[index].start + delta
+        cursor = self._cursors[index]
+        return index, cursor.start + delta - cursor.tag_base
 
     async def record(self, tag: int) -> Row | None:
         """The record of a delivery, from disk where it must be; None where it is gone."""
@@ -416,7 +463,7 @@ class Subscription:
                 index, offset = self.place(tag)
                 unsettled[index].append((offset, given_up.deliveries))
         cursors = tuple(
-            StoredCursor(cursor.start, cursor.read_to, _runs(offsets))
+            StoredCursor(cursor.start, cursor.read_to, _runs(offsets), cursor.handle.epoch, cursor.tag_base)
             for cursor, offsets in zip(self._cursors, unsettled, strict=True)
         )
         return StoredSubscription(self.topic, self.topic_id, self.qos, cursors, self.name, self.created_ms)

@@ -50,6 +50,8 @@ SWEEP_S: Final = 0.2
 FORGET_S: Final = 1.0
 """Blocks of a subscription that nobody has read for so long are let go."""
 DELETES_PER_APPEND_MAX: Final = 4096
+STATES_PER_APPEND_MAX: Final = 64
+"""Stored at start; each takes up to 1 MiB."""
 _NUMBERS: Final = 0
 """The key of the entry that holds the next number, as the start of its only cursor: numbers are never given twice."""
 
@@ -66,6 +68,8 @@ class SubscriptionStats:
     delivered: int = 0
     """Repetitions included."""
     acknowledged: int = 0
+    truncated: int = 0
+    """Cursors moved back to where the log was cut."""
 
 
 class SubscriptionLag(NamedTuple):
@@ -117,6 +121,7 @@ class Subscriptions:
         await self._table.load()
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic()
         gone: list[int] = []
+        changed: list[tuple[int, StoredSubscription]] = []
         for subscription_id, stored in self._table.items():
             if subscription_id == _NUMBERS:
                 self._next_id = stored.cursors[0].start
@@ -125,13 +130,16 @@ class Subscriptions:
             if info is None or info.id != stored.topic_id:
                 gone.append(subscription_id)
                 continue
-            self._add(
-                Subscription(subscription_id, stored, self._handles(info), self._policy, restored_ms=now_ms),
-                now_s,
-            )
+            handles = self._handles(info)
+            continued = stored.continued(handles)
+            if continued != stored:
+                self._note_truncated(subscription_id, stored, continued)
+                changed.append((subscription_id, continued))
+            self._add(Subscription(subscription_id, continued, handles, self._policy, restored_ms=now_ms), now_s)
         await self._delete(gone)
         self._idle_checked_s = now_s
         self._writer.start()
+        await self._store_continued(changed)
         self._sweeping = self.background.loop("subscription_sweep", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
@@ -349,7 +357,10 @@ class Subscriptions:
                 topic,
                 info.id,
                 qos,
-                tuple(StoredCursor(offset, offset) for offset in starts),
+                tuple(
+                    StoredCursor(offset, offset, epoch=handle.epoch)
+                    for offset, handle in zip(starts, handles, strict=True)
+                ),
                 name,
                 self._clock.now_ms(),
             )
@@ -376,6 +387,31 @@ class Subscriptions:
                 f"unauthorized: topic {topic} does not exist, and {principal.name} may not create it; "
                 "create it first, or allow them to write to it"
             ) from error
+
+    def _note_truncated(self, subscription_id: int, before: StoredSubscription, after: StoredSubscription) -> None:
+        for partition, (old, new) in enumerate(zip(before.cursors, after.cursors, strict=True)):
+            if new.read_to < old.read_to:
+                self.stats.truncated += 1
+                log.warning(
+                    "subscription_truncated",
+                    topic=before.topic,
+                    partition=partition,
+                    subscription=before.name or subscription_id,
+                    read_to=old.read_to,
+                    cut=new.read_to,
+                    reason="the log lost its tail after these records were delivered; the subscription continues at the cut",
+                )
+
+    async def _store_continued(self, changed: Sequence[tuple[int, StoredSubscription]]) -> None:
+        """Store subscriptions whose log epochs have changed before anything is delivered: no tag may be given to two records."""
+        for at in range(0, len(changed), STATES_PER_APPEND_MAX):
+            chunk = changed[at : at + STATES_PER_APPEND_MAX]
+            try:
+                await self._table.change(chunk)
+            except PenstockError as error:
+                log.warning("subscriptions_not_stored", count=len(chunk), error=str(error))
+                for subscription_id, _ in chunk:
+                    self._writer.store_soon(self._by_id[subscription_id])
 
     def _add(self, subscription: Subscription, now_s: float) -> None:
         subscription.used_s = now_s

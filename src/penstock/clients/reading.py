@@ -3,6 +3,9 @@
 Each partition has a cursor. A few fetches are always on their way, one per cursor at most, and the next one leaves before the last
 one's records are decoded and handed out, so that the broker works while the program does. Where a protocol has no push and no long
 poll, and nothing new came from any partition, the next round waits, twice as long each time up to a bound.
+
+If the broker answers a fetch with an earlier offset than what was read already, the log has lost its tail in a crash: the cursor of a
+reader that follows the topic continues there, with the records that are written next.
 """
 
 from __future__ import annotations
@@ -44,13 +47,14 @@ Commit = Callable[[int, int], Coroutine[Any, Any, None]]
 class Cursor:
     """Where reading stands in one partition. `end` is where it stops, None for never."""
 
-    __slots__ = ("committed", "end", "offset", "partition")
+    __slots__ = ("_has_read", "committed", "end", "offset", "partition")
 
     def __init__(self, partition: int, offset: int, end: int | None) -> None:
         self.partition = partition
         self.offset = offset
         self.committed = offset
         self.end = end
+        self._has_read = False
 
     @property
     def finished(self) -> bool:
@@ -61,8 +65,11 @@ class Cursor:
         moved = fetched.next_offset > self.offset
         if moved:
             self.offset = fetched.next_offset
+            self._has_read = True
         elif self.end is not None:
             self.offset = self.end  # the broker has nothing more before the end: what was there is gone
+        elif self._has_read:
+            self.offset = fetched.next_offset
         return moved
 
     def records(self, fetched: Fetched) -> list[Record]:

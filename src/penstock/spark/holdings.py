@@ -1,7 +1,8 @@
 """What the broker holds of the topics a query reads, where in it the query begins and ends, and whether anything it counts on is gone.
 
 Records count as lost only where a topic was deleted (or deleted and created again), where retention has removed records that were not
-read, or where the log ends before what was read. Gaps that compaction has left and records that have expired are no loss.
+read, or where the log was cut before what was read, as a power cut does to a topic without `fsync`. Gaps that compaction has left and
+records that have expired are no loss.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import structlog
+
 from penstock.errors import DataLoss, InvalidRequest, PartitionNotFound, TopicNotFound
-from penstock.protocols.flymq.blocks.messages import PartitionSpan, Plan, PlannedTopic, TopicSpans
+from penstock.protocols.flymq.blocks.messages import NO_EPOCH, PartitionSpan, Plan, PlannedTopic, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.offsets import EARLIEST, LATEST, Positions
+from penstock.spark.offsets import EARLIEST, LATEST, Epochs, Positions, StreamOffset
 from penstock.spark.options import Place, SourceOptions, Subscription
 
 _GO_ON = "set the option failOnDataLoss to false to go on with what is left"
+
+_log = structlog.get_logger(__name__)
 
 
 class TopicHoldings(NamedTuple):
@@ -27,6 +32,9 @@ class TopicHoldings(NamedTuple):
     """Whether retention removes records."""
     starts: Mapping[int, int]
     ends: Mapping[int, int]
+    epochs: Mapping[int, int]
+    cuts: Mapping[int, int]
+    """Where logs were cut since the epochs that were asked about; those that were not are not among them."""
 
 
 Holdings = Mapping[str, TopicHoldings]
@@ -42,18 +50,37 @@ def subscribed_topics(client: FlyMQClient, subscription: Subscription) -> list[s
 
 
 def look(
-    client: FlyMQClient, subscription: Subscription, *, known: Positions | None = None, wait_ms: int = 0
+    client: FlyMQClient,
+    subscription: Subscription,
+    *,
+    reached: StreamOffset | None = None,
+    known: Positions | None = None,
+    wait_ms: int = 0,
 ) -> Holdings:
-    """What there is now; with `wait_ms`, once there is a record behind what is known, or the time is over.
+    """What there is now, and where logs were cut since the query planned up to `reached`.
+
+    With `wait_ms`, once there is a record behind what is known, which is what was reached unless more is given; or the time is over.
 
     Raises PartitionNotFound where a partition was assigned that its topic does not have.
     """
     topics = subscribed_topics(client, subscription)
-    known = known or {}
+    reached = reached or StreamOffset({})
+    known = reached.positions if known is None else known
     if any(topic not in known for topic in topics):
         wait_ms = 0  # all of it is news
     spans = [
-        TopicSpans(topic, [PartitionSpan(index, end, end) for index, end in known.get(topic, {}).items()])
+        TopicSpans(
+            topic,
+            [
+                PartitionSpan(
+                    index,
+                    max(reached.positions.get(topic, {}).get(index, end), 0),
+                    max(end, 0),
+                    epoch=reached.epochs.get(topic, {}).get(index, NO_EPOCH),
+                )
+                for index, end in known.get(topic, {}).items()
+            ],
+        )
         for topic in topics
     ]
     plan = client.blocks.plan(spans, wait_ms=wait_ms)
@@ -81,7 +108,13 @@ def _holdings(topic: PlannedTopic, wanted: tuple[int, ...] | None) -> TopicHoldi
         topic.retained,
         {each.partition: each.start_offset for each in read},
         {each.partition: each.end_offset for each in read},
+        {each.partition: each.epoch for each in read},
+        {each.partition: each.cut for each in read if each.cut is not None},
     )
+
+
+def epochs_of(holdings: Holdings) -> Epochs:
+    return {topic: held.epochs for topic, held in holdings.items()}
 
 
 def check_all_exist(holdings: Holdings, subscription: Subscription) -> None:
@@ -217,9 +250,23 @@ def without_lost(holdings: Holdings, positions: Positions, ids: Mapping[str, str
     return moved
 
 
+def end_in(held: TopicHoldings, topic: str, index: int, end_offset: int, *, fail: bool) -> int:
+    """Return the end of a range that was planned in a partition, or the cut if its log was cut before that: what is there now belongs to a
+    later batch. Raises DataLoss if it was cut and `fail` is set."""
+    cut = held.cuts.get(index)
+    if cut is None or end_offset <= cut:
+        return end_offset
+    _lost_to_cut(topic, index, end_offset, cut, fail=fail)
+    return cut
+
+
 def reachable(topic: str, index: int, offset: int, held: TopicHoldings, *, fail: bool) -> int:
     """Where reading goes on in a partition. Raises DataLoss where records between are lost and `fail` is set."""
     start, end = held.starts[index], held.ends[index]
+    cut = held.cuts.get(index)
+    if cut is not None and offset > cut:
+        _lost_to_cut(topic, index, offset, cut, fail=fail)
+        return max(cut, start)
     if offset < start:
         if held.retained:
             lost(
@@ -236,6 +283,18 @@ def reachable(topic: str, index: int, offset: int, held: TopicHoldings, *, fail:
     return offset
 
 
-def lost(what: str, *, fail: bool) -> None:
+def _lost_to_cut(topic: str, index: int, offset: int, cut: int, *, fail: bool) -> None:
+    """Raises DataLoss if `fail` is set, because a query has planned up to an offset beyond the cut, and warns otherwise."""
+    lost(
+        f"topic {topic} partition {index} was cut at offset {cut} after the query had planned up to offset {offset}: a crash took records "
+        "that were not flushed (its durability is not fsync), or a backup was restored, and other records get their offsets",
+        fail=fail,
+        advice=f"set the option failOnDataLoss to false to continue at offset {cut}, or begin with a new checkpoint",
+    )
+
+
+def lost(what: str, *, fail: bool, advice: str = _GO_ON) -> None:
+    """Raises DataLoss if `fail` is set, and warns otherwise."""
     if fail:
-        raise DataLoss(f"{what}; {_GO_ON}")
+        raise DataLoss(f"{what}; {advice}")
+    _log.warning("records_lost", reason=what)

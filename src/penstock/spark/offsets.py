@@ -1,9 +1,11 @@
 """The offset of a stream, as Spark writes it into its checkpoint.
 
-    {"orders":{"0":120,"1":118},"__ids__":{"orders":"9b0c..."},"__from__":{"orders":{"0":0,"1":0}}}
+    {"orders":{"0":120},"__ids__":{"orders":"9b0c..."},"__epochs__":{"orders":{"0":2}},"__from__":{"orders":{"0":0}}}
 
-Topics, partitions and offsets are those of Kafka's connector. Two entries more, under names that no topic can have: `__ids__` tells a topic
-from one that was created under its name later, and `__from__` is where a batch begins in partitions that no batch before it has seen. In
+Topics, partitions and offsets are those of Kafka's connector. There are three more entries, under names that no topic can have. `__ids__`
+tells a topic from one that was created under its name later. `__epochs__` are the log epochs of the partitions: whether the log was cut
+since, so that other records may have these offsets. Checkpoints of earlier releases do not have them. `__from__` is where a batch begins
+in partitions that no batch before it has seen, or that were cut below the end of the batch before it. In
 the first one that is all of them: Spark asks for the start of the first batch again and again until that batch is committed, so it is
 always answered the same (`{"__start__":"options"}`), and what that has meant is written down with the end of the batch. Later it is
 topics that were created meanwhile. So a batch that is done again after a crash is the same batch, or fails where it no longer can be.
@@ -24,12 +26,15 @@ LATEST: Final = -1
 """As Kafka writes them."""
 
 _IDS: Final = "__ids__"
+_EPOCHS: Final = "__epochs__"
 _FROM: Final = "__from__"
 _START: Final = "__start__"
-OFFSET_KEYS: Final = frozenset({_IDS, _FROM, _START})
+OFFSET_KEYS: Final = frozenset({_IDS, _EPOCHS, _FROM, _START})
 
 Positions = Mapping[str, Mapping[int, int]]
 """Offsets by topic and partition."""
+Epochs = Mapping[str, Mapping[int, int]]
+"""Log epochs by topic and partition; those that are not known are not among them."""
 
 START: Final[dict[str, Any]] = {_START: "options"}
 """Where a stream begins that has read nothing: wherever its options say."""
@@ -42,12 +47,15 @@ class StreamOffset:
     positions: Positions
     ids: Mapping[str, str] = field(default_factory=dict)
     began: Positions = field(default_factory=dict)
-    """Where the batch that ends here begins in partitions that it is the first to read."""
+    """Where the batch that ends here begins in partitions that it is the first to read, or to read again from a cut."""
+    epochs: Epochs = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
         encoded: dict[str, Any] = _encode(self.positions)
         if self.began:
             encoded[_FROM] = _encode(self.began)
+        if self.epochs:
+            encoded[_EPOCHS] = _encode(self.epochs)
         if self.ids:
             encoded[_IDS] = dict(sorted(self.ids.items()))
         return dict(sorted(encoded.items()))
@@ -60,6 +68,7 @@ class StreamOffset:
                 {topic: _decode(numbers) for topic, numbers in offset.items() if topic not in OFFSET_KEYS},
                 cls.ids_in(offset),
                 {topic: _decode(numbers) for topic, numbers in offset.get(_FROM, {}).items()},
+                cls.epochs_in(offset),
             )
         except (AttributeError, TypeError, ValueError):
             raise InvalidRequest(
@@ -80,6 +89,10 @@ class StreamOffset:
             topic: {index: of(topic).get(index, EARLIEST) for index in numbers}
             for topic, numbers in self.positions.items()
         }
+
+    @staticmethod
+    def epochs_in(offset: Mapping[str, Any]) -> Epochs:
+        return {topic: _decode(numbers) for topic, numbers in offset.get(_EPOCHS, {}).items()}
 
     @staticmethod
     def ids_in(offset: Mapping[str, Any]) -> Mapping[str, str]:

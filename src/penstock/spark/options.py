@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from penstock.clients.arguments import check_topic
 from penstock.errors import InvalidRequest
 from penstock.spark.connection import CONNECTION_OPTIONS, ConnectionSettings, connection_settings
-from penstock.spark.offsets import EARLIEST, LATEST, OFFSET_KEYS, Positions, StreamOffset
+from penstock.spark.offsets import EARLIEST, LATEST, OFFSET_KEYS, Epochs, Positions, StreamOffset
 from penstock.spark.option_values import check_names, duration_ms, flag, number, size
 
 POLL_WAIT_MS_DEFAULT: Final = 200
@@ -86,7 +86,14 @@ class Place:
     offsets: Positions | None = None
     ids: Mapping[str, str] | None = None
     """Of the topics that the offsets belong to, where they came with them."""
+    epochs: Epochs | None = None
+    """The log epochs that the offsets belong to, where they came with them."""
     edge: int = EARLIEST
+
+    @property
+    def reached(self) -> StreamOffset:
+        """The offsets that were given, as one of a stream."""
+        return StreamOffset(self.offsets or {}, self.ids or {}, epochs=self.epochs or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +227,7 @@ def _place(given: Mapping[str, str], side: Literal["starting", "ending"], *, edg
     by_timestamp = f"{side}OffsetsByTimestamp"
     if by_timestamp.lower() in given:
         example = 'write JSON of milliseconds since 1970, as in {"orders":{"0":1700000000000}}'
-        return Place(timestamps_ms=_numbers(given[by_timestamp.lower()], by_timestamp, 0, example)[0])
+        return Place(timestamps_ms=_numbers(given[by_timestamp.lower()], by_timestamp, 0, example))
     name = f"{side}Offsets"
     text = given.get(name.lower())
     if text is None:
@@ -238,17 +245,20 @@ def _place(given: Mapping[str, str], side: Literal["starting", "ending"], *, edg
         return Place(edge=LATEST)
     words = "earliest, latest" if streaming else "earliest" if side == "starting" else "latest"
     example = f'use {words} or JSON, as in {{"orders":{{"0":23,"1":-1}}}}'
-    offsets, ids = _numbers(text, name, EARLIEST, example)
+    offsets = _numbers(text, name, EARLIEST, example)
     refused = {"ending": EARLIEST, "starting": None if streaming else LATEST}[side]
     if any(offset == refused for positions in offsets.values() for offset in positions.values()):
         meaning = "earliest" if refused == EARLIEST else "latest"
         raise InvalidRequest(f"option {name}: {refused} ({meaning}) has no meaning there; {example}")
-    return Place(offsets=offsets, ids=ids)
+    found = _json(text, name, example)
+    try:
+        return Place(offsets=offsets, ids=StreamOffset.ids_in(found), epochs=StreamOffset.epochs_in(found))
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidRequest(f"option {name}: its log epochs are not those of a stream; {example}") from None
 
 
-def _numbers(text: str, option: str, least: int, example: str) -> tuple[Positions, Mapping[str, str]]:
+def _numbers(text: str, option: str, least: int, example: str) -> Positions:
     found = _json(text, option, example)
-    ids = StreamOffset.ids_in(found)
     positions: dict[str, dict[int, int]] = {}
     for topic, numbers in found.items():
         if topic in OFFSET_KEYS:
@@ -264,7 +274,7 @@ def _numbers(text: str, option: str, least: int, example: str) -> tuple[Position
             positions[topic][int(index)] = value
     if not positions:
         raise InvalidRequest(f"option {option} names no topic: {example}")
-    return positions, ids
+    return positions
 
 
 def _json(text: str, option: str, example: str) -> dict[str, Any]:

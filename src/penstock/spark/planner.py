@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from penstock.errors import InvalidRequest
-from penstock.protocols.flymq.blocks.messages import PartitionSpan, Plan, PlannedExtent, TopicSpans
+from penstock.protocols.flymq.blocks.messages import NO_EPOCH, PartitionSpan, Plan, PlannedExtent, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.holdings import TopicHoldings, holdings_in, lost, reachable
+from penstock.spark.holdings import TopicHoldings, end_in, holdings_in, lost, reachable
 from penstock.spark.offsets import EARLIEST
 
 TASK_BYTES_MIN: Final = 8 << 20
@@ -43,6 +43,8 @@ class Range(NamedTuple):
     offset: int
     """EARLIEST: the first there is."""
     end_offset: int
+    epoch: int = NO_EPOCH
+    """The log epoch that the offsets belong to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Slice:
     partition: int
     offset: int
     end_offset: int
+    epoch: int
+    """The partition's log epoch when this was planned."""
     path: str = ""
     """Of the file, from the log's directory; empty: ask the broker."""
     position: int = 0
@@ -123,7 +127,7 @@ def cores() -> int:
 def _spans(ranges: Sequence[Range]) -> list[TopicSpans]:
     topics: dict[str, list[PartitionSpan]] = {}
     for each in ranges:
-        span = PartitionSpan(each.partition, max(each.offset, 0), each.end_offset)
+        span = PartitionSpan(each.partition, max(each.offset, 0), each.end_offset, epoch=each.epoch)
         topics.setdefault(each.topic, []).append(span)
     return [TopicSpans(topic, spans) for topic, spans in topics.items()]
 
@@ -137,9 +141,11 @@ def _still_there(plan: Plan, ranges: Sequence[Range], *, fail: bool) -> list[Ran
         if held is None or held.id != each.topic_id or each.partition not in held.starts:
             lost(f"topic {each.topic} was deleted before all of it was read", fail=fail)
             continue
-        offset = _first_offset(each, held, fail=fail)
-        if offset < each.end_offset:
-            there.append(each._replace(offset=offset))
+        end_offset = end_in(held, each.topic, each.partition, each.end_offset, fail=fail)
+        if each.offset < end_offset:
+            offset = _first_offset(each, held, fail=fail)
+            if offset < end_offset:
+                there.append(each._replace(offset=offset, end_offset=end_offset, epoch=held.epochs[each.partition]))
     return there
 
 
@@ -177,6 +183,7 @@ def _cut(each: Range, extent: PlannedExtent, offset: int) -> Iterator[Slice]:
                 *each[:3],
                 offset,
                 end_offset,
+                each.epoch,
                 extent.path,
                 position,
                 block_offset,

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 from typing import Final, cast
@@ -22,10 +23,10 @@ from penstock.errors import CorruptBlock, OffsetOutOfRange, TopicNotFound
 from penstock.log.block import BODY_BYTES_MAX, HEADER_BYTES, Block, seal_at
 from penstock.log.salts import salt_beside
 from penstock.protocols.flymq.blocks.client import FETCH_BYTES
-from penstock.protocols.flymq.blocks.messages import EncodedBlocks, TopicSpans
+from penstock.protocols.flymq.blocks.messages import EncodedBlocks, PartitionSpan, TopicSpans
 from penstock.spark.arrow import BatchMaker
 from penstock.spark.connection import ConnectionSettings, pooled_client
-from penstock.spark.holdings import holdings_in, lost, reachable
+from penstock.spark.holdings import end_in, holdings_in, lost, reachable
 from penstock.spark.planner import Files, Slice
 
 WINDOW_BYTES: Final = 1 << 20
@@ -165,7 +166,9 @@ def _wire_blocks(settings: ConnectionSettings, each: Slice, offset: int, *, fail
     client = pooled_client(settings)
 
     def fetch(offset: int) -> EncodedBlocks:
-        return client.blocks.fetch(each.topic, each.partition, offset, topic_id=each.topic_id, max_bytes=FETCH_BYTES)
+        return client.blocks.fetch(
+            each.topic, each.partition, offset, topic_id=each.topic_id, max_bytes=FETCH_BYTES, epoch=each.epoch
+        )
 
     with ThreadPoolExecutor(1, "penstock-fetch") as ahead:
         coming: Future[EncodedBlocks] | None = None
@@ -182,7 +185,8 @@ def _wire_blocks(settings: ConnectionSettings, each: Slice, offset: int, *, fail
                 coming = None
                 continue
             except OffsetOutOfRange:
-                offset, coming = _behind_what_is_gone(settings, each, offset, fail=fail), None
+                each, coming = _still_there(settings, replace(each, offset=offset), fail=fail), None
+                offset = each.offset
                 continue
             except TopicNotFound:
                 lost(f"topic {each.topic} was deleted while it was read", fail=fail)
@@ -202,9 +206,16 @@ def _wire_blocks(settings: ConnectionSettings, each: Slice, offset: int, *, fail
                 offset = block.next_offset
 
 
-def _behind_what_is_gone(settings: ConnectionSettings, each: Slice, offset: int, *, fail: bool) -> int:
-    held = holdings_in(pooled_client(settings).blocks.plan([TopicSpans(each.topic, [])])).get(each.topic)
+def _still_there(settings: ConnectionSettings, each: Slice, *, fail: bool) -> Slice:
+    """What is left of a slice without what the broker does not hold any more."""
+    span = PartitionSpan(each.partition, each.offset, each.end_offset, epoch=each.epoch)
+    held = holdings_in(pooled_client(settings).blocks.plan([TopicSpans(each.topic, [span])])).get(each.topic)
     if held is None or held.id != each.topic_id:
         lost(f"topic {each.topic} was deleted while it was read", fail=fail)
-        return each.end_offset
-    return min(reachable(each.topic, each.partition, offset, held, fail=fail), each.end_offset)
+        return replace(each, offset=each.end_offset)
+    end_offset = end_in(held, each.topic, each.partition, each.end_offset, fail=fail)
+    if each.offset < end_offset:
+        offset = min(reachable(each.topic, each.partition, each.offset, held, fail=fail), end_offset)
+    else:
+        offset = end_offset
+    return replace(each, offset=offset, end_offset=end_offset, epoch=held.epochs[each.partition])

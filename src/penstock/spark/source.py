@@ -24,9 +24,10 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.errors import InvalidRequest
+from penstock.protocols.flymq.blocks.messages import NO_EPOCH
 from penstock.spark.connection import pooled_client
-from penstock.spark.holdings import check_all_exist, ending_positions, look, starting_positions
-from penstock.spark.offsets import Positions
+from penstock.spark.holdings import check_all_exist, ending_positions, epochs_of, look, starting_positions
+from penstock.spark.offsets import Epochs, Positions
 from penstock.spark.option_values import flag
 from penstock.spark.options import SourceOptions, parse_source_options
 from penstock.spark.planner import Bounds, Files, Range, Slice, plan_tasks
@@ -85,22 +86,32 @@ class PenstockReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         client = pooled_client(options.connection)
-        holdings = look(client, options.subscription)
+        holdings = look(client, options.subscription, reached=options.starting.reached)
         check_all_exist(holdings, options.subscription)
         begin = starting_positions(client, holdings, options)
         end = ending_positions(client, holdings, options)
         if options.starting.offsets is not None and options.ending.offsets is not None:
             _check_order(begin, end)
-        return planned(options, {topic: held.id for topic, held in holdings.items()}, begin, end)
+        ids = {topic: held.id for topic, held in holdings.items()}
+        return planned(options, ids, epochs_of(holdings), begin, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, partition, self._schema)
 
 
-def planned(options: SourceOptions, ids: Mapping[str, str], begin: Positions, end: Positions) -> list[InputPartition]:
-    """The tasks that read from one place to another in topics with these ids. Raises DataLoss."""
+def planned(
+    options: SourceOptions, ids: Mapping[str, str], epochs: Epochs, begin: Positions, end: Positions
+) -> list[InputPartition]:
+    """The tasks that read from one place to another in topics with these ids, in partitions of these log epochs. Raises DataLoss."""
     ranges = [
-        Range(topic, ids.get(topic, ""), index, begin[topic][index], offset)
+        Range(
+            topic,
+            ids.get(topic, ""),
+            index,
+            begin[topic][index],
+            offset,
+            epochs.get(topic, {}).get(index, NO_EPOCH),
+        )
         for topic, numbers in sorted(end.items())
         for index, offset in sorted(numbers.items())
     ]

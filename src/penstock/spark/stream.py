@@ -45,7 +45,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._began: tuple[Positions, Mapping[str, str]] | None = None
+        self._began: StreamOffset | None = None
         """Where the query begins, once that was found out."""
         self._target: Positions | None = None
         """Where `Trigger.AvailableNow` ends."""
@@ -87,15 +87,20 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_start(start):
             return self._first_batch(limit)
         before = StreamOffset.decode(start)
-        known = self._idle[1] if self._idle is not None and self._idle[0] == start else before.positions
-        holdings = self._look(known, 0 if self._at_work or self._target is not None else options.poll_wait_ms)
+        known = self._idle[1] if self._idle is not None and self._idle[0] == start else None
+        wait_ms = 0 if self._at_work or self._target is not None else options.poll_wait_ms
+        holdings = self._look(before, known, wait_ms)
         self._at_work = False
         if self._target is not None:
             holdings = {topic: held for topic, held in holdings.items() if topic in self._target}
         read = {topic: numbers for topic, numbers in before.positions.items() if options.subscription.covers(topic)}
         left = without_lost(holdings, read, before.ids, fail=options.fail_on_data_loss)
         # Also what is still empty: were it not on record, nobody could tell that it has lost records when some come and go.
-        new = {topic: starts for topic, held in holdings.items() if (starts := _starts_of_new(topic, held, before))}
+        new: dict[str, Mapping[int, int]] = {}
+        for topic, held in holdings.items():
+            starts = {**_starts_after_cuts(topic, held, left, before), **_starts_of_new(topic, held, before)}
+            if starts:
+                new[topic] = starts
         begin = {topic: {**left.get(topic, {}), **new.get(topic, {})} for topic in holdings}
         end = self._limited(begin, self._available(holdings, begin), limit, first=False)
         if end == before.positions and not new:
@@ -104,7 +109,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if waiting_rows(begin, end):
             self._batch_s = time.monotonic()
-        return StreamOffset(end, {topic: holdings[topic].id for topic in end}, new).encode()
+        return _stream_offset(end, holdings, new).encode()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         return self._seen
@@ -112,22 +117,21 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _first_batch(self, limit: ReadLimit) -> dict[str, Any]:
         """The end of the first batch, and with it where it begins. It may be empty: what "latest" was is then on record."""
         options = self._options
-        holdings = self._look({}, 0)
         if self._began is None:
+            holdings = self._look(options.starting.reached)
             check_all_exist(holdings, options.subscription)
-            began_ids = {topic: held.id for topic, held in holdings.items()}
-            self._began = starting_positions(self._client, holdings, options), began_ids
-        began, ids = self._began
-        begin = without_lost(holdings, began, ids, fail=options.fail_on_data_loss)
+            self._began = _stream_offset(starting_positions(self._client, holdings, options), holdings)
+        else:
+            holdings = self._look(self._began)
+        begin = without_lost(holdings, self._began.positions, self._began.ids, fail=options.fail_on_data_loss)
         available = {topic: numbers for topic, numbers in self._available(holdings, begin).items() if topic in begin}
         end = self._limited(begin, available, limit, first=True)
         self._batch_s = time.monotonic()
-        return StreamOffset(end, {topic: holdings[topic].id for topic in end}, begin).encode()
+        return _stream_offset(end, holdings, begin).encode()
 
-    def _look(self, known: Positions, wait_ms: int) -> Holdings:
-        holdings = look(self._client, self._options.subscription, known=known, wait_ms=wait_ms)
-        ends = {topic: held.ends for topic, held in holdings.items()}
-        self._seen = StreamOffset(ends, {topic: held.id for topic, held in holdings.items()}).encode()
+    def _look(self, reached: StreamOffset, known: Positions | None = None, wait_ms: int = 0) -> Holdings:
+        holdings = look(self._client, self._options.subscription, reached=reached, known=known, wait_ms=wait_ms)
+        self._seen = _stream_offset({topic: held.ends for topic, held in holdings.items()}, holdings).encode()
         return holdings
 
     def _available(self, holdings: Holdings, begin: Positions) -> Positions:
@@ -166,7 +170,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._at_work = True
         until = StreamOffset.decode(end)
-        return planned(self._options, until.ids, until.begin(start), until.positions)
+        return planned(self._options, until.ids, until.epochs, until.begin(start), until.positions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, partition, self._schema)
@@ -178,6 +182,23 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Spark ends the process instead of calling this."""
+
+
+def _stream_offset(positions: Positions, holdings: Holdings, began: Positions | None = None) -> StreamOffset:
+    """An offset in topics as they are now."""
+    ids = {topic: holdings[topic].id for topic in positions}
+    epochs = {
+        topic: {index: holdings[topic].epochs[index] for index in numbers} for topic, numbers in positions.items()
+    }
+    return StreamOffset(positions, ids, began or {}, epochs)
+
+
+def _starts_after_cuts(topic: str, held: TopicHoldings, left: Positions, before: StreamOffset) -> Mapping[int, int]:
+    """Where reading continues in those partitions of a topic whose log was cut below what was read."""
+    read_to = before.positions.get(topic, {})
+    return {
+        index: offset for index, offset in left.get(topic, {}).items() if index in held.cuts and offset < read_to[index]
+    }
 
 
 def _starts_of_new(topic: str, held: TopicHoldings, before: StreamOffset) -> Mapping[int, int]:

@@ -102,3 +102,13 @@ async def everything(engine: Engine) -> dict[tuple[str, int], list[Record]]:
         for name, info in sorted(engine.topics().items())
         for index in range(info.config.partitions)
     }
+
+
+def cut_log(data_dir: Path, topic: str, end_offset: int, partition: int = 0) -> None:
+    """What a power cut may leave of a topic without `fsync`: its log, without the blocks from an offset on."""
+    path = segment_files(data_dir, topic, partition)[-1]
+    data, position = path.read_bytes(), 0
+    while (block := Block(data[position:])).base_offset < end_offset:
+        position += block.size_bytes
+    assert block.base_offset == end_offset
+    path.write_bytes(data[:position])

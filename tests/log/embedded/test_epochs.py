@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.errors import NotWritten
 from penstock.log.api import Durability, TopicConfig
 from penstock.log.embedded.epochs import EPOCHS_MAX, Epochs
 from tests.log.embedded.conftest import OpenEngine
@@ -139,6 +140,12 @@ async def test_a_full_disk_keeps_no_log_from_opening_with_a_new_epoch(
     assert engine.partition("loose", 0).epoch == 1
     assert await read_values(engine.partition("loose", 0)) == [b"x"]
     assert ("no space to save the epoch of a topic" in [line["event"] for line in lines]) is not with_reserve
+    if with_reserve:
+        await append(engine.partition("loose", 0), [b"y"])
+    else:
+        with pytest.raises(NotWritten, match="no space to save the log epoch of topic loose: free some, then restart"):
+            await append(engine.partition("loose", 0), [b"y"])
     await engine.close()
     engine = await open_engine(image)
-    assert engine.partition("loose", 0).epoch == int(with_reserve)
+    partition = engine.partition("loose", 0)
+    assert (partition.epoch, partition.cut_since(0), partition.cut_since(1)) == (1, 1, None)

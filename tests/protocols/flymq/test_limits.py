@@ -34,7 +34,7 @@ LISTS: dict[str, tuple[Opcode, bytes, int, bytes, int]] = {
     "blocks": (Opcode.STAGE, RUN + TEXT + U32.pack(1) + TEXT, limits.STAGED_BLOCKS_MAX, bytes(8), 0),
     "attempts": (Opcode.STAGE_COMMIT, RUN, limits.STAGED_ATTEMPTS_MAX, bytes(6), 0),
     "topics of a plan": (Opcode.READ_PLAN, b"", limits.PLAN_TOPICS_MAX, bytes(6), 8),
-    "partitions of a plan": (Opcode.READ_PLAN, U32.pack(1) + TEXT, limits.PLAN_PARTITIONS_MAX, bytes(28), 8),
+    "partitions of a plan": (Opcode.READ_PLAN, U32.pack(1) + TEXT, limits.PLAN_PARTITIONS_MAX, bytes(36), 8),
 }
 """Opcode, what stands before the list, its maximum, its smallest item, and how many zero bytes follow it."""
 

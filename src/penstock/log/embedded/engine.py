@@ -104,6 +104,8 @@ class EmbeddedEngine(Engine):
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         """Topics being created and deleted, which goes on when nobody waits for it any more."""
+        self._unsaved_epochs: list[str] = []
+        """Topics that began an epoch with this start which could not be saved."""
         self._closing = False
         opened: Opened = []
         try:
@@ -155,6 +157,7 @@ class EmbeddedEngine(Engine):
         self._maintenance = Maintenance(self._disk, self._clock, self._committer, options)
         for topic, parts in opened:
             self._add_topic(topic, parts)
+        self._refuse_writes_in_unsaved_epochs()
         interval_s = options.maintenance_interval_s
         # A pass may have rewritten much before it fails, so it is not repeated sooner than it would be anyway.
         self._maintaining = self._background.loop(
@@ -183,7 +186,14 @@ class EmbeddedEngine(Engine):
             if not is_full(error):
                 raise
             _log.error("no space to save the epoch of a topic", topic=topic.info.name, error=str(error))
+            self._unsaved_epochs.append(topic.info.name)
         return topic
+
+    def _refuse_writes_in_unsaved_epochs(self) -> None:
+        """Nothing may be written in an epoch that the next start does not know: readers could not tell its records from lost ones."""
+        for name in self._unsaved_epochs:
+            for partition in self._partitions[name]:
+                partition.fail(f"there was no space to save the log epoch of topic {name}: free some, then restart")
 
     def _open_partitions(self, recovery: PartitionRecovery, topic: StoredTopic) -> OpenedParts:
         now_ms = self._clock.now_ms()

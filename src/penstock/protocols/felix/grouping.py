@@ -3,11 +3,15 @@
 A group is a named subscription of the broker (`penstock.broker.subscriptions`): durable, shared with readers of other protocols that
 use the same name, with redelivery and dead letters as its policy says. A record is known by its offset, so a stream must have one
 partition. A poll that finds nothing waits as long as it asks to, up to `WAIT_MS_MAX`.
+
+In a log that lost its tail an offset may have been that of another record, and a client may still hold its claim on that one. There a
+record is settled only over the connection that polled it (`Claims`): no connection outlives the crash.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,14 +46,39 @@ POLL_BYTES_MAX: Final = 1 << 20
 WAIT_MS_MAX: Final = 30_000
 ACK_MS: Final = 30_000
 """How long a record may be worked on before it is owed to the group again."""
+CLAIMS_MAX: Final = 1 << 14
+"""Of one connection; the oldest ones beyond that are stale."""
+
+
+class Claims:
+    """Records that one connection has polled and not settled, of those whose offset may have been another record's before."""
+
+    def __init__(self) -> None:
+        self._claimed: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+    def add(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            if subscription.is_reused(delivery.partition, delivery.offset):
+                self._claimed[subscription.id, delivery.offset] = None
+        while len(self._claimed) > CLAIMS_MAX:
+            self._claimed.popitem(last=False)
+
+    def take(self, subscription: Subscription, offset: int) -> bool:
+        """Remove a claim that is being settled. Return False if the client may hold a claim on another record with this offset."""
+        place = subscription.id, offset
+        if place not in self._claimed:
+            return not subscription.is_reused(0, offset)
+        del self._claimed[place]
+        return True
 
 
 class Poll:
     """One poll, from the request to its answer."""
 
-    def __init__(self, shared: Shared, identity: Identity, request: GroupPoll) -> None:
+    def __init__(self, shared: Shared, identity: Identity, claims: Claims, request: GroupPoll) -> None:
         self._shared = shared
         self._identity = identity
+        self._claims = claims
         self._request = request
         self._stopped = False
         self._late = False
@@ -72,6 +101,7 @@ class Poll:
         topic = _topic(self._shared, self._identity, request)
         subscription = await self._subscription(topic)
         deliveries = await self._take_in_time(topic, subscription)
+        self._claims.add(subscription, deliveries)
         deliveries.sort(key=lambda each: each.offset)  # what comes again comes in the order in which it was due
         records = [GroupRecord(each.offset, each.value or b"", each.deliveries) for each in deliveries]
         return encode_message(GroupRecords(records=records, request_id=request.request_id))
@@ -149,7 +179,7 @@ class Poll:
         return fit
 
 
-async def settle(shared: Shared, identity: Identity, request: GroupAck | GroupNack) -> bytes:
+async def settle(shared: Shared, identity: Identity, claims: Claims, request: GroupAck | GroupNack) -> bytes:
     """Finish a record, once that is on disk, or hand it back. Raises EntryNotFound if it is with no member."""
     topic = _topic(shared, identity, request)
     _check_readable(shared, identity, topic)
@@ -163,12 +193,15 @@ async def settle(shared: Shared, identity: Identity, request: GroupAck | GroupNa
             raise InvalidRequest(
                 "a record is owed again after the delay of its delivery: hand it back without delay_ms"
             )
+        if not claims.take(subscription, request.offset):
+            raise _stale(request)
         if request.attempts and not subscription.is_with_reader(tag, request.attempts):
             raise _stale(request)
         if not subscriptions.refuse(identity.principal, topic, subscription, tag):
             raise _stale(request)
     else:
-        acknowledged = subscriptions.acknowledge(identity.principal, topic, subscription, tag)
+        claimed = claims.take(subscription, request.offset)
+        acknowledged = claimed and subscriptions.acknowledge(identity.principal, topic, subscription, tag)
         if not acknowledged and not subscription.is_settled(tag):
             raise _stale(request)
     await _durable(shared)

@@ -9,6 +9,7 @@ from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.net.quic_session import QuicConnection, Stream
 from penstock.protocols.felix.feed import Feeds, SlowPolicy
+from penstock.protocols.felix.grouping import Claims
 from penstock.protocols.felix.identities import Identities
 from penstock.protocols.felix.scopes import Scopes
 from penstock.protocols.felix.shared import Dialect, Shared
@@ -58,10 +59,13 @@ class FelixConnection:
         self._shared = shared
         self._connection = connection
         self._subscriptions = Subscriptions(shared, connection)
+        self._claims = Claims()
         self._streams: dict[FelixStream, None] = {}
 
     def stream_opened(self, stream: Stream) -> FelixStream:
-        session = FelixStream(self._shared, self._connection, self._subscriptions, stream, on_closed=self._streams.pop)
+        session = FelixStream(
+            self._shared, self._connection, self._subscriptions, self._claims, stream, on_closed=self._streams.pop
+        )
         self._streams[session] = None
         return session
 

@@ -99,6 +99,7 @@ class FelixStream(InTurns):
 
     __slots__ = (
         "_bug_logged",
+        "_claims",
         "_client_flags",
         "_connection",
         "_decoder",
@@ -128,6 +129,7 @@ class FelixStream(InTurns):
         shared: Shared,
         connection: QuicConnection,
         subscriptions: Subscriptions,
+        claims: grouping.Claims,
         stream: Stream,
         *,
         on_closed: Callable[[FelixStream], object],
@@ -137,6 +139,7 @@ class FelixStream(InTurns):
         self._stats = shared.stats
         self._connection = connection
         self._subscriptions = subscriptions
+        self._claims = claims
         self._stream = stream
         self._on_closed = on_closed
         self._decoder = FrameDecoder()
@@ -296,12 +299,12 @@ class FelixStream(InTurns):
         if isinstance(request, Subscribe):
             return self._subscribe(request)
         if isinstance(request, GroupPoll):
-            self._poll = grouping.Poll(self._shared, self._identity, request)
+            self._poll = grouping.Poll(self._shared, self._identity, self._claims, request)
             if self._muted or self._stopping:
                 self._poll.stop()
             return self._poll.answer()
         if isinstance(request, GroupAck | GroupNack):
-            return grouping.settle(self._shared, self._identity, request)
+            return grouping.settle(self._shared, self._identity, self._claims, request)
         if isinstance(request, StreamShards):
             return self._stream_shards(request)
         return self._malformed(request)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.broker.truncation import position_of_client
 from penstock.broker.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
@@ -121,13 +122,15 @@ class Fetcher:
         """The reply to a FETCH, or what will become it. `worker` compiles and evaluates a filter.
 
         Where retention has passed the offset, it goes on with the first record that is left: a deployed reader would otherwise
-        ask for the same offset for ever. Beyond the end there is nothing, and the next offset is the one asked for.
+        ask for the same offset for ever. Beyond the end there is nothing, and the next offset is the one asked for, or the cut if the
+        log lost records that the reader may have read.
         """
         records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
         gathering = Gathering(
             offset, records_max, self._limits.bytes_max, self._limits.scanned_max, self._clock.now_ms()
         )
         if offset >= partition.committed_end:
+            gathering.next_offset = position_of_client(partition, offset)
             return gathering.encode(opcode, native=native)
         gathering.next_offset = max(offset, partition.start_offset)
         if wanted:

@@ -74,14 +74,15 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
     16 BIND_SCHEMA           str topic, str schema (empty: none); not in the      bool, str message
                              contract
     17 FETCH_BLOCKS          str topic, str id (empty: any), i32 partition,       u64 start, u64 end, u32 missing, then blocks as they
-                             u64 offset, u32 max_bytes, u32 skip; not in the      are stored; or the first alone from byte `skip` on,
-                             contract                                             where that is asked for or it is too large, and how
+                             u64 offset, u32 max_bytes, u32 skip,                 are stored; or the first alone from byte `skip` on,
+                             i64 log epoch (-1: any); not in the contract         where that is asked for or it is too large, and how
                                                                                   many bytes of it are missing then
     18 READ_PLAN             {str topic, {i32 partition, u64 offset, u64 end,     str directory, str proof, str token, {str topic, str id
-                             u64 max_bytes}*}*, u32 step_bytes (0: no extents),   (empty: none), bool retained, {i32 partition,
-                             u32 wait_ms; not in the contract                     u64 start, u64 end, {str path, u64 end_position,
-                                                                                  u64 next, u64 file_bytes (0: it grows),
-                                                                                  {u64 offset, u64 position}*}*}*}*
+                             u64 max_bytes, i64 log epoch (-1: none)}*}*,         (empty: none), bool retained, {i32 partition,
+                             u32 step_bytes (0: no extents), u32 wait_ms;         u64 start, u64 end, u64 log epoch, i64 cut since the
+                             not in the contract                                  epoch asked about (-1: none), {str path,
+                                                                                  u64 end_position, u64 next, u64 file_bytes (0: it
+                                                                                  grows), {u64 offset, u64 position}*}*}*}*
     53 CLUSTER_METADATA      [str topic] (empty: all)                             str cluster, {str topic, {i32 partition, str leader,
                                                                                   str address, u64 epoch, str state,
                                                                                   str* replicas, str* in_sync}*}*

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from penstock.broker.access import Principal
 from penstock.broker.broker import Broker
 from penstock.broker.lag import LagReport
+from penstock.broker.truncation import position_of_client
 from penstock.clock import Clock
 from penstock.errors import (
     AccessDenied,
@@ -93,9 +94,9 @@ class Operations:
             raise
         offset, end = max(body.offset, committed or 0), partition.committed_end
         if dialect is Dialect.BINARY and not partition.start_offset <= offset < end:
-            return binary_dialect.encode_fetched((), 0, offset)
+            return binary_dialect.encode_fetched((), 0, position_of_client(partition, offset))
         if offset >= end:
-            return json_dialect.encode_fetched((), end)
+            return json_dialect.encode_fetched((), min(position_of_client(partition, offset), end))
         if offset < partition.start_offset:
             raise OffsetOutOfRange(
                 f"topic={body.topic}, partition={body.partition}, offset={offset}: the first record left is {partition.start_offset}"

@@ -106,7 +106,7 @@ async def test_a_plan_has_ids_and_offsets_and_a_proof(engine: EmbeddedEngine, ta
     found = await plan(talk, TopicSpans("orders", []), TopicSpans("missing", []), TopicSpans("kept", []))
     orders, missing, kept = found.topics
     assert (orders.topic, orders.id, orders.retained) == ("orders", info.id, True)
-    assert [tuple(each) for each in orders.partitions] == [(0, 0, 0, []), (1, 0, 2, [])]
+    assert [tuple(each) for each in orders.partitions] == [(0, 0, 0, 0, None, []), (1, 0, 2, 0, None, [])]
     assert (missing.topic, missing.id, list(missing.partitions)) == ("missing", "", [])
     assert not kept.retained
     assert Path(found.directory, found.proof).read_text() == found.token
@@ -132,7 +132,7 @@ async def test_offsets_that_are_gone_or_not_there_yet_have_no_place(engine: Embe
     spans = [PartitionSpan(0, 5, 9), PartitionSpan(7, 0, 1), PartitionSpan(-1, 0, 1)]
     found = await plan(talk, TopicSpans("orders", spans), step_bytes=1)
     [partition] = found.topics[0].partitions
-    assert partition == (0, 0, 1, [])
+    assert partition == (0, 0, 1, 0, None, [])
 
 
 async def test_a_plan_that_waits_is_answered_when_a_record_comes(engine: EmbeddedEngine, talk: Conversation) -> None:

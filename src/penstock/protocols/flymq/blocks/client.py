@@ -9,7 +9,7 @@ from penstock.clients.arguments import check_topic, index_field, offset_field
 from penstock.clients.loop_thread import LoopThread
 from penstock.errors import ProtocolViolation
 from penstock.protocols.flymq.blocks import layouts
-from penstock.protocols.flymq.blocks.messages import EncodedBlocks, Plan, TopicSpans
+from penstock.protocols.flymq.blocks.messages import NO_EPOCH, EncodedBlocks, Plan, TopicSpans
 
 FETCH_BYTES: Final = 4 << 20
 """Bytes that one request asks for unless told otherwise; a broker gives no more."""
@@ -26,19 +26,27 @@ class AsyncBlocks:
         self._read = read
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, topic_id: str = "", max_bytes: int = FETCH_BYTES
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        topic_id: str = "",
+        max_bytes: int = FETCH_BYTES,
+        epoch: int = NO_EPOCH,
     ) -> EncodedBlocks:
         """Whole blocks as they are stored, the first of which holds `offset`; none at the end of the partition.
 
-        At least one, then more while they fit into `max_bytes`. Raises OffsetOutOfRange, and TopicNotFound also where the topic's id is
-        not the one given. Expired records are among them; who reads blocks leaves them out itself.
+        At least one, then more while they fit into `max_bytes`. Raises OffsetOutOfRange, also if the partition's log epoch is not the one
+        given, and TopicNotFound also where the topic's id is not the one given. Expired records are among them; who reads blocks leaves
+        them out itself.
         """
         check_topic(topic)
         pieces: list[bytes] = []
         size = 0
         while True:
             data = layouts.encode_fetch_blocks(
-                topic, topic_id, index_field(partition), offset_field(offset), max_bytes, size
+                topic, topic_id, index_field(partition), offset_field(offset), max_bytes, size, epoch
             )
             piece = layouts.decode_blocks(await self._read(data))
             pieces.append(piece.data)
@@ -49,9 +57,10 @@ class AsyncBlocks:
                 raise ProtocolViolation(f"a block of {size + piece.missing} bytes cannot be: the broker sends nonsense")
 
     async def plan(self, topics: Sequence[TopicSpans], *, step_bytes: int = 0, wait_ms: int = 0) -> Plan:
-        """What the broker holds of some topics: ids, start and end offsets, and with `step_bytes` where the blocks of the given spans lie.
+        """What the broker holds of some topics: ids, start and end offsets, log epochs, where the log was cut since the epochs of the
+        given spans, and with `step_bytes` where the blocks of the spans lie.
 
-        With `wait_ms`, the answer comes once there is a record behind one of the spans, or the time is over.
+        With `wait_ms`, the answer comes once there is a record after one of the spans, its log was cut, or the time is over.
         """
         for each in topics:
             check_topic(each.topic)
@@ -66,10 +75,19 @@ class Blocks:
         self._blocks = blocks
 
     def fetch(
-        self, topic: str, partition: int, offset: int, *, topic_id: str = "", max_bytes: int = FETCH_BYTES
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        topic_id: str = "",
+        max_bytes: int = FETCH_BYTES,
+        epoch: int = NO_EPOCH,
     ) -> EncodedBlocks:
         """Whole blocks as they are stored, the first of which holds `offset`; none at the end of the partition."""
-        return self._thread.run(self._blocks.fetch(topic, partition, offset, topic_id=topic_id, max_bytes=max_bytes))
+        return self._thread.run(
+            self._blocks.fetch(topic, partition, offset, topic_id=topic_id, max_bytes=max_bytes, epoch=epoch)
+        )
 
     def plan(self, topics: Sequence[TopicSpans], *, step_bytes: int = 0, wait_ms: int = 0) -> Plan:
         """What the broker holds of some topics, and with `step_bytes` where the blocks of the given spans lie."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from penstock.protocols.bytes import U32, ByteReader, text16
 from penstock.protocols.flymq.blocks.messages import (
+    NO_EPOCH,
     BlocksBody,
     FetchBlocks,
     PartitionSpan,
@@ -22,10 +23,11 @@ from penstock.protocols.flymq.blocks.messages import (
 from penstock.protocols.flymq.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX, REPLY_ITEMS_MAX
 from penstock.protocols.flymq.wire import Opcode, frame, header
 
-_FETCH = Struct(">iQII")
-_SPAN = Struct(">iQQQ")
+_FETCH = Struct(">iQIIq")
+_SPAN = Struct(">iQQQq")
 _BLOCKS_HEAD = Struct(">QQI")
-_PARTITION = Struct(">iQQ")
+_PARTITION = Struct(">iQQQq")
+_NO_CUT = -1
 _EXTENT = Struct(">QQQ")
 _MARK_BYTES = 16
 EXTENTS_MAX = 16_384
@@ -43,8 +45,9 @@ def _fetch_blocks(reader: ByteReader) -> FetchBlocks:
         reader.u64("offset"),
         reader.u32("max_bytes"),
         reader.u32("bytes to skip"),
+        reader.i64("epoch"),
     )
-    reader.finish("bytes to skip")
+    reader.finish("epoch")
     return body
 
 
@@ -68,8 +71,10 @@ READERS: Mapping[int, Callable[[ByteReader], BlocksBody]] = {
 }
 
 
-def encode_fetch_blocks(topic: str, topic_id: str, partition: int, offset: int, max_bytes: int, skip: int = 0) -> bytes:
-    fixed = _FETCH.pack(partition, offset, max_bytes, skip)
+def encode_fetch_blocks(
+    topic: str, topic_id: str, partition: int, offset: int, max_bytes: int, skip: int = 0, epoch: int = NO_EPOCH
+) -> bytes:
+    fixed = _FETCH.pack(partition, offset, max_bytes, skip, epoch)
     return frame(Opcode.FETCH_BLOCKS, text16(topic) + text16(topic_id) + fixed)
 
 
@@ -114,7 +119,8 @@ def encode_plan(plan: Plan) -> bytes:
     for topic in plan.topics:
         parts += text16(topic.topic), text16(topic.id), bytes((topic.retained,)), U32.pack(len(topic.partitions))
         for partition in topic.partitions:
-            parts += _PARTITION.pack(*partition[:3]), U32.pack(len(partition.extents))
+            cut = _NO_CUT if partition.cut is None else partition.cut
+            parts += _PARTITION.pack(*partition[:4], cut), U32.pack(len(partition.extents))
             for extent in partition.extents:
                 parts += text16(extent.path), _EXTENT.pack(*extent[2:])
                 parts += U32.pack(len(extent.marks)), pack(f">{2 * len(extent.marks)}Q", *chain(*extent.marks))
@@ -147,6 +153,8 @@ def _partition(reader: ByteReader) -> PlannedPartition:
         reader.i32("partition"),
         reader.u64("start offset"),
         reader.u64("end offset"),
+        reader.u64("epoch"),
+        None if (cut := reader.i64("cut")) == _NO_CUT else cut,
         [_extent(reader) for _ in range(reader.count32("extents", 30, REPLY_ITEMS_MAX))],
     )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+NO_EPOCH: Final = -1
+"""In place of a partition's log epoch: the reader knows none."""
 
 
 @dataclass(slots=True)
@@ -17,6 +20,8 @@ class FetchBlocks:
     max_bytes: int
     skip: int
     """Bytes of the first block that came with an earlier reply."""
+    epoch: int
+    """The log epoch that the offset belongs to, or NO_EPOCH."""
 
 
 class PartitionSpan(NamedTuple):
@@ -27,6 +32,8 @@ class PartitionSpan(NamedTuple):
     end_offset: int
     bytes_max: int = 0
     """How many bytes to plan for; 0 for no bound."""
+    epoch: int = NO_EPOCH
+    """The log epoch that the offsets belong to."""
 
 
 @dataclass(slots=True)
@@ -72,6 +79,10 @@ class PlannedPartition(NamedTuple):
     partition: int
     start_offset: int
     end_offset: int
+    epoch: int
+    """The partition's log epoch."""
+    cut: int | None
+    """The lowest offset at which the log was cut after the epoch of the span, None if it was not."""
     extents: Sequence[PlannedExtent]
 
 

@@ -13,6 +13,7 @@ from penstock.log.api import Partition
 from penstock.protocols.flymq.access.operations import Caller
 from penstock.protocols.flymq.blocks.layouts import EXTENTS_MAX, encode_blocks, encode_plan
 from penstock.protocols.flymq.blocks.messages import (
+    NO_EPOCH,
     FetchBlocks,
     PartitionSpan,
     Plan,
@@ -40,6 +41,11 @@ async def _fetch_blocks(caller: Caller, opcode: int, body: FetchBlocks) -> bytes
             f"topic not found: {body.topic} with id {body.topic_id} (it was deleted, and another has its name)"
         )
     partition = caller.broker.partition(caller.principal, body.topic, body.partition)
+    if body.epoch not in (NO_EPOCH, partition.epoch):
+        raise OffsetOutOfRange(
+            f"offset out of range: {body.offset} belongs to log epoch {body.epoch} of {body.topic}-{body.partition}, which is in epoch "
+            f"{partition.epoch} since a crash or a restored backup; ask for a plan to see where the log was cut"
+        )
     bytes_max = min(max(body.max_bytes, 1), BLOCKS_BYTES_MAX)
     blocks = await partition.read(body.offset, bytes_max)
     data = [part for block in blocks for part in block.pieces]
@@ -58,7 +64,7 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
     topics = await _resolved(caller, body.topics)
     if body.wait_ms:
         known = [
-            (partition, span.end_offset)
+            (partition, span)
             for _, topic, spans in topics
             if topic is not None
             for partition, span in _paired(topic.partitions, spans)
@@ -75,17 +81,25 @@ async def _read_plan(caller: Caller, opcode: int, body: ReadPlan) -> bytes:
         if topic is None:
             planned.append(PlannedTopic(name, "", False, []))
             continue
-        wanted = {span.partition: span for span in spans} if body.step_bytes else {}
+        wanted = {span.partition: span for span in spans}
         partitions: list[PlannedPartition] = []
         for partition in topic.partitions:
             extents: list[PlannedExtent] = []
-            if partition.index in wanted and extents_left > 0:
+            span = wanted.get(partition.index)
+            if span is not None and body.step_bytes and extents_left > 0:
                 step_bytes = max(body.step_bytes, partition.size_bytes // marks_max)
-                extents = await _extents(partition, wanted[partition.index], step_bytes, extents_left)
+                extents = await _extents(partition, span, step_bytes, extents_left)
                 extents_left -= len(extents)
             # The start as it is behind the look for extents: who finds it above what it asked for knows that they may be short.
             partitions.append(
-                PlannedPartition(partition.index, partition.start_offset, partition.committed_end, extents)
+                PlannedPartition(
+                    partition.index,
+                    partition.start_offset,
+                    partition.committed_end,
+                    partition.epoch,
+                    None if span is None else _cut(partition, span),
+                    extents,
+                )
             )
         config = topic.info.config
         retained = config.retention_ms is not None or config.retention_bytes is not None
@@ -129,10 +143,16 @@ async def _extents(partition: Partition, span: PartitionSpan, step_bytes: int, e
     return [PlannedExtent(*extent) for extent in found[:extents_max]]
 
 
-async def _until_moved(known: Sequence[tuple[Partition, int]], wait_s: float) -> None:
-    """Wait until a partition has more than the reader knows of."""
-    if any(partition.committed_end > end_offset for partition, end_offset in known):
-        return
+def _cut(partition: Partition, span: PartitionSpan) -> int | None:
+    return None if span.epoch == NO_EPOCH else partition.cut_since(span.epoch)
+
+
+async def _until_moved(known: Sequence[tuple[Partition, PartitionSpan]], wait_s: float) -> None:
+    """Wait until a partition has more than the reader knows of; not at all if one has less."""
+    for partition, span in known:
+        cut = _cut(partition, span)
+        if partition.committed_end > span.end_offset or (cut is not None and cut < span.offset):
+            return
     moved = asyncio.Event()
     with ExitStack() as watches:
         for partition, _ in known:
