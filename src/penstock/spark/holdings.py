@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from penstock.errors import DataLoss, InvalidRequest, PartitionNotFound, TopicNotFound
-from penstock.protocols.flymq.blocks.messages import PartitionSpan, Plan, PlannedTopic, TopicSpans
+from penstock.protocols.flymq.operations.blocks import PartitionSpan, Plan, PlannedTopic, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.offsets import EARLIEST, LATEST, Positions
 from penstock.spark.options import Place, SourceOptions, Subscription
