@@ -47,6 +47,10 @@ format: $(SETUP_DONE) ## put every Python file into the house format
 	@$(BIN)/ruff check --fix $(PYTHON_FILES)
 	@$(BIN)/ruff format $(PYTHON_FILES)
 
+.PHONY: reference
+reference: $(SETUP_DONE) ## write docs/flymq-protocol.md from the code
+	@$(BIN)/python -m scripts.flymq_reference
+
 .PHONY: bench
 bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 	@scripts/install-debian-packages redis-server
