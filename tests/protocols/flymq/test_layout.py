@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -27,6 +27,8 @@ from penstock.protocols.flymq.layout import (
     Nullable,
     Number,
     OneOf,
+    PayloadTooLarge,
+    Pieces,
     Shared,
     Sized,
     Str,
@@ -39,10 +41,10 @@ from penstock.protocols.flymq.layout import (
 
 
 def written(value: Any, layout: Layout | None = None) -> str:
-    pieces: list[bytes] = []
+    pieces = Pieces(1 << 20)
     kind: type = type(value)
     (layout or record_of(kind)).write(value, pieces)
-    return b"".join(pieces).hex(" ", 1)
+    return pieces.join().hex(" ", 1)
 
 
 def read(kind: type, data: str) -> Any:
@@ -108,6 +110,25 @@ def test_a_list_has_at_most_its_maximum() -> None:
     three = bytes.fromhex(written([Place("", 0, 0)] * 3, places))
     with pytest.raises(ProtocolViolation, match="too many places: 3, at most 2"):
         places.read(ByteReader(three), "places")
+
+
+def test_a_list_is_written_no_further_than_its_frame_holds() -> None:
+    taken = []
+
+    def names() -> Iterator[str]:
+        while True:
+            taken.append("x")
+            yield "x" * 8
+
+    with pytest.raises(PayloadTooLarge, match="at least 104 bytes"):
+        layout_of(Annotated[Iterable[Str], AtMost(2)]).write(names(), Pieces(100))
+    assert len(taken) == 10
+
+
+def test_a_payload_may_fill_its_frame() -> None:
+    pieces = Pieces(6)
+    layout_of(Annotated[list[Str], AtMost(2)]).write([""], pieces)
+    assert pieces.join(b"head") == b"head\0\0\0\1\0\0"
 
 
 def test_a_number_that_does_not_fit_is_refused_by_name() -> None:

@@ -12,16 +12,52 @@ from __future__ import annotations
 import dataclasses
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from struct import Struct
 from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from penstock.errors import InvalidRequest
 from penstock.protocols.bytes import TEXT8_BYTES_MAX, TEXT16_BYTES_MAX, ByteReader, text8, text16
+from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX
 
-Pieces = list[bytes]
 _COUNT = Struct(">I")
+
+
+class PayloadTooLarge(Exception):
+    """A payload reached `size_bytes`, which is more than a frame holds. More may have followed."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"at least {size_bytes} bytes")
+        self.size_bytes = size_bytes
+
+
+class Pieces:
+    """A payload under construction. What is too large for a frame is noticed at the first piece that does not fit."""
+
+    __slots__ = ("_bytes_max", "_parts", "size_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._parts: list[bytes] = []
+        self.size_bytes = 0
+
+    def add(self, part: bytes) -> None:
+        self.size_bytes += len(part)
+        if self.size_bytes > self._bytes_max:
+            raise PayloadTooLarge(self.size_bytes)
+        self._parts.append(part)
+
+    def reserve_count(self) -> int:
+        """Make room for a count that is not known yet, and return its place."""
+        self.add(bytes(_COUNT.size))
+        return len(self._parts) - 1
+
+    def set_count(self, place: int, count: int) -> None:
+        self._parts[place] = _COUNT.pack(count)
+
+    def join(self, head: bytes = b"") -> bytes:
+        return b"".join((head, *self._parts))
 
 
 class AtMost(NamedTuple):
@@ -83,7 +119,7 @@ class Number(Layout):
         self.bytes_min = self._struct.size
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(self._struct.pack(value))
+        pieces.add(self._struct.pack(value))
 
     def read(self, reader: ByteReader, name: str) -> Any:
         return self._struct.unpack(reader.take(self.bytes_min, name))[0]
@@ -94,7 +130,7 @@ class Flag(Layout):
     bytes_min = 1
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(b"\x01" if value else b"\x00")
+        pieces.add(b"\x01" if value else b"\x00")
 
     def read(self, reader: ByteReader, name: str) -> Any:
         return reader.boolean(name)
@@ -108,7 +144,7 @@ class Text(Layout):
     bytes_max = TEXT16_BYTES_MAX
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(text16(value))
+        pieces.add(text16(value))
 
     def read(self, reader: ByteReader, name: str) -> Any:
         return reader.text16(name)
@@ -122,7 +158,7 @@ class ShortText(Layout):
     bytes_max = TEXT8_BYTES_MAX
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(text8(value))
+        pieces.add(text8(value))
 
     def read(self, reader: ByteReader, name: str) -> Any:
         return reader.text8(name)
@@ -147,7 +183,8 @@ class Blob(Layout):
     bytes_min = 4
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces += _COUNT.pack(len(value)), value
+        pieces.add(_COUNT.pack(len(value)))
+        pieces.add(value)
 
     def read(self, reader: ByteReader, name: str) -> Any:
         return reader.blob32(name)
@@ -180,14 +217,14 @@ class Opaque(Layout):
         self.notation = notation
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(value)
+        pieces.add(value)
 
     def read(self, reader: ByteReader, name: str) -> Any:
         return reader.take(reader.remaining, name)
 
 
 class Items(Layout):
-    """A u32 count and so many items, as a list or a tuple."""
+    """A u32 count and so many items, read as a list or a tuple. Any iterable is written, and no further than a frame holds."""
 
     def __init__(self, item: Layout, items_max: int, collect: type[list[Any] | tuple[Any, ...]] = list) -> None:
         self.item = item
@@ -197,9 +234,10 @@ class Items(Layout):
         self.bytes_min = 4
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(_COUNT.pack(len(value)))
-        for item in value:
+        place, count = pieces.reserve_count(), 0
+        for count, item in enumerate(value, 1):  # noqa: B007 - the last one counts
             self.item.write(item, pieces)
+        pieces.set_count(place, count)
 
     def read(self, reader: ByteReader, name: str) -> Any:
         count = reader.count32(name, self.item.bytes_min, self.items_max)
@@ -230,11 +268,13 @@ class Columns(Layout):
         self.bytes_min = 4
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(_COUNT.pack(len(value)))
-        for head, _ in value:
+        place, rows = pieces.reserve_count(), []
+        for head, details in value:
             self.head.write(head, pieces)
-        for _, details in value:
+            rows.append(details)
+        for details in rows:
             self.details.write(details, pieces)
+        pieces.set_count(place, len(rows))
 
     def read(self, reader: ByteReader, name: str) -> Any:
         heads = [self.head.read(reader) for _ in range(reader.count32(name, self.head.bytes_min, self.items_max))]
@@ -311,7 +351,7 @@ class Record(Layout):
                 _write_field(step, value, pieces)
             else:
                 try:
-                    pieces.append(step.struct.pack(*[getattr(value, each.name) for each in step.fields]))
+                    pieces.add(step.struct.pack(*[getattr(value, each.name) for each in step.fields]))
                 except struct.error:
                     for each in step.fields:
                         _write_field(each, value, pieces)
@@ -344,15 +384,15 @@ class Shared(Layout):
         self._encode = lru_cache(maxsize=16)(self._encoded)
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        pieces.append(self._encode(value))
+        pieces.add(self._encode(value))
 
     def read(self, reader: ByteReader, name: str) -> Any:
         return self.record.read(reader)
 
     def _encoded(self, value: Any) -> bytes:
-        pieces: Pieces = []
+        pieces = Pieces(PAYLOAD_BYTES_MAX)
         self.record.write(value, pieces)
-        return b"".join(pieces)
+        return pieces.join()
 
 
 class OneOf(Layout):
@@ -380,9 +420,9 @@ class Sized(Layout):
         self.bytes_min = 4 + self.record.bytes_min
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        inner: Pieces = []
-        self.record.write(value, inner)
-        pieces += _COUNT.pack(sum(map(len, inner))), *inner
+        place, start = pieces.reserve_count(), pieces.size_bytes
+        self.record.write(value, pieces)
+        pieces.set_count(place, pieces.size_bytes - start)
 
     def read(self, reader: ByteReader, name: str) -> Any:
         inner = ByteReader(reader.blob32(name))
@@ -427,7 +467,7 @@ def layout_of(hint: Any, *, whole: bool = False) -> Layout:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple and arguments[-1] is not Ellipsis:
         return Group([layout_of(each) for each in arguments])
-    if origin in (list, dict, tuple, Sequence):
+    if origin in (list, dict, tuple, Iterable, Sequence):
         items_max = next((mark.items for mark in marks if isinstance(mark, AtMost)), None)
         if items_max is None:
             raise TypeError(f"{kind} has no maximum: annotate it with AtMost(...)")

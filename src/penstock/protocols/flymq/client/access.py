@@ -76,7 +76,7 @@ class AsyncAccess:
 
     async def users(self) -> list[UserDescription]:
         """Every user, without permissions."""
-        return await self._ask(UserList())
+        return [*await self._ask(UserList())]
 
     async def user(self, user: str) -> UserDescription:
         """Raises UserNotFound."""
@@ -90,7 +90,7 @@ class AsyncAccess:
 
     async def roles(self) -> list[RoleDescription]:
         """Every role, the built-in ones first."""
-        return await self._ask(RoleList())
+        return [*await self._ask(RoleList())]
 
     async def set_role(self, role: str, permissions: Sequence[str], description: str = "") -> None:
         """Make a role, or change one that is not built in. Permissions: read, write, describe, create, delete, admin."""
@@ -149,7 +149,7 @@ class AsyncKeys:
 
     async def list(self) -> list[KeyDescription]:
         """Every key by name, without its secret."""
-        return await self._ask(KeyList())
+        return [*await self._ask(KeyList())]
 
     async def revoke(self, name: str) -> None:
         """Forget a key; who is logged in with it is turned away. Raises EntryNotFound."""

@@ -149,7 +149,7 @@ class AsyncPipelines:
 
     async def list(self) -> list[PipelineDescription]:
         """The last report of every pipeline, by name."""
-        return await self._ask(PipelineList())
+        return [*await self._ask(PipelineList())]
 
     async def stop(self, pipeline: str) -> bool:
         """Ask the running run of a pipeline to stop; returns whether there is one. Raises EntryNotFound."""

@@ -22,7 +22,7 @@ from penstock.protocols.flymq.layout import (
     Tail,
 )
 from penstock.protocols.flymq.limits import ACL_USERS_MAX, AUDIT_TYPES_MAX, PERMISSIONS_MAX, REPLY_ITEMS_MAX, ROLES_MAX
-from penstock.protocols.flymq.operations.operation import Operation
+from penstock.protocols.flymq.operations.operation import Operation, Rows
 from penstock.protocols.flymq.operations.topics import Names
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, frame
 
@@ -177,7 +177,7 @@ class UserUpdate(UserFields, Operation[Changed], opcode=0x75):
     """Change a user's roles (none: they stay) or whether it may log in."""
 
 
-class UserList(Operation[Annotated[list[UserDescription], AtMost(REPLY_ITEMS_MAX)]], opcode=0x76):
+class UserList(Operation[Rows[UserDescription]], opcode=0x76):
     """All users, without their permissions."""
 
 
@@ -196,7 +196,7 @@ class RoleDescription:
     description: Str
 
 
-class RoleList(Operation[Annotated[list[RoleDescription], AtMost(REPLY_ITEMS_MAX)]], opcode=0x7D):
+class RoleList(Operation[Rows[RoleDescription]], opcode=0x7D):
     pass
 
 
@@ -254,7 +254,7 @@ class AclEntry:
 
 @dataclass(slots=True)
 class Acls:
-    acls: Annotated[list[AclEntry], AtMost(REPLY_ITEMS_MAX), Label("ACLs")]
+    acls: Annotated[Rows[AclEntry], Label("ACLs")]
     default_public: Annotated[Bool, Tail(always_sent=True)] = False
 
 
@@ -285,7 +285,7 @@ class AuditRecord:
 class AuditRecords:
     """A page of events, newest first; `total` matched."""
 
-    events: Annotated[list[Annotated[AuditRecord, Sized(AuditRecord)]], AtMost(REPLY_ITEMS_MAX)]
+    events: Annotated[Sequence[Annotated[AuditRecord, Sized(AuditRecord)]], AtMost(REPLY_ITEMS_MAX)]
     total: I32
     more: Bool
 
@@ -345,7 +345,7 @@ class KeyDescription:
     created_by: Str
 
 
-class KeyList(Operation[Annotated[list[KeyDescription], AtMost(REPLY_ITEMS_MAX)]], opcode=0xC4):
+class KeyList(Operation[Rows[KeyDescription]], opcode=0xC4):
     pass
 
 

@@ -15,8 +15,7 @@ from penstock.protocols.bytes import U32 as U32_STRUCT
 from penstock.protocols.bytes import ByteReader, text16
 from penstock.protocols.flymq.layout import I32, U32, U64, AtMost, Items, Label, Opaque, Str, record_of
 from penstock.protocols.flymq.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX, REPLY_ITEMS_MAX
-from penstock.protocols.flymq.operations.operation import Operation
-from penstock.protocols.flymq.wire import frame, header
+from penstock.protocols.flymq.operations.operation import Operation, join_reply
 
 _BLOCKS_HEAD = Struct(">QQI")
 _PARTITION = Struct(">iQQ")
@@ -161,8 +160,7 @@ class BlocksPiece(NamedTuple):
 
 def encode_blocks(start_offset: int, end_offset: int, missing: int, data: Sequence[bytes]) -> bytes:
     """`data` is joined here, once: it is large."""
-    length = _BLOCKS_HEAD.size + sum(map(len, data))
-    return b"".join((header(FetchBlocks.opcode, length), _BLOCKS_HEAD.pack(start_offset, end_offset, missing), *data))
+    return join_reply(FetchBlocks, [_BLOCKS_HEAD.pack(start_offset, end_offset, missing), *data])
 
 
 def decode_blocks(payload: bytes) -> BlocksPiece:
@@ -184,7 +182,7 @@ def encode_plan(plan: Plan) -> bytes:
             for extent in partition.extents:
                 parts += text16(extent.path), _EXTENT.pack(*extent[2:])
                 parts += U32_STRUCT.pack(len(extent.marks)), pack(f">{2 * len(extent.marks)}Q", *chain(*extent.marks))
-    return frame(ReadPlan.opcode, b"".join(parts))
+    return join_reply(ReadPlan, parts)
 
 
 def decode_plan(payload: bytes) -> Plan:

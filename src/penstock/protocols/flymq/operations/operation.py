@@ -12,16 +12,21 @@ form that annotations cannot express overrides `read` and `write`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, get_args, get_origin
 
 from penstock.errors import LimitExceeded, ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import ByteReader
-from penstock.protocols.flymq.layout import Layout, Pieces, Record, layout_of
+from penstock.protocols.flymq.layout import AtMost, Layout, PayloadTooLarge, Pieces, Record, layout_of
+from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, header
 
 Reply = TypeVar("Reply")
+Item = TypeVar("Item")
+
+Rows = Annotated[Iterable[Item], AtMost(REPLY_ITEMS_MAX)]
+"""A list in a reply. Its items may be made while they are encoded, so that work ends with the first that does not fit into a frame."""
 
 
 @dataclass_transform(field_specifiers=(field,))
@@ -95,15 +100,14 @@ class BadRequest:
 
 def encode_request(request: Operation[Any]) -> bytes:
     """Return the frame. Raises RecordTooLarge if the contract allows no frame of that size."""
-    pieces: Pieces = [b""]
-    request.write(pieces)
-    payload_bytes = sum(map(len, pieces))
-    if payload_bytes > PAYLOAD_BYTES_MAX:
+    pieces = Pieces(PAYLOAD_BYTES_MAX)
+    try:
+        request.write(pieces)
+    except PayloadTooLarge as too_large:
         raise RecordTooLarge(
-            f"a request of {payload_bytes} bytes does not fit into a frame: at most {PAYLOAD_BYTES_MAX}"
-        )
-    pieces[0] = header(request.opcode, payload_bytes)
-    return b"".join(pieces)
+            f"a request of {too_large} does not fit into a frame: at most {PAYLOAD_BYTES_MAX}"
+        ) from None
+    return pieces.join(header(request.opcode, pieces.size_bytes))
 
 
 def decode_request(opcode: int, data: bytes, start: int = 0, end: int | None = None) -> Operation[Any] | BadRequest:
@@ -122,15 +126,26 @@ def decode_request(opcode: int, data: bytes, start: int = 0, end: int | None = N
 
 def encode_reply(kind: type[Operation[Reply]], value: Reply) -> bytes:
     """Return the frame. Raises LimitExceeded if the contract allows no frame of that size."""
-    pieces: Pieces = [b""]
-    kind.reply.write(value, pieces)
-    payload_bytes = sum(map(len, pieces))
+    pieces = Pieces(PAYLOAD_BYTES_MAX)
+    try:
+        kind.reply.write(value, pieces)
+    except PayloadTooLarge as too_large:
+        raise _reply_too_large(kind, too_large) from None
+    return pieces.join(header(kind.reply_opcode, pieces.size_bytes))
+
+
+def join_reply(kind: type[Operation[Any]], parts: Sequence[bytes]) -> bytes:
+    """Return the frame of a reply whose payload is coded by hand."""
+    payload_bytes = sum(map(len, parts))
     if payload_bytes > PAYLOAD_BYTES_MAX:
-        raise LimitExceeded(
-            f"{kind.opcode_name} takes a frame of {payload_bytes} bytes, at most {PAYLOAD_BYTES_MAX} are allowed: {kind.smaller}"
-        )
-    pieces[0] = header(kind.reply_opcode, payload_bytes)
-    return b"".join(pieces)
+        raise _reply_too_large(kind, PayloadTooLarge(payload_bytes))
+    return b"".join((header(kind.reply_opcode, payload_bytes), *parts))
+
+
+def _reply_too_large(kind: type[Operation[Any]], too_large: PayloadTooLarge) -> LimitExceeded:
+    return LimitExceeded(
+        f"{kind.opcode_name} takes a frame of {too_large}, at most {PAYLOAD_BYTES_MAX} are allowed: {kind.smaller}"
+    )
 
 
 def decode_reply(kind: type[Operation[Reply]], payload: bytes) -> Reply:

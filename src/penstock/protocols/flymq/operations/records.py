@@ -6,6 +6,7 @@ hand in `codec` and `record_layouts`: they are the hot path.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
@@ -167,7 +168,7 @@ class DeadLetterDetails:
 class FetchDlq(
     Operation[
         Annotated[
-            list[tuple[DeadLetterHead, DeadLetterDetails | None]],
+            Iterable[tuple[DeadLetterHead, DeadLetterDetails | None]],
             Columns(DeadLetterHead, DeadLetterDetails, REPLY_ITEMS_MAX),
         ]
     ],
@@ -204,7 +205,7 @@ class ReplayTarget(Layout):
         if isinstance(value, str):
             Text().write(value, pieces)
         elif isinstance(value, ReplayFilter):
-            pieces.append(self.FILTER_MARK)
+            pieces.add(self.FILTER_MARK)
             Text().write(value.filter, pieces)
             Flag().write(value.dry_run, pieces)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, Self
 
@@ -93,7 +93,9 @@ class SchemaDetails:
 
 class ListSchemas(
     Operation[
-        Annotated[list[tuple[SchemaHead, SchemaDetails | None]], Columns(SchemaHead, SchemaDetails, REPLY_ITEMS_MAX)]
+        Annotated[
+            Iterable[tuple[SchemaHead, SchemaDetails | None]], Columns(SchemaHead, SchemaDetails, REPLY_ITEMS_MAX)
+        ]
     ],
     opcode=0x12,
     smaller="name the schema whose versions to list",

@@ -27,7 +27,7 @@ from penstock.protocols.flymq.layout import (
     Word,
 )
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX, SETTINGS_MAX
-from penstock.protocols.flymq.operations.operation import Operation
+from penstock.protocols.flymq.operations.operation import Operation, Rows
 
 Names = Annotated[list[Str], AtMost(REPLY_ITEMS_MAX)]
 
@@ -170,7 +170,7 @@ class GroupState:
 
 
 class ListGroups(
-    Operation[Annotated[list[GroupState], AtMost(REPLY_ITEMS_MAX)]],
+    Operation[Rows[GroupState]],
     opcode=0x62,
     smaller="describe one group at a time",
 ):
@@ -301,7 +301,7 @@ class ClusterTopic:
 @dataclass(slots=True)
 class ClusterTopics:
     cluster: Str
-    topics: Annotated[list[ClusterTopic], AtMost(REPLY_ITEMS_MAX)]
+    topics: Rows[ClusterTopic]
 
 
 class ClusterMetadata(Operation[ClusterTopics], opcode=0x53, smaller="name a topic"):

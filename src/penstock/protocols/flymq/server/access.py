@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -123,8 +123,8 @@ async def delete_user(caller: Caller, request: UserDelete) -> Changed:
 
 
 @handles(UserList)
-def list_users(caller: Caller, request: UserList) -> list[UserDescription]:
-    return [_described(user, permissions=()) for user in caller.broker.users.list_users(caller.principal)]
+def list_users(caller: Caller, request: UserList) -> Iterable[UserDescription]:
+    return (_described(user, permissions=()) for user in caller.broker.users.list_users(caller.principal))
 
 
 @handles(UserGet)
@@ -149,9 +149,9 @@ async def change_password(caller: Caller, request: PasswordChange) -> Changed:
 
 
 @handles(RoleList)
-def list_roles(caller: Caller, request: RoleList) -> list[RoleDescription]:
+def list_roles(caller: Caller, request: RoleList) -> Iterable[RoleDescription]:
     roles = caller.broker.users.list_roles(caller.principal)
-    return [RoleDescription(role.name, list(role.permissions), role.description) for role in roles]
+    return (RoleDescription(role.name, list(role.permissions), role.description) for role in roles)
 
 
 @handles(RoleSet)
@@ -193,10 +193,10 @@ async def delete_acl(caller: Caller, request: AclDelete) -> Changed:
 @handles(AclList)
 def list_acls(caller: Caller, request: AclList) -> Acls:
     acls = caller.broker.acls
-    entries = [
+    entries = (
         AclEntry(each.topic, each.exists, each.public, list(each.users), list(each.roles))
         for each in acls.list_acls(caller.principal)
-    ]
+    )
     return Acls(entries, acls.default_public)
 
 
@@ -209,9 +209,9 @@ async def create_key(caller: Caller, request: KeyCreate) -> str:
 
 
 @handles(KeyList)
-def list_keys(caller: Caller, request: KeyList) -> list[KeyDescription]:
+def list_keys(caller: Caller, request: KeyList) -> Iterable[KeyDescription]:
     keys = caller.broker.api_keys.names(caller.principal)
-    return [KeyDescription(key.name, list(key.roles), key.created_ms, key.created_by) for key in keys]
+    return (KeyDescription(key.name, list(key.roles), key.created_ms, key.created_by) for key in keys)
 
 
 @handles(KeyRevoke)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.broker.deadletter_entries import DeadLetter
 from penstock.broker.schedule import Scheduled, expiry_of
@@ -110,10 +110,10 @@ async def cancel_delayed(caller: Caller, request: CancelDelayed) -> Done:
 
 
 @handles(FetchDlq)
-async def fetch_dlq(caller: Caller, request: FetchDlq) -> list[tuple[DeadLetterHead, DeadLetterDetails | None]]:
+async def fetch_dlq(caller: Caller, request: FetchDlq) -> Iterable[tuple[DeadLetterHead, DeadLetterDetails | None]]:
     count_max = request.max_records if request.max_records > 0 else FETCH_RECORDS_DEFAULT
     letters = await caller.broker.dead_letters.letters(caller.principal, request.topic, count_max)
-    return [
+    return (
         (
             DeadLetterHead(each.id, each.value or b"", each.reason, each.attempts),
             DeadLetterDetails(
@@ -121,7 +121,7 @@ async def fetch_dlq(caller: Caller, request: FetchDlq) -> list[tuple[DeadLetterH
             ),
         )
         for each in letters
-    ]
+    )
 
 
 @handles(ReplayDlq)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.broker.limits import SCHEMA_BYTES_CEILING
 from penstock.broker.schemas.reference import LATEST, parse_reference
 from penstock.errors import SchemaInvalid, SchemaNotFound
@@ -56,14 +58,14 @@ def get_schema(caller: Caller, request: GetSchema) -> SchemaDefinition:
 
 
 @handles(ListSchemas)
-def list_schemas(caller: Caller, request: ListSchemas) -> list[tuple[SchemaHead, SchemaDetails | None]]:
-    return [
+def list_schemas(caller: Caller, request: ListSchemas) -> Iterable[tuple[SchemaHead, SchemaDetails | None]]:
+    return (
         (
             SchemaHead(f"{each.name}-v{each.version}", each.type, each.version),
             SchemaDetails(each.compatibility, each.created_ms),
         )
         for each in caller.broker.schemas.versions(caller.principal, request.name or None)
-    ]
+    )
 
 
 @handles(ValidateSchema)

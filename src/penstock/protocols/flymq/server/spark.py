@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.broker.pipelines import PipelineInfo, Report
 from penstock.broker.pipelines import Stage as PipelineStage
 from penstock.broker.staging.entries import Place
@@ -69,8 +71,8 @@ async def report(caller: Caller, request: PipelineReport) -> bool:
 
 
 @handles(PipelineList)
-def list_pipelines(caller: Caller, request: PipelineList) -> list[PipelineDescription]:
-    return [_described(each) for each in caller.broker.pipelines.reported(caller.principal)]
+def list_pipelines(caller: Caller, request: PipelineList) -> Iterable[PipelineDescription]:
+    return map(_described, caller.broker.pipelines.reported(caller.principal))
 
 
 @handles(PipelineStop)

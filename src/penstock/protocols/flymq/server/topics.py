@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.broker.cluster import NAME
@@ -164,8 +165,8 @@ async def reset_offset(caller: Caller, request: ResetOffset) -> bool:
 
 
 @handles(ListGroups)
-def list_groups(caller: Caller, request: ListGroups) -> list[GroupState]:
-    return [_group_state(info) for info in caller.broker.list_groups(caller.principal)]
+def list_groups(caller: Caller, request: ListGroups) -> Iterable[GroupState]:
+    return map(_group_state, caller.broker.list_groups(caller.principal))
 
 
 @handles(DescribeGroup)
@@ -233,10 +234,10 @@ def cluster_metadata(caller: Caller, request: ClusterMetadata) -> ClusterTopics:
         True: PartitionLeader(*place, "online", (node,), (node,)),
         False: PartitionLeader(*place, "offline", (node,), ()),
     }
-    topics = []
-    for name in [request.topic] if request.topic else broker.topic_names(principal):
+    names = [request.topic] if request.topic else broker.topic_names(principal)
+
+    def described(name: str) -> ClusterTopic:
         partitions = broker.describe_topic(principal, name).partitions
-        topics.append(
-            ClusterTopic(name, [ClusterPartition(each.index, leaders[each.failure is None]) for each in partitions])
-        )
-    return ClusterTopics(NAME, topics)
+        return ClusterTopic(name, [ClusterPartition(each.index, leaders[each.failure is None]) for each in partitions])
+
+    return ClusterTopics(NAME, map(described, names))
