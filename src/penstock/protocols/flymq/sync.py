@@ -1,4 +1,9 @@
-"""The FlyMQ client for programs without an event loop: the async client, driven in one background thread."""
+"""The FlyMQ client for programs without an event loop: the async client, driven in one background thread.
+
+Generated from `penstock.protocols.flymq.client`: change that, and run `make sync`.
+"""
+
+# ruff: noqa: A002 - arguments are named as those of the async client
 
 from __future__ import annotations
 
@@ -10,14 +15,7 @@ from typing import Literal, Self
 from penstock.clients.arguments import Values
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
-from penstock.clients.records import (
-    FetchResult,
-    GroupDescription,
-    Lag,
-    Record,
-    RecordMetadata,
-    TopicDescription,
-)
+from penstock.clients.records import FetchResult, GroupDescription, Lag, Record, RecordMetadata, TopicDescription
 from penstock.clients.sync_twin import SyncTransaction, SyncTwin
 from penstock.protocols.flymq.client.access import AsyncAccess, AsyncKeys, Identity
 from penstock.protocols.flymq.client.client import FETCH_RECORDS, AsyncFlyMQClient
@@ -69,6 +67,7 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     ) -> None:
         super().__init__(AsyncFlyMQClient(url, tls=tls, options=options))
         self.dead_letters = DeadLetters(self._thread, self._client.dead_letters)
+        """Records that failed: list, replay, purge."""
         self.schemas = Schemas(self._thread, self._client.schemas)
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = Access(self._thread, self._client.access)
@@ -80,11 +79,9 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         self.snapshots = Snapshots(self._thread, self._client.snapshots)
         """Snapshots of the log, for backups and checks on the broker's machine."""
         self.keys = Keys(self._thread, self._client.keys)
-        """API keys of protocols that have no users."""
+        """API keys of other protocols: create, list, revoke."""
         self.blocks = Blocks(self._thread, self._client.blocks)
         """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
-
-    # -- producing -------------------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -98,8 +95,11 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     ) -> RecordMetadata:
         """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
 
+        Without a partition the key decides, or else they take turns.
+
         A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
-        "orders:3") says is refused with ValidationFailed.
+        "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
+        whether the record was stored.
         """
         return self._thread.run(self._client.send(topic, value, key, partition, ttl_s=ttl_s, schema=schema))
 
@@ -113,7 +113,10 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         *,
         ttl_s: float | None = None,
     ) -> DelayedRecord:
-        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then."""
+        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
+
+        A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
+        """
         return self._thread.run(self._client.send_later(topic, value, delay_s, key, partition, ttl_s=ttl_s))
 
     def cancel(self, topic: str, delayed_id: str) -> None:
@@ -123,24 +126,27 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     def send_many(
         self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
     ) -> list[RecordMetadata]:
-        """Store many records (values, or pairs of key and value), in order; returns where each is, once all are committed."""
+        """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
+
+        Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
+        """
         return self._thread.run(self._client.send_many(topic, records, partition, schema=schema))
 
     def transaction(self, transaction_id: str | None = None) -> Transaction:
-        """Records and group offsets that appear together or not at all: `with client.transaction() as txn:`."""
+        """Records and group offsets that appear together or not at all: `with client.transaction() as txn:`.
+
+        An id goes on with a transaction that was begun before, here or elsewhere; `commit()` then tells what became of it.
+        """
         return Transaction(self._thread, self._client.transaction(transaction_id))
 
-    # -- reading ---------------------------------------------------------------------------------------------------------
-
     def fetch(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        max_records: int = FETCH_RECORDS,
-        filter: str | None = None,  # noqa: A002
+        self, topic: str, partition: int, offset: int, max_records: int = FETCH_RECORDS, filter: str | None = None
     ) -> FetchResult:
-        """Read up to `max_records` records of one partition from `offset` on; none at its end."""
+        """Read up to `max_records` records of one partition from `offset` on; none at its end.
+
+        `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
+        values that have such a member.
+        """
         return self._thread.run(self._client.fetch(topic, partition, offset, max_records, filter))
 
     def batches(
@@ -152,7 +158,7 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         group: str | None = None,
         follow: bool = False,
         commit: bool = True,
-        filter: str | None = None,  # noqa: A002
+        filter: str | None = None,
         limit: int | None = None,
     ) -> Iterator[list[Record]]:
         """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
@@ -171,19 +177,25 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         group: str | None = None,
         follow: bool = False,
         commit: bool = True,
-        filter: str | None = None,  # noqa: A002
+        filter: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Record]:
-        """Iterate over the records of one partition or of all of them; see `AsyncFlyMQClient.records`."""
+        """Iterate over the records of one partition or of all of them; order holds within a partition.
+
+        `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading goes on where the group's committed
+        offsets stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless
+        `commit` is false): a record counts as read once all of its batch was handed out and the next record was asked for. Without
+        `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more. `limit` ends it after
+        so many records.
+        """
         for batch in self.batches(
             topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
         ):
             yield from batch
 
-    # -- topics ----------------------------------------------------------------------------------------------------------
-
     def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
-        """Create a topic; one that exists stays as it is. `config` as in `AsyncFlyMQClient.create_topic`."""
+        """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
+        compression, segment_bytes, segment_ms."""
         self._thread.run(self._client.create_topic(name, partitions, **config))
 
     def delete_topic(self, name: str) -> None:
@@ -197,8 +209,6 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     def describe_topic(self, name: str) -> TopicDescription:
         """Raises TopicNotFound."""
         return self._thread.run(self._client.describe_topic(name))
-
-    # -- groups ----------------------------------------------------------------------------------------------------------
 
     def subscribe(
         self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
@@ -238,8 +248,6 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         """How many records of a partition the group has yet to read."""
         return self._thread.run(self._client.lag(topic, group, partition))
 
-    # -- the connection --------------------------------------------------------------------------------------------------
-
     def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
         return self._thread.run(self._client.ping())
@@ -255,31 +263,34 @@ class Transaction(SyncTransaction[AsyncTransaction]):
     ```
     """
 
+    def begin(self) -> Self:
+        """Begin the transaction; entering the block does that by itself."""
+        self._thread.run(self._transaction.begin())
+        return self
+
     @property
     def id(self) -> str:
         """What the broker calls it."""
         return self._transaction.id
 
-    def begin(self) -> Self:
-        """What entering the block does first."""
-        self._thread.run(self._transaction.begin())
-        return self
-
     def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> int:
-        """Add one record; returns its partition. For many records, `send_many` is much faster."""
+        """Add one record; returns its partition. Its offset is decided by the commit."""
         return self._thread.run(self._transaction.send(topic, value, key, partition))
 
     def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[int]:
-        """Add many records (values, or pairs of key and value), in order; returns the partition of each."""
+        """Add many records (values, or pairs of key and value), pipelined, in order; returns the partition of each.
+
+        Where some are refused, the others are in the transaction: roll back, or commit without those.
+        """
         return self._thread.run(self._transaction.send_many(topic, records, partition))
 
     def commit_offset(self, topic: str, group: str, partition: int, offset: int) -> None:
-        """Note the next offset that a group reads; it moves with the commit."""
+        """Note the next offset that a group reads; it moves with the commit. So a record that was read, and what came of it, are one."""
         self._transaction.commit_offset(topic, group, partition, offset)
 
 
 class DeadLetters:
-    """The same calls, each waiting for its answer."""
+    """The same calls as `AsyncDeadLetters`, each waiting for its answer."""
 
     def __init__(self, thread: LoopThread, dead_letters: AsyncDeadLetters) -> None:
         self._thread = thread
@@ -297,8 +308,11 @@ class DeadLetters:
         """The same for the dead letter at an offset of the dead-letter topic."""
         self._thread.run(self._dead_letters.replay_at(topic, offset))
 
-    def replay_all(self, topic: str, filter: str = "", *, dry_run: bool = False) -> int:  # noqa: A002
-        """Replay every dead letter, or those whose record or reason matches a filter as in `fetch`; returns how many."""
+    def replay_all(self, topic: str, filter: str = "", *, dry_run: bool = False) -> int:
+        """Replay every dead letter, or those whose record or reason matches a filter as in `fetch`; returns how many.
+
+        A dry run only counts. Sent again where the connection was lost: what was replayed by then is not replayed again, nor counted.
+        """
         return self._thread.run(self._dead_letters.replay_all(topic, filter, dry_run=dry_run))
 
     def purge(self, topic: str) -> None:
@@ -307,19 +321,13 @@ class DeadLetters:
 
 
 class Schemas:
-    """The same calls, each waiting for its answer."""
+    """The same calls as `AsyncSchemas`, each waiting for its answer."""
 
     def __init__(self, thread: LoopThread, schemas: AsyncSchemas) -> None:
         self._thread = thread
         self._schemas = schemas
 
-    def register(
-        self,
-        name: str,
-        definition: str,
-        type: str = "json",  # noqa: A002
-        compatibility: str | None = None,
-    ) -> SchemaInfo:
+    def register(self, name: str, definition: str, type: str = "json", compatibility: str | None = None) -> SchemaInfo:
         """Register the next version (json, avro or protobuf), or find the one that has this definition already.
 
         `compatibility` (none, backward, forward, full) is kept for versions to come. Raises SchemaInvalid, IncompatibleSchema.
@@ -387,7 +395,7 @@ class Access:
         return self._thread.run(self._access.roles())
 
     def set_role(self, role: str, permissions: Sequence[str], description: str = "") -> None:
-        """Make a role, or change one that is not built in."""
+        """Make a role, or change one that is not built in. Permissions: read, write, describe, create, delete, admin."""
         self._thread.run(self._access.set_role(role, permissions, description))
 
     def delete_role(self, role: str) -> None:
@@ -397,7 +405,7 @@ class Access:
     def set_acl(
         self, topic: str, users: Sequence[str] = (), roles: Sequence[str] = (), *, public: bool = False
     ) -> None:
-        """Put an ACL in the place of the one there may be."""
+        """Put an ACL in the place of the one there may be. `topic` may end in `*`; an entry may end in `:read` or `:write`."""
         self._thread.run(self._access.set_acl(topic, users, roles, public=public))
 
     def acl(self, topic: str) -> AclDescription:
@@ -451,7 +459,10 @@ class Staging:
         self._staging = staging
 
     def begin_run(self, application: str, name: str, *, lasting: bool = True) -> Run:
-        """Begin a run of an application, or find the one of this name begun."""
+        """Begin a run of an application, or find the one of this name begun. Raises ProducerFenced where a newer one has begun.
+
+        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten.
+        """
         return self._thread.run(self._staging.begin_run(application, name, lasting=lasting))
 
     def attempt(self, application: str, run: int, epoch: int, attempt: str) -> Attempt:
@@ -459,7 +470,10 @@ class Staging:
         return Attempt(self._thread, self._staging.attempt(application, run, epoch, attempt))
 
     def commit(self, application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bool:
-        """Publish what the winners staged, all or nothing, once. False where the epoch was committed before."""
+        """Publish what the winners staged, all or nothing, once. False where the epoch was committed before.
+
+        Returns when all of it can be read; a large commit may take long.
+        """
         return self._thread.run(self._staging.commit(application, run, epoch, winners))
 
     def abort(self, application: str, run: int, epoch: int) -> bool:
@@ -468,14 +482,22 @@ class Staging:
 
 
 class Attempt:
-    """The same calls as `AsyncAttempt`."""
+    """The same calls as `AsyncAttempt`, each waiting for its answer."""
 
     def __init__(self, thread: LoopThread, attempt: AsyncAttempt) -> None:
         self._thread = thread
         self._attempt = attempt
 
+    @property
+    def winner(self) -> Winner:
+        """What names this attempt in a commit."""
+        return self._attempt.winner
+
     def stage(self, topic: str, parts: Parts) -> None:
-        """Send blocks for partitions of a topic; returns when there is room for more."""
+        """Send blocks for partitions of a topic (which is created where it is missing). Returns when there is room for more.
+
+        Raises what went wrong with this or an earlier request; then the attempt has failed.
+        """
         self._thread.run(self._attempt.stage(topic, parts))
 
     def finish(self) -> Winner:
@@ -517,11 +539,18 @@ class Blocks:
     def fetch(
         self, topic: str, partition: int, offset: int, *, topic_id: str = "", max_bytes: int = FETCH_BYTES
     ) -> EncodedBlocks:
-        """Whole blocks as they are stored, the first of which holds `offset`; none at the end of the partition."""
+        """Whole blocks as they are stored, the first of which holds `offset`; none at the end of the partition.
+
+        At least one, then more while they fit into `max_bytes`. Raises OffsetOutOfRange, and TopicNotFound also where the topic's id is
+        not the one given. Expired records are among them; who reads blocks leaves them out itself.
+        """
         return self._thread.run(self._blocks.fetch(topic, partition, offset, topic_id=topic_id, max_bytes=max_bytes))
 
     def plan(self, topics: Sequence[TopicSpans], *, step_bytes: int = 0, wait_ms: int = 0) -> Plan:
-        """What the broker holds of some topics, and with `step_bytes` where the blocks of the given spans lie."""
+        """What the broker holds of some topics: ids, start and end offsets, and with `step_bytes` where the blocks of the given spans lie.
+
+        With `wait_ms`, the answer comes once there is a record behind one of the spans, or the time is over.
+        """
         return self._thread.run(self._blocks.plan(topics, step_bytes=step_bytes, wait_ms=wait_ms))
 
 

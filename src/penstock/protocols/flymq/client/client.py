@@ -142,6 +142,7 @@ class AsyncFlyMQClient(AsyncClient):
         self.access = AsyncAccess(channel)
         """Users, roles, ACLs, the audit trail and the cluster."""
         self.pipelines = AsyncPipelines(channel)
+        """What Spark pipelines report of themselves."""
         self.staging = AsyncStaging(channel)
         """Records that are published when a commit names them, for writers of many processes."""
         self.snapshots = AsyncSnapshots(channel)
@@ -171,7 +172,9 @@ class AsyncFlyMQClient(AsyncClient):
         ttl_s: float | None = None,
         schema: str | None = None,
     ) -> RecordMetadata:
-        """Store one record; returns where, once it is committed. Without a partition the key decides, or else they take turns.
+        """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
+
+        Without a partition the key decides, or else they take turns.
 
         A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
         "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
