@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache, lru_cache
+from itertools import groupby, starmap
+from operator import attrgetter
 from struct import Struct
 from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -84,7 +86,7 @@ class Tail(NamedTuple):
 TAIL: Final = Tail()
 
 
-class NotSent(NamedTuple):
+class NotSent:
     """Marks what the reader of a message found out beside its fields; these attributes come last and have defaults."""
 
 
@@ -234,6 +236,10 @@ class Items(Layout):
         self.bytes_min = 4
 
     def write(self, value: Any, pieces: Pieces) -> None:
+        if isinstance(self.item, Numbers) and isinstance(value, Collection):
+            pieces.add(_COUNT.pack(len(value)))
+            pieces.add(b"".join(starmap(self.item.struct.pack, value)))
+            return
         place, count = pieces.reserve_count(), 0
         for count, item in enumerate(value, 1):  # noqa: B007 - the last one counts
             self.item.write(item, pieces)
@@ -241,6 +247,8 @@ class Items(Layout):
 
     def read(self, reader: ByteReader, name: str) -> Any:
         count = reader.count32(name, self.item.bytes_min, self.items_max)
+        if isinstance(self.item, Numbers):
+            return self.collect(self.item.struct.iter_unpack(reader.take(count * self.item.bytes_min, name)))
         return self.collect(self.item.read(reader, name) for _ in range(count))
 
 
@@ -299,6 +307,20 @@ class Group(Layout):
         return tuple(layout.read(reader, name) for layout in self.layouts)
 
 
+class Numbers(Group):
+    """A tuple of integers, packed and unpacked at once."""
+
+    def __init__(self, layouts: Sequence[Number]) -> None:
+        super().__init__(layouts)
+        self.struct = Struct(">" + "".join(each.code for each in layouts))
+
+    def write(self, value: Any, pieces: Pieces) -> None:
+        pieces.add(self.struct.pack(*value))
+
+    def read(self, reader: ByteReader, name: str) -> Any:
+        return self.struct.unpack(reader.take(self.bytes_min, name))
+
+
 class Field(NamedTuple):
     name: str
     label: str
@@ -310,11 +332,13 @@ class Field(NamedTuple):
         return self.layout.notation if self.layout.describes_itself else f"{self.layout.notation} {self.label}"
 
 
-class _Numbers(NamedTuple):
-    """Neighbours of fixed size, packed and unpacked at once."""
+class _Step(NamedTuple):
+    """One field, or neighbours that are numbers."""
 
-    fields: tuple[Field, ...]
-    struct: Struct
+    fields: Sequence[Field]
+    layout: Layout
+    get: attrgetter[Any]
+    """Takes the value of the field, or a tuple of values, from a message."""
 
 
 class Record(Layout):
@@ -328,6 +352,7 @@ class Record(Layout):
         if any(each.tail is None for each in self._tail):
             raise TypeError(f"{kind.__name__}: a field after the tail is not marked as one of it")
         self._steps = _steps(head)
+        self._tail_steps = _steps(self._tail)
         self._defaults = [_default(kind, each.name) for each in self._tail]
         self.always_sent = any(each.tail and each.tail.always_sent for each in self._tail)
         self.notation = "{" + self.fields_notation + "}"
@@ -346,31 +371,31 @@ class Record(Layout):
         return bool(self._tail)
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        for step in self._steps:
-            if isinstance(step, Field):
-                _write_field(step, value, pieces)
-            else:
-                try:
-                    pieces.add(step.struct.pack(*[getattr(value, each.name) for each in step.fields]))
-                except struct.error:
-                    for each in step.fields:
-                        _write_field(each, value, pieces)
-        if self._tail and (self.always_sent or [getattr(value, each.name) for each in self._tail] != self._defaults):
-            for each in self._tail:
-                _write_field(each, value, pieces)
+        try:
+            for step in self._steps:
+                step.layout.write(step.get(value), pieces)
+            if self._tail and (
+                self.always_sent or self._defaults != [getattr(value, each.name) for each in self._tail]
+            ):
+                for step in self._tail_steps:
+                    step.layout.write(step.get(value), pieces)
+        except struct.error:
+            raise self._out_of_range(value) from None
+
+    def _out_of_range(self, value: Any) -> InvalidRequest:
+        """Write again, field by field, to name the one at fault."""
+        for each in self.fields:
+            number = getattr(value, each.name)
+            try:
+                each.layout.write(number, Pieces(PAYLOAD_BYTES_MAX))
+            except struct.error:
+                return InvalidRequest(f"{each.label} {number} is out of range: it is sent as {each.layout.notation}")
+        raise AssertionError("a message with nothing wrong with it was refused")
 
     def read(self, reader: ByteReader, name: str = "") -> Any:
-        values: list[Any] = []
-        for step in self._steps:
-            if isinstance(step, Field):
-                values.append(step.layout.read(reader, step.label))
-            elif reader.remaining < step.struct.size:
-                # One of them does not fit: read them one by one to name it.
-                values += [each.layout.read(reader, each.label) for each in step.fields]
-            else:
-                values += step.struct.unpack(reader.take(step.struct.size, step.fields[0].label))
+        values = _read(self._steps, reader)
         if self._tail and reader.remaining:
-            values += [each.layout.read(reader, each.label) for each in self._tail]
+            values += _read(self._tail_steps, reader)
         return self.kind(*values)
 
 
@@ -466,13 +491,13 @@ def layout_of(hint: Any, *, whole: bool = False) -> Layout:
             return mark
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return Group([layout_of(each) for each in arguments])
+        return _group([layout_of(each) for each in arguments])
     if origin in (list, dict, tuple, Iterable, Sequence):
         items_max = next((mark.items for mark in marks if isinstance(mark, AtMost)), None)
         if items_max is None:
             raise TypeError(f"{kind} has no maximum: annotate it with AtMost(...)")
         if origin is dict:
-            return Pairs(Group([layout_of(each) for each in arguments]), items_max)
+            return Pairs(_group([layout_of(each) for each in arguments]), items_max)
         return Items(layout_of(arguments[0]), items_max, tuple if origin is tuple else list)
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
         record = record_of(kind)
@@ -480,6 +505,11 @@ def layout_of(hint: Any, *, whole: bool = False) -> Layout:
             raise TypeError(f"{kind.__name__} has a tail, so it cannot be a part of another record")
         return record
     raise TypeError(f"{hint} has no layout: annotate it with one")
+
+
+def _group(layouts: Sequence[Layout]) -> Group:
+    numbers = [each for each in layouts if isinstance(each, Number)]
+    return Numbers(numbers) if len(numbers) == len(layouts) else Group(layouts)
 
 
 def _fields_of(kind: type) -> list[Field]:
@@ -499,18 +529,28 @@ def _field(name: str, hint: Any) -> Field:
     return Field(name, label, layout_of(hint), next((mark for mark in marks if isinstance(mark, Tail)), None))
 
 
-def _steps(fields: Sequence[Field]) -> list[Field | _Numbers]:
-    steps: list[Field | _Numbers] = []
-    for each in fields:
-        if not isinstance(each.layout, Number):
-            steps.append(each)
-            continue
-        last = steps[-1] if steps else None
-        if isinstance(last, _Numbers):
-            steps[-1] = _Numbers((*last.fields, each), Struct(last.struct.format + each.layout.code))
-        else:
-            steps.append(_Numbers((each,), Struct(">" + each.layout.code)))
+def _steps(fields: Sequence[Field]) -> list[_Step]:
+    steps = []
+    for numbers, run in groupby(fields, lambda each: isinstance(each.layout, Number)):
+        neighbours = list(run)
+        for group in [neighbours] if numbers else [[each] for each in neighbours]:
+            layouts: list[Any] = [each.layout for each in group]
+            layout = layouts[0] if len(group) == 1 else Numbers(layouts)
+            steps.append(_Step(group, layout, attrgetter(*(each.name for each in group))))
     return steps
+
+
+def _read(steps: Sequence[_Step], reader: ByteReader) -> list[Any]:
+    values: list[Any] = []
+    for fields, layout, _ in steps:
+        if len(fields) == 1:
+            values.append(layout.read(reader, fields[0].label))
+        elif reader.remaining < layout.bytes_min:
+            # One of them does not fit: read them one by one to name it.
+            values += [each.layout.read(reader, each.label) for each in fields]
+        else:
+            values += layout.read(reader, fields[0].label)
+    return values
 
 
 def _default(kind: type, name: str) -> Any:
@@ -520,12 +560,3 @@ def _default(kind: type, name: str) -> Any:
     if field.default is dataclasses.MISSING:
         raise TypeError(f"{kind.__name__}.{name} may be absent, and has no default")
     return field.default
-
-
-def _write_field(field: Field, value: Any, pieces: Pieces) -> None:
-    try:
-        field.layout.write(getattr(value, field.name), pieces)
-    except struct.error:
-        raise InvalidRequest(
-            f"{field.label} {getattr(value, field.name)} is out of range: it is sent as {field.layout.notation}"
-        ) from None
