@@ -74,9 +74,10 @@ def _module(kind: type[Operation[Any]]) -> ModuleType:
 
 
 def _operation(kind: type[Operation[Any]]) -> str:
-    lines = [f"### 0x{kind.opcode:02X} {kind.opcode_name}", ""]
+    lines = [f"### 0x{kind.opcode:02X} {kind.opcode_name}"]
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
-        lines += [_wrapped(inspect.cleandoc(kind.__doc__)), ""]
+        lines.append(_wrapped(inspect.cleandoc(kind.__doc__)))
+    lines.append("")
     request = kind.payload.fields_notation or "(empty)"
     reply = kind.reply.fields_notation if isinstance(kind.reply, Record) else kind.reply.notation
     lines += [f"- Request: `{request}`", *_notes(kind), f"- Reply: `{reply}`", ""]
@@ -91,7 +92,7 @@ def _notes(kind: type[Operation[Any]]) -> Iterator[str]:
         if bound := _bound(field.layout):
             note = f"{note} At most {bound:,} items.".strip()
         if note:
-            yield textwrap.indent(_wrapped(f"- `{field.label}`: {note}", indent="  "), "  ")
+            yield textwrap.indent(_wrapped(f"- `{field.label.replace(' ', '_')}`: {note}", indent="  "), "  ")
 
 
 def _bound(layout: Layout) -> int | None:

@@ -329,7 +329,9 @@ class Field(NamedTuple):
 
     @property
     def notation(self) -> str:
-        return self.layout.notation if self.layout.describes_itself else f"{self.layout.notation} {self.label}"
+        if self.layout.describes_itself:
+            return self.layout.notation
+        return f"{self.layout.notation} {self.label.replace(' ', '_')}"
 
 
 class _Step(NamedTuple):
@@ -441,7 +443,7 @@ class Sized(Layout):
 
     def __init__(self, kind: type) -> None:
         self.record = record_of(kind)
-        self.notation = f"u32 size, {self.record.notation}"
+        self.notation = f"{{u32 size, {self.record.notation}}}"
         self.bytes_min = 4 + self.record.bytes_min
 
     def write(self, value: Any, pieces: Pieces) -> None:

@@ -166,10 +166,12 @@ class UserFields:
 
 
 class UserCreate(UserFields, Operation[UserDescription], opcode=0x73, repeatable=False):
-    pass
+    """Create a user. The old password is not used; the reply has no permissions and no times."""
 
 
 class UserDelete(Operation[Changed], opcode=0x74, repeatable=False):
+    """Delete a user."""
+
     user: Str
 
 
@@ -182,6 +184,8 @@ class UserList(Operation[Rows[UserDescription]], opcode=0x76):
 
 
 class UserGet(Operation[UserDescription], opcode=0x77):
+    """One user, with the permissions of all its roles. Times are in seconds since 1970."""
+
     user: Str
 
 
@@ -197,7 +201,7 @@ class RoleDescription:
 
 
 class RoleList(Operation[Rows[RoleDescription]], opcode=0x7D):
-    pass
+    """All roles, the built-in ones first."""
 
 
 class RoleSet(Operation[Changed], opcode=0xC1):
@@ -209,6 +213,8 @@ class RoleSet(Operation[Changed], opcode=0xC1):
 
 
 class RoleDelete(Operation[Changed], opcode=0xC2):
+    """Delete a role that no user has."""
+
     role: Str
 
 
@@ -216,6 +222,8 @@ class RoleDelete(Operation[Changed], opcode=0xC2):
 
 
 class AclSet(Operation[Changed], opcode=0x78):
+    """Set the ACL of a topic, or of all whose names begin so if it ends in `*`. An entry may end in `:read` or `:write`."""
+
     topic: Str
     public: Bool
     users: Annotated[list[Str], AtMost(ACL_USERS_MAX)]
@@ -236,10 +244,14 @@ class AclDescription:
 
 
 class AclGet(Operation[AclDescription], opcode=0x79):
+    """The ACL of this very name. `default_public` says whether topics without an ACL are public, and only if there is none."""
+
     topic: Str
 
 
 class AclDelete(Operation[Changed], opcode=0x7A):
+    """Delete an ACL. That there is none is no error."""
+
     topic: Str
 
 
@@ -259,7 +271,7 @@ class Acls:
 
 
 class AclList(Operation[Acls], opcode=0x7B):
-    pass
+    """All ACLs, and whether topics without one are public."""
 
 
 # --- the audit trail ---
@@ -346,8 +358,10 @@ class KeyDescription:
 
 
 class KeyList(Operation[Rows[KeyDescription]], opcode=0xC4):
-    pass
+    """All API keys by name, without their secrets."""
 
 
 class KeyRevoke(Operation[Bool], opcode=0xC5, repeatable=False):
+    """Revoke an API key; sessions that use it lose their access."""
+
     name: Str

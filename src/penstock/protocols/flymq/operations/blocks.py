@@ -91,9 +91,9 @@ class ReadPlan(
     """What the broker holds of some topics: offsets, and in which files the blocks are."""
 
     topics: Annotated[Sequence[TopicSpans], PlanTopics(record_of(TopicSpans), PLAN_TOPICS_MAX)]
-    step_bytes: Annotated[U32, Label("step")] = 0
+    step_bytes: U32 = 0
     """How far apart marks shall be; 0: no extents are asked for."""
-    wait_ms: Annotated[U32, Label("wait")] = 0
+    wait_ms: U32 = 0
     """How long to wait for a record after one of the spans."""
 
 

@@ -50,7 +50,7 @@ class StoredRecord:
     topic: Str
     partition: I32
     offset: U64
-    timestamp_ms: Annotated[I64, Label("timestamp")]
+    timestamp_ms: I64
     key_bytes: I32
     """-1 for no key."""
     value_bytes: I32
@@ -120,24 +120,31 @@ class ScheduledRecord(StoredRecord):
 
 
 class ProduceDelayed(Operation[ScheduledRecord], opcode=0x30, repeatable=False):
+    """Store one record after a delay. The reply has offset 0, the time it is due, and the id that cancels it; without a delay it is
+    that of PRODUCE with an empty id."""
+
     topic: Str
     value: Bytes
-    delay_ms: Annotated[I64, Label("delay")]
+    delay_ms: I64
     """Zero or less: at once."""
     key: Annotated[Key, TAIL] = None
     partition: Annotated[I32, TAIL] = PARTITION_AUTO
-    ttl_ms: Annotated[U64, Label("ttl"), TAIL] = 0
+    ttl_ms: Annotated[U64, TAIL] = 0
 
 
 class CancelDelayed(Operation[Done], opcode=0x31, repeatable=False):
+    """Cancel a delayed record."""
+
     topic: Str
     id: Str
 
 
 class ProduceWithTtl(Operation[StoredRecord], opcode=0x35, repeatable=False):
+    """Store one record that no reader sees once its time to live is over."""
+
     topic: Str
     value: Bytes
-    ttl_ms: Annotated[U64, Label("ttl")]
+    ttl_ms: U64
     """Zero: no limit."""
     key: Annotated[Key, TAIL] = None
     partition: Annotated[I32, TAIL] = PARTITION_AUTO

@@ -72,6 +72,8 @@ class SchemaDefinition:
 
 
 class GetSchema(Operation[SchemaDefinition], opcode=0x11):
+    """One version of a schema, in a list of one: that is what the deployed Python client reads."""
+
     name: Str
     version: U32
     """0 for the latest."""
@@ -100,6 +102,8 @@ class ListSchemas(
     opcode=0x12,
     smaller="name the schema whose versions to list",
 ):
+    """Every version of one schema or of all; an id is the name and the version: orders-v3."""
+
     name: Annotated[Str, Tail(always_sent=True)] = ""
     """Empty for all."""
 
@@ -111,6 +115,8 @@ class Validation:
 
 
 class ValidateSchema(Operation[Validation], opcode=0x13):
+    """Check a value against a schema without storing it."""
+
     schema: Annotated[Str, Label("name")]
     """A name, or a reference like name:version."""
     value: Annotated[Bytes, Label("message")]
@@ -133,7 +139,7 @@ class ProduceWithSchema(Operation[StoredRecord], opcode=0x14, repeatable=False):
         list[SchemaReading],
         Opaque("str schema, blob value [, blob key, i32 partition]; or blob value, str schema"),
     ]
-    """The field orders that fit, almost always one; deployed Python and Java clients have the second. If two fit, the one whose
+    """The orders of fields that fit, almost always one; deployed Python and Java clients send the second. If both fit, the one whose
     schema exists is meant."""
 
     @classmethod
@@ -190,6 +196,8 @@ def _schema_first_with_key(reader: ByteReader) -> SchemaReading:
 
 
 class DeleteSchema(Operation[Done], opcode=0x15, repeatable=False):
+    """Delete one version of a schema or all."""
+
     name: Str
     version: U32
     """0 for all."""

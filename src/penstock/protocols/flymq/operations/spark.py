@@ -30,7 +30,7 @@ class BeginRun(Operation[Run], opcode=0xD2):
 
 
 class Stage(Operation[Bool], opcode=0xD3):
-    """Store records that no reader sees until an epoch of their application is committed. Blocks as in docs/format.md."""
+    """Store records that no reader sees until an epoch of their application is committed. Blocks are as in the format of the log."""
 
     application: Str
     run: U64
@@ -114,7 +114,7 @@ class PipelineDescription:
 
 
 class PipelineList(Operation[Rows[PipelineDescription]], opcode=0xD9):
-    pass
+    """The last report of every pipeline, by name."""
 
 
 class PipelineStop(Operation[Bool], opcode=0xDA):

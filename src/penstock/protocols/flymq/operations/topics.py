@@ -69,11 +69,13 @@ class TopicMetadata:
 
 
 class Metadata(Operation[TopicMetadata], opcode=0x04):
+    """The partitions of a topic and its settings, among them `id`, `created_ms` and `schema`."""
+
     topic: Str
 
 
 class ListTopics(Operation[Names], opcode=0x08):
-    pass
+    """The names of all topics that the client may see, sorted."""
 
 
 class DeleteTopic(Operation[Bool], opcode=0x09, repeatable=False):
@@ -126,6 +128,8 @@ class Subscribe(Operation[U64], opcode=0x05):
 
 
 class Commit(Operation[Bool], opcode=0x06):
+    """Store the offset of a group in a partition."""
+
     topic: Str
     group: Str
     partition: I32
@@ -142,6 +146,8 @@ class GetOffset(Operation[U64], opcode=0x60):
 
 
 class ResetOffset(Operation[Bool], opcode=0x61):
+    """Move the committed offset of a group."""
+
     topic: Str
     group: Str
     partition: I32
@@ -174,7 +180,7 @@ class ListGroups(
     opcode=0x62,
     smaller="describe one group at a time",
 ):
-    pass
+    """Every group on every topic: members, and the committed offset of each partition."""
 
 
 @dataclass(slots=True)
@@ -216,12 +222,16 @@ class GroupLag:
 
 
 class GetLag(Operation[GroupLag], opcode=0x64):
+    """How many records a group has yet to read; `current` is the committed offset, `latest` the next one of the partition."""
+
     topic: Str
     group: Str
     partition: I32
 
 
 class DeleteGroup(Operation[Bool], opcode=0x65, repeatable=False):
+    """Delete the committed offsets of a group."""
+
     topic: Str
     """Empty for any topic; it may be absent too."""
     group: Str
@@ -239,7 +249,7 @@ class SeekToTimestamp(Operation[U64], opcode=0x66):
     group: Str
     """Empty: answer the offset and commit nothing."""
     partition: I32
-    timestamp_ms: Annotated[I64, Label("timestamp")]
+    timestamp_ms: I64
 
 
 def _topic_and_group(reader: ByteReader) -> tuple[str | None, str]:
@@ -273,7 +283,7 @@ class ClusterState:
 
 
 class ClusterStatus(Operation[ClusterState], opcode=0x52):
-    pass
+    """The cluster, its nodes (id, address, state), and how much it holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class TransactionState(NamedTuple):
 
 
 class TxnBegin(Operation[TransactionState], opcode=0x40):
-    pass
+    """Begin a transaction."""
 
 
 class GroupOffset(NamedTuple):
@@ -51,12 +51,16 @@ class GroupOffset(NamedTuple):
 
 
 class TxnCommit(Operation[TransactionState], opcode=0x41):
+    """Commit a transaction. `done` is false if it was committed before."""
+
     transaction: Str
     offsets: Annotated[list[GroupOffset], AtMost(TXN_OFFSETS_MAX), TAIL] = field(default_factory=list)
     """Group offsets that are committed with the records."""
 
 
 class TxnRollback(Operation[TransactionState], opcode=0x42):
+    """Roll a transaction back. `done` is false if there is none."""
+
     transaction: Str
 
 
