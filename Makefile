@@ -51,6 +51,14 @@ format: $(SETUP_DONE) ## put every Python file into the house format
 docs: $(SETUP_DONE) ## build the documentation site into build/site
 	@$(BIN)/zensical build --clean --strict
 
+.PHONY: reference
+reference: $(SETUP_DONE) ## write docs/flymq-protocol.md from the code
+	@$(BIN)/python -m scripts.flymq_reference
+
+.PHONY: sync
+sync: $(SETUP_DONE) ## write the sync FlyMQ client from the async one
+	@$(BIN)/python -m scripts.flymq_sync
+
 .PHONY: bench
 bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 	@scripts/install-debian-packages redis-server

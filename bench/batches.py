@@ -20,11 +20,18 @@ import msgspec
 
 from bench.dialects import RecordLost
 from bench.load import cpu_seconds
-from penstock.protocols.flymq.request_encoding import encode_produce_many
-from penstock.protocols.flymq.transactions.replies import decode_transaction, encode_added, encode_transaction
-from penstock.protocols.flymq.transactions.requests import encode_begin, encode_commit
-from penstock.protocols.flymq.transactions.requests import encode_produce_many as encode_transactional
-from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER_BYTES, MAGIC, VERSION, Opcode
+from penstock.protocols.flymq.operations.operation import decode_reply, encode_reply, encode_request
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.operations.transactions import (
+    TransactionState,
+    TxnBegin,
+    TxnCommit,
+    TxnProduce,
+    encode_added,
+    encode_txn_produces,
+)
+from penstock.protocols.flymq.record_layouts import encode_produce_many
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER_BYTES, MAGIC, VERSION
 
 RECEIVE_BYTES = 1 << 20
 ID = "txn-" + "0" * 32
@@ -111,19 +118,23 @@ class Plain(_Link):
         self.socket.sendall(self._requests)
 
     def _check(self, replies: bytes) -> None:
-        self._count(replies, Opcode.PRODUCE)
+        self._count(replies, Produce.opcode)
 
 
 class Transactional(_Link):
     def __init__(self, job: BatchJob) -> None:
         super().__init__(job)
-        self._requests = encode_transactional(ID, job.topic, self._values) + encode_commit(ID) + encode_begin()
-        self._answer_bytes = len(encode_transaction(Opcode.TXN_COMMIT, ID, done=True))
-        self.socket.sendall(encode_begin())
+        self._requests = (
+            encode_txn_produces(ID, job.topic, self._values)
+            + encode_request(TxnCommit(ID))
+            + encode_request(TxnBegin())
+        )
+        self._answer_bytes = len(encode_reply(TxnCommit, TransactionState(ID, True)))
+        self.socket.sendall(encode_request(TxnBegin()))
         begun = b""
         while len(begun) < self._answer_bytes:
             begun += self.socket.recv(self._answer_bytes - len(begun))
-        self._next_id, _ = decode_transaction(begun[HEADER_BYTES:])
+        self._next_id, _ = decode_reply(TxnCommit, begun[HEADER_BYTES:])
 
     @property
     def _expected_bytes(self) -> int:
@@ -133,11 +144,11 @@ class Transactional(_Link):
         self.socket.sendall(self._requests.replace(ID.encode(), self._next_id.encode()))
 
     def _check(self, replies: bytes) -> None:
-        self._count(replies, Opcode.TXN_PRODUCE)
+        self._count(replies, TxnProduce.opcode)
         committed, begun = replies[-2 * self._answer_bytes : -self._answer_bytes], replies[-self._answer_bytes :]
-        if committed != encode_transaction(Opcode.TXN_COMMIT, self._next_id, done=True):
+        if committed != encode_reply(TxnCommit, TransactionState(self._next_id, True)):
             raise RecordLost(f"a commit was answered with {committed!r}")
-        self._next_id, _ = decode_transaction(begun[HEADER_BYTES:])
+        self._next_id, _ = decode_reply(TxnCommit, begun[HEADER_BYTES:])
 
 
 def drive(links: list[_Link], seconds: float) -> tuple[int, float]:

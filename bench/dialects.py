@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocols.flymq.request_encoding import encode_produce
-from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, HEADER_BYTES, MAGIC, RECORD_METADATA, VERSION, Opcode
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.record_layouts import encode_produce
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, HEADER_BYTES, MAGIC, RECORD_METADATA, VERSION
 from penstock.protocols.rustlog.binary_client import encode_produce as encode_batch
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, PRODUCED
 
@@ -84,7 +85,7 @@ class FlyMQProduce(Dialect):
         )
         name = topic.encode()
         length = 2 + len(name) + RECORD_METADATA.size
-        head = HEADER.pack(MAGIC, VERSION, Opcode.PRODUCE, FLAG_BINARY, length) + len(name).to_bytes(2, "big") + name
+        head = HEADER.pack(MAGIC, VERSION, Produce.opcode, FLAG_BINARY, length) + len(name).to_bytes(2, "big") + name
         self.units_per_reply = HEADER_BYTES + length
         self._head = np.frombuffer(head, np.uint8)
         self._reply = np.dtype(

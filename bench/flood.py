@@ -14,7 +14,8 @@ import time
 
 import msgspec
 
-from penstock.protocols.flymq.request_encoding import encode_auth
+from penstock.protocols.flymq.operations.access import Auth
+from penstock.protocols.flymq.operations.operation import encode_request
 
 GUESSES_PER_ADDRESS = 10
 """As many as an address has before it is made to wait; all of them are in flight at once."""
@@ -44,7 +45,9 @@ class _Guesser:
         self.socket.setblocking(False)
         self.owed = GUESSES_PER_ADDRESS
         self._buffer = b""
-        guesses = [encode_auth(f"user-{number}-{guess}", f"guess {guess}") for guess in range(GUESSES_PER_ADDRESS)]
+        guesses = [
+            encode_request(Auth(f"user-{number}-{guess}", f"guess {guess}")) for guess in range(GUESSES_PER_ADDRESS)
+        ]
         self.socket.sendall(b"".join(guesses))
 
     def receive(self) -> int:

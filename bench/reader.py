@@ -20,8 +20,9 @@ import numpy as np
 import penstock
 from bench.dialects import RecordLost
 from bench.load import cpu_seconds
-from penstock.protocols.flymq.request_encoding import encode_fetch
-from penstock.protocols.flymq.wire import HEADER, HEADER_BYTES, Opcode
+from penstock.protocols.flymq.operations.operation import encode_request
+from penstock.protocols.flymq.operations.records import Fetch
+from penstock.protocols.flymq.wire import HEADER, HEADER_BYTES
 
 FETCH_RECORDS = 10_000
 REPLY_BYTES_MAX = 64 << 20
@@ -65,7 +66,7 @@ class RawReader:
         while offset < self._job.records:
             self._receive(0, HEAD_BYTES)
             _, _, opcode, _, length = HEADER.unpack_from(self._buffer)
-            if opcode != Opcode.FETCH:
+            if opcode != Fetch.opcode:
                 raise RecordLost(f"a FETCH from offset {offset} was answered with opcode {opcode:#x}")
             count = int.from_bytes(self._view[HEADER_BYTES : HEADER_BYTES + 4])
             following = int.from_bytes(self._view[HEADER_BYTES + 4 : HEAD_BYTES])
@@ -81,7 +82,7 @@ class RawReader:
         return offset
 
     def _ask(self, offset: int) -> None:
-        self._socket.sendall(encode_fetch(self._job.topic, 0, offset, FETCH_RECORDS, ""))
+        self._socket.sendall(encode_request(Fetch(self._job.topic, 0, offset, FETCH_RECORDS, "")))
 
     def _receive(self, start: int, stop: int) -> None:
         receive_exactly(self._socket, self._view[start:stop])

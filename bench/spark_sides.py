@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.dialects import RecordLost
-from penstock.protocols.flymq.blocks.messages import TopicSpans
+from penstock.protocols.flymq.operations.blocks import TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 
 if TYPE_CHECKING:

@@ -34,13 +34,15 @@ from penstock.errors import (
 )
 from penstock.net.connection import TcpConnection
 from penstock.protocols.flymq.client import AsyncFlyMQClient
-from penstock.protocols.flymq.wire import HEADER, Opcode
+from penstock.protocols.flymq.operations.records import Fetch, Produce
+from penstock.protocols.flymq.operations.topics import ListTopics
+from penstock.protocols.flymq.wire import HEADER
 from penstock.server import PROTOCOLS, QUIC_PROTOCOLS, SETUP_FILE, Server
 from penstock.testing.faults import FaultyDisk
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, until
 
-LIST_TOPICS = struct.pack(">BBBBI", 0xAF, 1, Opcode.LIST_TOPICS, 0, 0)
+LIST_TOPICS = struct.pack(">BBBBI", 0xAF, 1, ListTopics.opcode, 0, 0)
 CONNECTION_KIB_MAX = 20
 
 
@@ -271,7 +273,7 @@ async def test_a_producer_that_resets_its_connection_leaves_no_bytes_counted(tmp
         with disk.fsync_held() as flushing:
             host, _, port = server.addresses["flymq"].rpartition(":")
             client = socket.create_connection((host, int(port)))
-            client.sendall(HEADER.pack(0xAF, 1, Opcode.PRODUCE, 0, len(body)) + body)
+            client.sendall(HEADER.pack(0xAF, 1, Produce.opcode, 0, len(body)) + body)
             await until(lambda: flushing.is_set() and budget.held_bytes > 0)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
@@ -456,7 +458,7 @@ def test_a_second_signal_ends_the_process_at_once(process: Process) -> None:
     with connect(f"flymq://127.0.0.1:{process.port}") as producer:
         producer.send("orders", bytes(4 << 20))
     body = struct.pack(">H6siQi", 6, b"orders", 0, 0, 1)
-    fetch = HEADER.pack(0xAF, 1, Opcode.FETCH, 0, len(body)) + body
+    fetch = HEADER.pack(0xAF, 1, Fetch.opcode, 0, len(body)) + body
     with process.connect() as client:
         client.sendall(fetch * 20)
         assert client.recv(1)  # they arrived; 80 MiB of answers stay unread, so the stop has something to wait for
@@ -525,7 +527,7 @@ def test_five_thousand_idle_connections_hold_and_cost_little(process: Process) -
 
 
 PARTIAL_FRAMES = {
-    "flymq": HEADER.pack(0xAF, 1, Opcode.LIST_TOPICS, 0, 60_000) + bytes(50_000),
+    "flymq": HEADER.pack(0xAF, 1, ListTopics.opcode, 0, 60_000) + bytes(50_000),
     "blipmq": struct.pack(">I", 60_000) + b"\x03" + bytes(50_000),
     "rustlog": struct.pack(">I", 60_000) + b"\x01" + bytes(50_000),
 }

@@ -11,10 +11,9 @@ from bench.dialects import RecordLost
 from bench.processes import HOST, Broker
 from bench.rounds import Plan, Row, alone
 from penstock.protocols.flymq.codec import ReplyDecoder
-from penstock.protocols.flymq.lifetime.replies import decode_delayed
-from penstock.protocols.flymq.lifetime.requests import encode_produce_delayed
+from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
+from penstock.protocols.flymq.operations.records import ProduceDelayed
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.protocols.flymq.wire import Opcode
 
 PENDING = 1_000_000
 PENDING_QUICK = 20_000
@@ -95,9 +94,9 @@ def _schedule(broker: Broker, topic: str, delays_ms: list[int], *, absolute: boo
             wanted = len(dues_ms) + count
             while len(dues_ms) < wanted:
                 for reply in decoder.feed(connection.recv(1 << 18)):
-                    if getattr(reply, "opcode", None) != Opcode.PRODUCE_DELAYED:
+                    if getattr(reply, "opcode", None) != ProduceDelayed.opcode:
                         raise RecordLost(f"a delayed record was refused: {reply}")
-                    dues_ms.append(decode_delayed(reply.payload).due_ms)  # type: ignore[union-attr]
+                    dues_ms.append(decode_reply(ProduceDelayed, reply.payload).timestamp_ms)  # type: ignore[union-attr]
     return time.perf_counter() - started, dues_ms
 
 
@@ -106,7 +105,7 @@ def _chunks(topic: str, delays_ms: list[int], *, absolute: bool) -> Iterator[tup
         now_ms = time.time_ns() // 1_000_000 if absolute else 0
         part = [delay_ms - now_ms for delay_ms in delays_ms[first : first + IN_FLIGHT]]
         frames = [
-            encode_produce_delayed(topic, (b"%d" % (first + row)).ljust(PAYLOAD_BYTES, b" "), delay_ms)
+            encode_request(ProduceDelayed(topic, (b"%d" % (first + row)).ljust(PAYLOAD_BYTES, b" "), delay_ms))
             for row, delay_ms in enumerate(part)
         ]
         yield b"".join(frames), len(part)

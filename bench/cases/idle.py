@@ -8,7 +8,8 @@ import socket
 
 from bench.processes import HOST, Broker
 from bench.rounds import Plan, Row, alone
-from penstock.protocols.flymq.request_encoding import encode_list_topics
+from penstock.protocols.flymq.operations.operation import encode_request
+from penstock.protocols.flymq.operations.topics import ListTopics
 
 CONNECTIONS = 5_000
 CONNECTIONS_QUICK = 500
@@ -40,7 +41,7 @@ def _talk(opened: contextlib.ExitStack, port: int, count: int) -> None:
     """Open connections, have each answered once, and leave them open."""
     for _ in range(count):
         connection = opened.enter_context(socket.create_connection((HOST, port)))
-        connection.sendall(encode_list_topics())
+        connection.sendall(encode_request(ListTopics()))
         if not connection.recv(4096):
             raise ConnectionError("the broker closed an idle connection")
 

@@ -8,7 +8,9 @@ import time
 from bench.flood import Flood, FloodResult
 from bench.processes import HOST, Broker, finish_program, start_program
 from bench.rounds import Plan, Row, compared, interleave
-from penstock.protocols.flymq.request_encoding import encode_auth, encode_produce
+from penstock.protocols.flymq.operations.access import Auth
+from penstock.protocols.flymq.operations.operation import encode_request
+from penstock.protocols.flymq.record_layouts import encode_produce
 
 CONNECTIONS = 1_000
 """Each with ten guesses in flight: ten thousand wrong passwords at any time."""
@@ -68,7 +70,7 @@ def _wait_until_checked(broker: Broker, user: str, address: str) -> None:
     reply = b""
     while b"invalid username or password" not in reply:
         with socket.create_connection((HOST, broker.port), source_address=(address, 0)) as connection:
-            reply = _ask(connection, encode_auth(user, "nothing"))
+            reply = _ask(connection, encode_request(Auth(user, "nothing")))
 
 
 def _p99_ms(broker: Broker, durability: str, seconds: float) -> float:
@@ -76,7 +78,7 @@ def _p99_ms(broker: Broker, durability: str, seconds: float) -> float:
     latencies = []
     with socket.create_connection((HOST, broker.port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _ask(connection, encode_auth("admin", "admin"))
+        _ask(connection, encode_request(Auth("admin", "admin")))
         with broker.client("admin:admin@") as client:
             client.create_topic(topic, durability=durability)
         request = encode_produce(topic, b"x" * 100)

@@ -55,7 +55,7 @@ from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.felix import wire as felix_wire
 from penstock.protocols.felix.scopes import Scopes
 from penstock.protocols.felix.session import Felix
-from penstock.protocols.flymq.operations import Dialect, Node
+from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.fujin import wire as fujin_wire
 from penstock.protocols.fujin.codec import WriteForm

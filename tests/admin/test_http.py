@@ -27,8 +27,8 @@ from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.disk import Disk
 from penstock.net.stats import ListenerStats
+from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.session import FlyMQStats
-from penstock.protocols.flymq.wire import Opcode
 from penstock.testing.clock import ManualClock
 
 
@@ -232,7 +232,7 @@ async def test_metrics_show_what_happened(node: Node) -> None:
     await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig())
     await node.produce("orders", b"a", b"b", b"c")
     node.listener.stats.connections_open = 2
-    node.sessions.requests[Opcode.PRODUCE] += 1
+    node.sessions.requests[Produce.opcode] += 1
     node.sessions.errors += 2
     status, headers, text = await node.get("/metrics")
     assert status == 200

@@ -4,9 +4,8 @@ import pytest
 
 from bench.dialects import Dialect, FlyMQProduce, RecordLost, RedisXadd, RustLogBatches
 from penstock.protocols.flymq.codec import RequestDecoder
-from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced
-from penstock.protocols.flymq.reply_messages import Placed
-from penstock.protocols.flymq.request_messages import ProduceRun
+from penstock.protocols.flymq.errors import encode_error
+from penstock.protocols.flymq.record_layouts import Placed, ProduceRun, encode_produced
 from penstock.protocols.rustlog import binary_dialect
 
 

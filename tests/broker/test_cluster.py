@@ -11,8 +11,9 @@ from penstock.broker.limits import BrokerLimits
 from penstock.errors import NotSupported, OutcomeUnknown, PenstockError
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.flymq.operations import Node
-from penstock.protocols.flymq.request_encoding import encode_cluster_metadata
+from penstock.protocols.flymq.operations.operation import encode_request
+from penstock.protocols.flymq.operations.topics import ClusterMetadata
+from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
@@ -37,7 +38,7 @@ async def test_the_status_counts_topics_of_users_and_says_what_takes_no_writes(
     assert isinstance(placement.result, OutcomeUnknown)
     assert broker.cluster.status(ANONYMOUS).partitions_failed == 1
     talk = Conversation(FlyMQ(broker, clock=clock, node=Node("node-1", lambda: "192.0.2.9:9092")))
-    reply = await talk.ask(encode_cluster_metadata("orders"))
+    reply = await talk.ask(encode_request(ClusterMetadata("orders")))
     assert (reply.payload.count(b"online"), reply.payload.count(b"offline")) == (2, 1)
     await broker.close()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocols.flymq.pipelines.messages import PipelineReport, StageReport
+from penstock.protocols.flymq.operations.spark import PipelineReport, StageReport
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run

@@ -18,8 +18,7 @@ from typing import Literal
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError, TransactionNotFound
-from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.protocols.flymq.transactions.client import Transaction
+from penstock.protocols.flymq.sync import FlyMQClient, Transaction
 from penstock.testing.process import BrokerProcess
 
 TOPICS = {f"topic-{number}": 1 + number % 3 for number in range(20)}

@@ -2,62 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.flymq import request_encoding
-from penstock.protocols.flymq.access.replies import (
-    decode_acl,
-    decode_acls,
-    decode_audit,
-    decode_audit_exported,
-    decode_authenticated,
-    decode_cluster_status,
-    decode_identity,
-    decode_refusal,
-    decode_roles,
-    decode_user,
-    decode_users,
-)
 from penstock.protocols.flymq.codec import (
+    Call,
     CodecLimits,
     ProducedRun,
     Reply,
     ReplyDecoder,
+    Request,
     RequestDecoder,
+    Undecoded,
     decode_undecoded,
 )
-from penstock.protocols.flymq.reply_decoding import (
-    decode_cluster_metadata_reply,
-    decode_consumed,
-    decode_error,
-    decode_fetched,
-    decode_group,
-    decode_groups,
-    decode_lag,
-    decode_names,
-    decode_offset,
-    decode_topic_metadata,
+from penstock.protocols.flymq.errors import decode_error
+from penstock.protocols.flymq.operations.access import decode_authenticated, decode_refusal
+from penstock.protocols.flymq.operations.blocks import decode_blocks, decode_plan
+from penstock.protocols.flymq.operations.operation import (
+    OPERATIONS,
+    BadRequest,
+    Operation,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
 )
-from penstock.protocols.flymq.reply_encoding import encode_fetched, encode_produced
-from penstock.protocols.flymq.reply_messages import Fetched, Placed, Rows
-from penstock.protocols.flymq.request_encoding import encode_produce
-from penstock.protocols.flymq.request_messages import BadRequest, Call, ProduceRun, Request, Undecoded
-from penstock.protocols.flymq.staging import layouts as staging
-from penstock.protocols.flymq.staging.messages import Winner
-from penstock.protocols.flymq.transactions.messages import TxnProduce
-from penstock.protocols.flymq.transactions.requests import encode_produce_many
-from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.protocols.flymq.operations.records import Fetch, Produce
+from penstock.protocols.flymq.operations.transactions import TxnProduce, encode_txn_produces
+from penstock.protocols.flymq.record_layouts import (
+    Fetched,
+    Placed,
+    ProduceRun,
+    Rows,
+    decode_consumed,
+    decode_fetched,
+    encode_fetched,
+    encode_produce,
+    encode_produce_many,
+    encode_produced,
+)
+from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, HEADER_BYTES, frame
+from tests.fuzz.flymq_messages import DECLARED, any_request, requests, values
 
 LIMITS = CodecLimits(payload_bytes_max=4096, inflated_bytes_max=4096)
 
 names = st.text(max_size=12)
 numbers = st.integers(-(1 << 31), (1 << 31) - 1)
-offsets = st.integers(0, (1 << 64) - 1)
 produces = st.builds(
     encode_produce,
     st.sampled_from(["a", "orders", "ör/ders", ""]),
@@ -65,41 +64,9 @@ produces = st.builds(
     st.none() | st.sampled_from([b"k", b"key"]) | st.binary(max_size=5),
     st.sampled_from([-1, 0, 1]),
 )
-calls = st.one_of(
-    st.builds(request_encoding.encode_consume, names, numbers, offsets),
-    st.builds(
-        request_encoding.encode_create_topic, names, numbers, st.none() | st.dictionaries(names, names, max_size=3)
-    ),
-    st.builds(request_encoding.encode_subscribe, names, names, numbers, names, native=st.booleans()),
-    st.builds(request_encoding.encode_commit, names, names, numbers, offsets),
-    st.builds(request_encoding.encode_fetch, names, numbers, offsets, numbers, st.none() | names),
-    st.builds(request_encoding.encode_reset_offset, names, names, numbers, st.just("offset"), offsets),
-    st.builds(request_encoding.encode_describe_group, names, names),
-    st.builds(request_encoding.encode_seek_to_timestamp, names, names, numbers, st.integers(-(1 << 63), (1 << 63) - 1)),
-    st.builds(request_encoding.encode_auth, names, names),
-    st.builds(
-        staging.encode_stage,
-        names,
-        offsets,
-        offsets,
-        names,
-        st.integers(0, (1 << 32) - 1),
-        names,
-        st.lists(st.tuples(numbers, st.binary(max_size=40)), max_size=3),
-    ),
-    st.builds(
-        staging.encode_commit,
-        names,
-        offsets,
-        offsets,
-        st.lists(st.builds(Winner, names, st.integers(0, (1 << 32) - 1)), max_size=3),
-    ),
-    st.builds(staging.encode_abort, names, offsets, offsets),
-    st.builds(staging.encode_begin_run, names, names, lasting=st.booleans()),
-    st.just(request_encoding.encode_list_topics()),
-)
+calls = any_request.filter(lambda request: not isinstance(request, Produce)).map(encode_request)
 transactional = st.builds(
-    lambda transaction, topic, value, key, partition, times: encode_produce_many(
+    lambda transaction, topic, value, key, partition, times: encode_txn_produces(
         transaction, topic, [value] * times, [key] * times, partition
     ),
     st.sampled_from(["txn-1", "txn-2", ""]),
@@ -207,7 +174,7 @@ def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> 
     decode(chunked(data, cuts))
 
 
-@given(st.sampled_from([int(opcode) for opcode in Opcode]), st.binary(max_size=80))
+@given(st.sampled_from([*OPERATIONS, AUTH_RESPONSE, ERROR]), st.binary(max_size=80))
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
     [request] = RequestDecoder(LIMITS).feed(frame(opcode, payload))
@@ -218,7 +185,6 @@ def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: in
                 "invalid binary format: ",
                 "invalid auth request: ",
                 "unknown opcode: ",
-                Opcode(opcode).name,
             )
         )
 
@@ -229,6 +195,30 @@ def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payloa
     request = decode_undecoded(Call(opcode, Undecoded(payload, gzip=True), len(payload)), LIMITS, lambda: None)
     assert isinstance(request, Call)
     assert isinstance(request.body, BadRequest)
+
+
+@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.opcode_name)
+@given(st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_request_arrives_as_it_was(kind: type[Operation[Any]], data: st.DataObject) -> None:
+    request = data.draw(requests(kind))
+    assert decode_request(kind.opcode, encode_request(request)[HEADER_BYTES:]) == request
+
+
+@pytest.mark.parametrize("kind", OPERATIONS.values(), ids=lambda kind: kind.opcode_name)
+@given(st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_reply_arrives_as_it_was(kind: type[Operation[Any]], data: st.DataObject) -> None:
+    encoded = encode_reply(kind, data.draw(values(kind.reply)))
+    assert encode_reply(kind, decode_reply(kind, encoded[HEADER_BYTES:])) == encoded
+
+
+@given(any_request, st.integers(0, 1 << 16))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_a_part_of_a_request_is_a_request_or_says_what_is_wrong(request: Operation[Any], cut: int) -> None:
+    payload = encode_request(request)[HEADER_BYTES:]
+    decoded = decode_request(request.opcode, payload[: cut % (len(payload) + 1)])
+    assert isinstance(decoded, type(request) | BadRequest)
 
 
 @given(calls)
@@ -249,7 +239,7 @@ def test_produced_records_arrive_as_they_were(
     topic: str, pairs: list[tuple[bytes | None, bytes]], partition: int
 ) -> None:
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-    data = request_encoding.encode_produce_many(topic, values, keys, partition)
+    data = encode_produce_many(topic, values, keys, partition)
     requests = RequestDecoder().feed(data)
     if not pairs:
         assert requests == []
@@ -264,7 +254,7 @@ def test_fetched_records_arrive_as_they_were(
 ) -> None:
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
     rows = Rows(range(7, 7 + len(pairs)), keys, values)
-    payload = encode_fetched(Opcode.FETCH, [rows], next_offset, native=native)[8:]
+    payload = encode_fetched(Fetch.opcode, [rows], next_offset, native=native)[8:]
     assert decode_fetched(payload, native=native) == Fetched(
         list(rows.offsets), keys if any(keys) else None, values, next_offset
     )
@@ -288,35 +278,12 @@ def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], c
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> None:
     decode_error(payload)
-    for decode_reply in (
-        decode_acl,
-        decode_acls,
-        decode_audit,
-        decode_audit_exported,
-        decode_authenticated,
-        decode_cluster_status,
-        decode_refusal,
-        decode_roles,
-        decode_user,
-        decode_users,
-        decode_cluster_metadata_reply,
-        decode_consumed,
-        decode_group,
-        decode_groups,
-        decode_identity,
-        decode_lag,
-        decode_names,
-        decode_offset,
-        decode_topic_metadata,
-        staging.decode_outcome,
-        staging.decode_run,
-        lambda data: decode_fetched(data, native=True),
-        lambda data: decode_fetched(data, native=False),
-    ):
-        try:
-            decode_reply(payload)
-        except ProtocolViolation:
-            continue
+    decoders: list[Callable[[bytes], object]] = [partial(decode_reply, kind) for kind in OPERATIONS.values()]
+    decoders += [decode_authenticated, decode_refusal, decode_blocks, decode_plan, decode_consumed]
+    decoders += [partial(decode_fetched, native=native) for native in (True, False)]
+    for decode_payload in decoders:
+        with suppress(ProtocolViolation):
+            decode_payload(payload)
 
 
 @given(st.lists(st.binary(max_size=60) | produces | any_frame, max_size=6))

@@ -23,11 +23,16 @@ from penstock.protocols.blipmq import wire as blipmq_wire
 from penstock.protocols.blipmq.codec import encode_auth, encode_frame, encode_hello
 from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.flymq import wire as flymq_wire
-from penstock.protocols.flymq.filters import PATH_TEXT_BYTES_MAX, RecordFilter
 from penstock.protocols.flymq.limits import LOGIN_PAYLOAD_BYTES_MAX
-from penstock.protocols.flymq.operations import Node
+from penstock.protocols.flymq.operations.access import AclSet
+from penstock.protocols.flymq.operations.operation import OPERATIONS
+from penstock.protocols.flymq.operations.records import Fetch, Produce, ProduceWithTtl
+from penstock.protocols.flymq.operations.schemas import ProduceWithSchema, ValidateSchema
+from penstock.protocols.flymq.operations.topics import CreateTopic, ListTopics
+from penstock.protocols.flymq.operations.transactions import TxnProduce
+from penstock.protocols.flymq.server.dispatch import Node
+from penstock.protocols.flymq.server.filters import PATH_TEXT_BYTES_MAX, RecordFilter
 from penstock.protocols.flymq.session import FlyMQ
-from penstock.protocols.flymq.wire import Opcode
 from penstock.protocols.rustlog import wire as rustlog_wire
 from penstock.protocols.rustlog.session import RustLog
 from tests.fuzz.loop_cost import ATTEMPTS, TURN_S_MAX, Bench
@@ -57,7 +62,7 @@ def filled(filling: bytes, size: int) -> bytes:
 
 NODE = Node("node-1", lambda: "192.0.2.9:9092")
 FLYMQ_SIZES = st.sampled_from([LOGIN_PAYLOAD_BYTES_MAX, 1 << 20, flymq_wire.PAYLOAD_BYTES_MAX])
-OPCODES = st.sampled_from(sorted(Opcode)) | st.just(0xEE)
+OPCODES = st.sampled_from(sorted([*OPERATIONS, flymq_wire.AUTH_RESPONSE, flymq_wire.ERROR])) | st.just(0xEE)
 
 
 def flymq_frame(opcode: int, payload: bytes, flags: int = 1) -> bytes:
@@ -85,7 +90,7 @@ LONGEST_LISTS = st.builds(
 ANY_PAYLOADS = st.tuples(OPCODES, st.builds(filled, FILLINGS, FLYMQ_SIZES))
 VALUE_PAYLOADS = st.builds(
     lambda opcode, names, size: (opcode, names + U32.pack(size - 1000) + bytes(size - 1000)),
-    st.sampled_from([Opcode.PRODUCE_WITH_SCHEMA, Opcode.VALIDATE_SCHEMA, Opcode.PRODUCE_WITH_TTL, Opcode.TXN_PRODUCE]),
+    st.sampled_from([ProduceWithSchema.opcode, ValidateSchema.opcode, ProduceWithTtl.opcode, TxnProduce.opcode]),
     st.sampled_from([b"\0\1t", b"\0\1t\0\1s"]),
     FLYMQ_SIZES,
 )
@@ -113,20 +118,20 @@ def open_flymq(bench: Bench) -> FlyMQ:
 
 @settings(max_examples=60)
 @given(frame=FLYMQ_FRAMES)
-@example(frame=flymq_frame(Opcode.ACL_SET, as_many(b"\0\1t\0", b"\0\0", 8 << 20)))
-@example(frame=flymq_frame(Opcode.LIST_TOPICS, EMPTY_MEMBER * 100_000, 0x03))
+@example(frame=flymq_frame(AclSet.opcode, as_many(b"\0\1t\0", b"\0\0", 8 << 20)))
+@example(frame=flymq_frame(ListTopics.opcode, EMPTY_MEMBER * 100_000, 0x03))
 def test_a_flymq_frame_before_the_login(bench: Bench, strict_flymq: FlyMQ, frame: bytes) -> None:
     assert bench.turn_s(strict_flymq, frame=frame) < TURN_S_MAX
 
 
 @settings(max_examples=60)
 @given(frame=FLYMQ_FRAMES)
-@example(frame=flymq_frame(Opcode.PRODUCE, b"\0\1t" + bytes(4) + U32.pack(31 << 20) + bytes(31 << 20) + b"\xff" * 4))
-@example(frame=flymq_frame(Opcode.ACL_SET, as_many(b"\0\1t\0", b"\0\0", flymq_wire.PAYLOAD_BYTES_MAX)))
-@example(frame=flymq_frame(Opcode.CREATE_TOPIC, as_many(b"\0\1u\0\0\0\1", bytes(4), flymq_wire.PAYLOAD_BYTES_MAX)))
-@example(frame=flymq_frame(Opcode.PRODUCE, b"\0\1t" + bytes(4) + U32.pack(31 << 20) + bytes((31 << 20) + 5)))
-@example(frame=flymq_frame(Opcode.LIST_TOPICS, EMPTY_MEMBER * 1_000_000, 0x03))
-@example(frame=flymq_frame(Opcode.FETCH, b"\0\1t" + bytes(12) + b"\0\0\0\x64" + b"\0\x0b(\\pL{1000})"))
+@example(frame=flymq_frame(Produce.opcode, b"\0\1t" + bytes(4) + U32.pack(31 << 20) + bytes(31 << 20) + b"\xff" * 4))
+@example(frame=flymq_frame(AclSet.opcode, as_many(b"\0\1t\0", b"\0\0", flymq_wire.PAYLOAD_BYTES_MAX)))
+@example(frame=flymq_frame(CreateTopic.opcode, as_many(b"\0\1u\0\0\0\1", bytes(4), flymq_wire.PAYLOAD_BYTES_MAX)))
+@example(frame=flymq_frame(Produce.opcode, b"\0\1t" + bytes(4) + U32.pack(31 << 20) + bytes((31 << 20) + 5)))
+@example(frame=flymq_frame(ListTopics.opcode, EMPTY_MEMBER * 1_000_000, 0x03))
+@example(frame=flymq_frame(Fetch.opcode, b"\0\1t" + bytes(12) + b"\0\0\0\x64" + b"\0\x0b(\\pL{1000})"))
 def test_a_flymq_frame_after_the_login(bench: Bench, open_flymq: FlyMQ, frame: bytes) -> None:
     assert bench.turn_s(open_flymq, frame=frame) < TURN_S_MAX
 

@@ -9,8 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from penstock.errors import DataLoss, InvalidRequest, TopicNotFound
-from penstock.protocols.flymq.blocks.client import Blocks
-from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.protocols.flymq.sync import Blocks, FlyMQClient
 from penstock.testing import RunningBroker
 from tests.spark.by_hand import Source, maintain, through_json
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from penstock.errors import DataLoss, OffsetOutOfRange
 from penstock.log.embedded.partition import EmbeddedPartition
-from penstock.protocols.flymq.blocks.messages import PartitionSpan, TopicSpans
+from penstock.protocols.flymq.operations.blocks import PartitionSpan, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import close_pooled_clients
 from penstock.spark.source import SliceTask

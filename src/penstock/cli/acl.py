@@ -11,7 +11,7 @@ from penstock.cli.broker import complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, wants_json
 
 if TYPE_CHECKING:
-    from penstock.protocols.flymq.access.messages import AclDescription
+    from penstock.protocols.flymq.operations.access import AclDescription
 
 app = typer.Typer(no_args_is_help=True, help="Give users and roles access to topics and groups.")
 

@@ -14,7 +14,7 @@ from penstock.cli.broker import connected
 from penstock.cli.options import JsonOption, ServerOption, wants_json
 
 if TYPE_CHECKING:
-    from penstock.protocols.flymq.access.messages import AuditQueryRequest, AuditRecord
+    from penstock.protocols.flymq.operations.access import AuditQuery, AuditRecord
 
 app = typer.Typer(no_args_is_help=True, help="Read the audit trail.")
 
@@ -134,10 +134,10 @@ def export(
 
 def _query(
     kinds: list[str] | None, user: str, resource: str, result: str, search: str, since: str | None, limit: int
-) -> AuditQueryRequest:
-    from penstock.protocols.flymq.access.messages import AuditQueryRequest
+) -> AuditQuery:
+    from penstock.protocols.flymq.operations.access import AuditQuery
 
-    return AuditQueryRequest(_since_s(since), 0, kinds or [], user, resource, result, search, limit, 0)
+    return AuditQuery(_since_s(since), 0, kinds or [], user, resource, result, search, limit, 0)
 
 
 def _since_s(since: str | None) -> int:

@@ -11,7 +11,7 @@ from penstock.cli.broker import complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 
 if TYPE_CHECKING:
-    from penstock.protocols.flymq.lifetime.messages import DeadLetterInfo
+    from penstock.protocols.flymq.client.records import DeadLetterInfo
 
 app = typer.Typer(no_args_is_help=True, help="See records that failed; replay or purge them.")
 

@@ -14,7 +14,7 @@ from penstock.cli.broker import complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, given_or_global, wants_json
 
 if TYPE_CHECKING:
-    from penstock.protocols.flymq.pipelines.messages import PipelineDescription
+    from penstock.protocols.flymq.operations.spark import PipelineDescription
     from penstock.protocols.flymq.sync import FlyMQClient
     from penstock.spark.pipelines.model import Pipeline
 

@@ -17,7 +17,7 @@ from penstock.cli.options import JsonOption, ServerOption, wants_json
 if TYPE_CHECKING:
     from penstock.cli.lines import KeyedValue
     from penstock.clients.records import RecordMetadata
-    from penstock.protocols.flymq.lifetime.messages import DelayedRecord
+    from penstock.protocols.flymq.client.records import DelayedRecord
     from penstock.protocols.flymq.sync import FlyMQClient
 
 

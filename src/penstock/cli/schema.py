@@ -13,7 +13,7 @@ from penstock.cli.broker import complete_schema, complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 
 if TYPE_CHECKING:
-    from penstock.protocols.flymq.schemas.messages import SchemaInfo
+    from penstock.protocols.flymq.client.records import SchemaInfo
 
 app = typer.Typer(no_args_is_help=True, help="Say what records must look like, and hold topics to it.")
 

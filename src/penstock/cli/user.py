@@ -21,7 +21,7 @@ from penstock.cli.options import (
 from penstock.cli.passwords import PasswordStdinOption, new_password
 
 if TYPE_CHECKING:
-    from penstock.protocols.flymq.access.messages import UserDescription
+    from penstock.protocols.flymq.operations.access import UserDescription
 
 app = typer.Typer(no_args_is_help=True, help="Manage users, their passwords and roles.")
 

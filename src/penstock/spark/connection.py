@@ -17,7 +17,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.retry import RetryPolicy
 from penstock.clients.url import parse_url
 from penstock.errors import InvalidRequest, Unreachable
-from penstock.protocols.flymq.client import PORT
+from penstock.protocols.flymq.client.client import PORT
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.option_values import flag
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import structlog
 
 from penstock.errors import DataLoss, InvalidRequest, PartitionNotFound, TopicNotFound
-from penstock.protocols.flymq.blocks.messages import NO_EPOCH, PartitionSpan, Plan, PlannedTopic, TopicSpans
+from penstock.protocols.flymq.operations.blocks import NO_EPOCH, PartitionSpan, Plan, PlannedTopic, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.offsets import EARLIEST, LATEST, Epochs, Positions, StreamOffset
 from penstock.spark.options import Place, SourceOptions, Subscription

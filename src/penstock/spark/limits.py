@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.protocols.flymq.blocks.layouts import EXTENTS_MAX
-from penstock.protocols.flymq.blocks.messages import PartitionSpan, TopicSpans
+from penstock.protocols.flymq.operations.blocks import EXTENTS_MAX, PartitionSpan, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.offsets import Positions
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from penstock.errors import InvalidRequest
-from penstock.protocols.flymq.blocks.messages import NO_EPOCH, PartitionSpan, Plan, PlannedExtent, TopicSpans
+from penstock.protocols.flymq.operations.blocks import NO_EPOCH, PartitionSpan, Plan, PlannedExtent, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.holdings import TopicHoldings, end_in, holdings_in, lost, reachable
 from penstock.spark.offsets import EARLIEST

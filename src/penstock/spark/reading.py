@@ -22,8 +22,8 @@ import pyarrow as pa
 from penstock.errors import CorruptBlock, OffsetOutOfRange, TopicNotFound
 from penstock.log.block import BODY_BYTES_MAX, HEADER_BYTES, Block, seal_at
 from penstock.log.salts import salt_beside
-from penstock.protocols.flymq.blocks.client import FETCH_BYTES
-from penstock.protocols.flymq.blocks.messages import EncodedBlocks, PartitionSpan, TopicSpans
+from penstock.protocols.flymq.client.spark import FETCH_BYTES
+from penstock.protocols.flymq.operations.blocks import EncodedBlocks, PartitionSpan, TopicSpans
 from penstock.spark.arrow import BatchMaker
 from penstock.spark.connection import ConnectionSettings, pooled_client
 from penstock.spark.holdings import end_in, holdings_in, lost, reachable

@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.errors import InvalidRequest, TopicNotFound, TransactionNotFound, Unreachable
-from penstock.protocols.flymq.staging.messages import Winner
+from penstock.protocols.flymq.operations.spark import Winner
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import ConnectionSettings, pooled_client
 from penstock.spark.sink_blocks import BlockMaker

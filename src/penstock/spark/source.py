@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.errors import InvalidRequest
-from penstock.protocols.flymq.blocks.messages import NO_EPOCH
+from penstock.protocols.flymq.operations.blocks import NO_EPOCH
 from penstock.spark.connection import pooled_client
 from penstock.spark.holdings import check_all_exist, ending_positions, epochs_of, look, starting_positions
 from penstock.spark.offsets import Epochs, Positions

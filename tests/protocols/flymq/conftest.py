@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.broker import Broker
-from penstock.protocols.flymq.operations import Node
+from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import Conversation

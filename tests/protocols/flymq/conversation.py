@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from penstock.protocols.flymq.reply_decoding import decode_error
+from penstock.protocols.flymq.errors import decode_error
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import HEADER, HEADER_BYTES
 

@@ -11,7 +11,8 @@ from typing import cast
 
 from penstock.clients.options import ClientOptions
 from penstock.protocols.flymq.client import AsyncFlyMQClient
-from penstock.protocols.flymq.wire import HEADER, HEADER_BYTES, Opcode, frame
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, frame
 
 Answer = Callable[["Peer", int, bytes], bytes | None]
 
@@ -106,9 +107,9 @@ async def no_sleep(seconds: float) -> None:
 def produced(offset: int, topic: str = "t", partition: int = 0) -> bytes:
     name = topic.encode()
     return frame(
-        Opcode.PRODUCE, struct.pack(">H", len(name)) + name + struct.pack(">iQqii", partition, offset, 99, -1, 1)
+        Produce.opcode, struct.pack(">H", len(name)) + name + struct.pack(">iQqii", partition, offset, 99, -1, 1)
     )
 
 
 def error(text: str) -> bytes:
-    return frame(Opcode.ERROR, b"\0" + struct.pack(">H", len(text)) + text.encode())
+    return frame(ERROR, b"\0" + struct.pack(">H", len(text)) + text.encode())

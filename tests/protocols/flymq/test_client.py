@@ -25,7 +25,10 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
-from penstock.protocols.flymq.wire import HEADER, Opcode, frame
+from penstock.protocols.flymq.operations.access import Auth
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.operations.topics import Commit, ListTopics
+from penstock.protocols.flymq.wire import AUTH_RESPONSE, HEADER, frame
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.scripted import Answer, Peer, ScriptedBroker, connected, error, no_sleep, produced, scripted
 
@@ -38,7 +41,7 @@ def in_order() -> Answer:
 
 def names(*topics: str) -> bytes:
     listed = b"".join(struct.pack(">H", len(topic)) + topic.encode() for topic in topics)
-    return frame(Opcode.LIST_TOPICS, struct.pack(">I", len(topics)) + listed)
+    return frame(ListTopics.opcode, struct.pack(">I", len(topics)) + listed)
 
 
 def never(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
@@ -51,7 +54,7 @@ def never(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
 async def test_send_tells_where_the_record_is() -> None:
     async with scripted(lambda *_: produced(42, partition=3)) as broker, connected(broker) as client:
         assert await client.send("t", b"value", key=b"key", partition=3) == RecordMetadata("t", 3, 42, 99)
-        assert broker.requests == [(Opcode.PRODUCE, b"\0\x01t" + b"\0\0\0\x03key" + b"\0\0\0\x05value" + b"\0\0\0\x03")]
+        assert broker.requests == [(Produce.opcode, b"\0\x01t" + b"\0\0\0\x03key" + b"\0\0\0\x05value" + b"\0\0\0\x03")]
 
 
 async def test_concurrent_sends_leave_in_one_write_and_each_gets_its_own_answer() -> None:
@@ -291,7 +294,7 @@ async def test_a_broker_that_accepts_and_says_nothing_to_a_login_is_given_up() -
 
 @pytest.mark.parametrize(
     "reply",
-    [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(Opcode.COMMIT, b"\x01"), HEADER.pack(0xAF, 1, 1, 1, (32 << 20) + 1)],
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(Commit.opcode, b"\x01"), HEADER.pack(0xAF, 1, 1, 1, (32 << 20) + 1)],
     ids=["another protocol", "another opcode", "an oversize frame"],
 )
 async def test_an_answer_that_is_none_ends_the_connection(reply: bytes) -> None:
@@ -362,8 +365,8 @@ async def settled_requests(broker: ScriptedBroker) -> int:
 
 async def test_a_login_comes_first_on_every_connection() -> None:
     def answer(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
-        if opcode == Opcode.AUTH:
-            return frame(Opcode.AUTH_RESPONSE, b"\x01" + b"\0\0" + b"\0\x03ann" + b"\0\0\0\0")
+        if opcode == Auth.opcode:
+            return frame(AUTH_RESPONSE, b"\x01" + b"\0\0" + b"\0\x03ann" + b"\0\0\0\0")
         if peer.number == 0:
             peer.transport.abort()
         return names()
@@ -371,13 +374,11 @@ async def test_a_login_comes_first_on_every_connection() -> None:
     async with scripted(answer) as broker:
         async with connected(broker, url=f"flymq://ann:secret@127.0.0.1:{broker.port}") as client:
             await client.topics()
-        login = (Opcode.AUTH, b"\0\x03ann\0\x06secret")
-        assert broker.requests == [login, (Opcode.LIST_TOPICS, b"")] * 2
+        login = (Auth.opcode, b"\0\x03ann\0\x06secret")
+        assert broker.requests == [login, (ListTopics.opcode, b"")] * 2
 
 
-@pytest.mark.parametrize(
-    "reply", [frame(Opcode.AUTH_RESPONSE, b"\0" + bytes(8)), error("invalid username or password")]
-)
+@pytest.mark.parametrize("reply", [frame(AUTH_RESPONSE, b"\0" + bytes(8)), error("invalid username or password")])
 async def test_a_login_that_is_refused_is_told_at_once(reply: bytes) -> None:
     async with scripted(lambda *_: reply) as broker:
         client = AsyncFlyMQClient(f"flymq://ann:wrong@127.0.0.1:{broker.port}", sleep=no_sleep)

@@ -19,16 +19,27 @@ from penstock.broker.spreading import OnPlaced, Placement
 from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.flymq import request_encoding as encode
 from penstock.protocols.flymq.codec import CodecLimits
-from penstock.protocols.flymq.operations import Node
-from penstock.protocols.flymq.reply_decoding import decode_fetched, decode_names, decode_offset, decode_produced
+from penstock.protocols.flymq.operations.access import Whoami
+from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
+from penstock.protocols.flymq.operations.records import Consume, Fetch
+from penstock.protocols.flymq.operations.topics import (
+    Commit,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    GetOffset,
+    ListGroups,
+    ListTopics,
+)
+from penstock.protocols.flymq.record_layouts import decode_fetched, decode_produced, encode_produce, encode_produce_many
+from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import CALLS_PER_TURN_MAX, REQUEST_BYTES_MIN, FlyMQ
-from penstock.protocols.flymq.wire import Opcode, frame
+from penstock.protocols.flymq.wire import frame
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import Conversation, Frame
 
-LIST_TOPICS = encode.encode_list_topics()
+LIST_TOPICS = encode_request(ListTopics())
 
 
 class HeldWrites(Broker):
@@ -74,12 +85,12 @@ async def turns(count: int = 3) -> None:
 
 async def test_writes_are_started_without_waiting_for_each_other(held: HeldWrites, held_talk: Conversation) -> None:
     for value in (b"a", b"b", b"c"):
-        held_talk.say(encode.encode_produce("orders", value))
+        held_talk.say(encode_produce("orders", value))
     assert [values for values, _ in held.writes] == [[b"a"], [b"b"], [b"c"]]
 
 
 async def test_a_run_in_one_read_is_one_append(held: HeldWrites, held_talk: Conversation) -> None:
-    held_talk.say(encode.encode_produce_many("orders", [b"v%d" % n for n in range(500)]))
+    held_talk.say(encode_produce_many("orders", [b"v%d" % n for n in range(500)]))
     assert [len(values) for values, _ in held.writes] == [500]
 
 
@@ -87,7 +98,7 @@ async def test_replies_keep_the_order_of_requests_whatever_is_committed_first(
     held: HeldWrites, held_talk: Conversation
 ) -> None:
     for value in (b"a", b"b", b"c"):
-        held_talk.say(encode.encode_produce("orders", value))
+        held_talk.say(encode_produce("orders", value))
     held.answer(2, 30)
     held.answer(0, 10)
     await turns()
@@ -99,7 +110,7 @@ async def test_replies_keep_the_order_of_requests_whatever_is_committed_first(
 
 async def test_replies_that_are_ready_together_leave_as_one_send(held: HeldWrites, held_talk: Conversation) -> None:
     for value in (b"a", b"b", b"c"):
-        held_talk.say(encode.encode_produce("orders", value))
+        held_talk.say(encode_produce("orders", value))
     for index in range(3):
         held.answer(index, index)
     await turns()
@@ -108,7 +119,7 @@ async def test_replies_that_are_ready_together_leave_as_one_send(held: HeldWrite
 
 
 async def test_another_request_waits_for_the_writes_before_it(held: HeldWrites, held_talk: Conversation) -> None:
-    held_talk.say(encode.encode_produce("orders", b"a"), LIST_TOPICS, encode.encode_produce("orders", b"b"))
+    held_talk.say(encode_produce("orders", b"a"), LIST_TOPICS, encode_produce("orders", b"b"))
     await turns()
     assert len(held.writes) == 1, "what stands behind it waits too"
     assert held_talk.connection.sends == []
@@ -119,10 +130,10 @@ async def test_another_request_waits_for_the_writes_before_it(held: HeldWrites, 
 
 async def test_a_fetch_behind_a_produce_sees_the_record(talk: Conversation) -> None:
     talk.say(
-        encode.encode_produce("orders", b"hello"),
-        encode.encode_fetch("orders", 0, 0, 10),
-        encode.encode_produce("orders", b"again"),
-        encode.encode_fetch("orders", 0, 0, 10),
+        encode_produce("orders", b"hello"),
+        encode_request(Fetch("orders", 0, 0, 10)),
+        encode_produce("orders", b"again"),
+        encode_request(Fetch("orders", 0, 0, 10)),
     )
     _, first, _, second = await talk.replies(4)
     assert decode_fetched(first.payload, native=False).values == [b"hello"]
@@ -131,24 +142,24 @@ async def test_a_fetch_behind_a_produce_sees_the_record(talk: Conversation) -> N
 
 async def test_requests_that_wait_for_the_log_are_answered_in_order(talk: Conversation) -> None:
     talk.say(
-        encode.encode_create_topic("orders", 1),
-        encode.encode_commit("orders", "g", 0, 5),
-        encode.encode_get_offset("orders", "g", 0),
-        encode.encode_produce("orders", b"x"),
-        encode.encode_delete_topic("orders"),
+        encode_request(CreateTopic("orders", 1)),
+        encode_request(Commit("orders", "g", 0, 5)),
+        encode_request(GetOffset("orders", "g", 0)),
+        encode_produce("orders", b"x"),
+        encode_request(DeleteTopic("orders")),
         LIST_TOPICS,
     )
     replies = await talk.replies(6)
     assert [each.opcode for each in replies] == [0x03, 0x06, 0x60, 0x01, 0x09, 0x08]
-    assert decode_offset(replies[2].payload) == 5
-    assert decode_names(replies[5].payload) == []
+    assert decode_reply(GetOffset, replies[2].payload) == 5
+    assert decode_reply(ListTopics, replies[5].payload) == []
 
 
 async def test_a_missing_topic_is_made_before_what_follows_is_written(talk: Conversation) -> None:
     talk.say(
-        encode.encode_produce_many("new", [b"1", b"2"]),
-        encode.encode_produce("newer", b"3"),
-        encode.encode_produce("new", b"4"),
+        encode_produce_many("new", [b"1", b"2"]),
+        encode_produce("newer", b"3"),
+        encode_produce("new", b"4"),
     )
     replies = await talk.replies(4)
     assert [decode_produced(each.payload)[0] for each in replies] == ["new", "new", "newer", "new"]
@@ -158,7 +169,7 @@ async def test_a_missing_topic_is_made_before_what_follows_is_written(talk: Conv
 async def test_two_sessions_make_a_missing_topic_once(flymq: FlyMQ) -> None:
     talks = [Conversation(flymq, f"192.0.2.1:{port}") for port in range(5)]
     for each in talks:
-        each.say(encode.encode_produce("new", b"x"))
+        each.say(encode_produce("new", b"x"))
     offsets = [placed(await each.replies(1))[0] for each in talks]
     assert sorted(offsets) == [0, 1, 2, 3, 4]
 
@@ -168,7 +179,7 @@ async def test_two_sessions_make_a_missing_topic_once(flymq: FlyMQ) -> None:
 
 async def test_request_bytes_are_held_until_the_answer(held: HeldWrites, held_talk: Conversation) -> None:
     connection = held_talk.connection
-    big = encode.encode_produce("orders", bytes(5000))
+    big = encode_produce("orders", bytes(5000))
     held_talk.say(big, LIST_TOPICS)
     assert connection.held_bytes == len(big) + REQUEST_BYTES_MIN
     held.answer(0, 0)
@@ -177,9 +188,9 @@ async def test_request_bytes_are_held_until_the_answer(held: HeldWrites, held_ta
 
 
 async def test_nothing_is_started_while_the_peer_does_not_take_its_replies(talk: Conversation) -> None:
-    await talk.ask(encode.encode_produce("orders", b"hello"))
+    await talk.ask(encode_produce("orders", b"hello"))
     talk.connection.writable = False
-    talk.say(encode.encode_fetch("orders", 0, 0, 10), encode.encode_produce("orders", b"later"))
+    talk.say(encode_request(Fetch("orders", 0, 0, 10)), encode_produce("orders", b"later"))
     await turns()
     assert talk.connection.sends == []
     assert talk.connection.held_bytes > 0
@@ -210,7 +221,7 @@ async def test_a_half_frame_is_reported_until_it_is_whole(talk: Conversation) ->
 
 async def test_requests_before_broken_framing_are_answered_and_then_the_connection_ends(talk: Conversation) -> None:
     with pytest.raises(ProtocolViolation, match="not a FlyMQ frame"):
-        talk.say(encode.encode_produce("orders", b"hello"), b"GET / HTTP/1.1")
+        talk.say(encode_produce("orders", b"hello"), b"GET / HTTP/1.1")
     [reply] = await talk.replies(1)
     assert reply.opcode == 0x01
     assert talk.connection.held_bytes == 0
@@ -224,7 +235,7 @@ async def test_broken_framing_gets_no_error_frame(talk: Conversation) -> None:
 
 
 async def test_a_connection_that_is_gone_gives_back_what_it_held(held: HeldWrites, held_talk: Conversation) -> None:
-    held_talk.say(encode.encode_produce("orders", b"a"), LIST_TOPICS, LIST_TOPICS)
+    held_talk.say(encode_produce("orders", b"a"), LIST_TOPICS, LIST_TOPICS)
     held_talk.session.closed()
     assert held_talk.connection.held_bytes == REQUEST_BYTES_MIN, "the write is still under way"
     held.answer(0, 0)
@@ -233,7 +244,7 @@ async def test_a_connection_that_is_gone_gives_back_what_it_held(held: HeldWrite
 
 
 async def test_a_request_that_has_begun_is_carried_out_though_the_peer_left(talk: Conversation, broker: Broker) -> None:
-    talk.say(encode.encode_create_topic("orders", 1))
+    talk.say(encode_request(CreateTopic("orders", 1)))
     talk.session.closed()
     await talk.replies(1)
     assert broker.has_topic("orders")
@@ -250,7 +261,7 @@ async def test_only_the_record_at_fault_is_refused_in_a_run(
     broker = Broker(engine, clock=clock, limits=limits, access=OpenAccess())
     await engine.create_topic("orders", TopicConfig())
     talk = Conversation(FlyMQ(broker, clock=clock, node=node))
-    talk.say(encode.encode_produce_many("orders", [b"fits", b"does not fit", b"fits too"]))
+    talk.say(encode_produce_many("orders", [b"fits", b"does not fit", b"fits too"]))
     first, second, third = await talk.replies(3)
     assert placed([first, third]) == [0, 1]
     assert second.error.startswith("record too large: ")
@@ -258,16 +269,16 @@ async def test_only_the_record_at_fault_is_refused_in_a_run(
 
 
 async def test_a_compacted_topic_refuses_only_records_without_a_key(talk: Conversation) -> None:
-    await talk.ask(encode.encode_create_topic("orders", 1, {"cleanup": "compact"}))
-    talk.say(encode.encode_produce_many("orders", [b"1", b"2", b"3"], [b"k", None, b"k"]))
+    await talk.ask(encode_request(CreateTopic("orders", 1, [("cleanup", "compact")])))
+    talk.say(encode_produce_many("orders", [b"1", b"2", b"3"], [b"k", None, b"k"]))
     first, second, third = await talk.replies(3)
     assert placed([first, third]) == [0, 1]
     assert second.error.startswith("invalid request: topic orders keeps the latest record of each key")
 
 
 async def test_a_refused_run_is_refused_record_by_record(talk: Conversation, flymq: FlyMQ) -> None:
-    await talk.ask(encode.encode_create_topic("orders", 1))
-    talk.say(encode.encode_produce_many("orders", [b"1", b"2", b"3"], partition=5), LIST_TOPICS)
+    await talk.ask(encode_request(CreateTopic("orders", 1)))
+    talk.say(encode_produce_many("orders", [b"1", b"2", b"3"], partition=5), LIST_TOPICS)
     *refused, last = await talk.replies(4)
     assert {each.error[:24] for each in refused} == {"partition 5 out of range"}
     assert last.opcode == 0x08
@@ -275,24 +286,24 @@ async def test_a_refused_run_is_refused_record_by_record(talk: Conversation, fly
 
 
 async def test_records_for_several_partitions_in_one_read_are_answered_in_order(talk: Conversation) -> None:
-    await talk.ask(encode.encode_create_topic("orders", 3))
+    await talk.ask(encode_request(CreateTopic("orders", 3)))
     partitions = [0, 2, 1, 2, 2, 0] * 10
-    talk.say(*(encode.encode_produce("orders", b"%d" % n, None, each) for n, each in enumerate(partitions)))
+    talk.say(*(encode_produce("orders", b"%d" % n, None, each) for n, each in enumerate(partitions)))
     replies = [decode_produced(each.payload) for each in await talk.replies(len(partitions))]
     assert [reply[1] for reply in replies] == partitions
     assert [reply[2] for reply in replies] == [partitions[:n].count(each) for n, each in enumerate(partitions)]
 
 
 async def test_of_records_for_several_partitions_only_those_for_a_missing_one_are_refused(talk: Conversation) -> None:
-    await talk.ask(encode.encode_create_topic("orders", 2))
-    talk.say(*(encode.encode_produce("orders", b"v", None, each) for each in (0, 7, 1, 0)))
+    await talk.ask(encode_request(CreateTopic("orders", 2)))
+    talk.say(*(encode_produce("orders", b"v", None, each) for each in (0, 7, 1, 0)))
     first, refused, third, fourth = await talk.replies(4)
     assert placed([first, third, fourth]) == [0, 0, 1]
     assert refused.error.startswith("partition 7 out of range")
 
 
 async def test_a_failed_commit_refuses_its_records_and_no_others(held: HeldWrites, held_talk: Conversation) -> None:
-    held_talk.say(encode.encode_produce_many("orders", [b"1", b"2", b"3"]))
+    held_talk.say(encode_produce_many("orders", [b"1", b"2", b"3"]))
     _, done = held.writes[0]
     done(
         [
@@ -318,16 +329,16 @@ async def test_what_is_not_allowed_is_refused_and_creates_nothing(
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=policy)
     talk = Conversation(FlyMQ(broker, clock=clock, node=node, principal=Principal("eve")))
     for request in (
-        encode.encode_produce("orders", b"x"),
-        encode.encode_create_topic("orders", 1),
-        encode.encode_fetch("orders", 0, 0, 1),
-        encode.encode_commit("orders", "g", 0, 1),
-        encode.encode_list_groups(),
-        encode.encode_delete_group("orders", "g"),
+        encode_produce("orders", b"x"),
+        encode_request(CreateTopic("orders", 1)),
+        encode_request(Fetch("orders", 0, 0, 1)),
+        encode_request(Commit("orders", "g", 0, 1)),
+        encode_request(ListGroups()),
+        encode_request(DeleteGroup("orders", "g")),
     ):
         assert (await talk.ask(request)).error.startswith("unauthorized: eve may not ")
     assert not broker.has_topic("orders")
-    reply = await talk.ask(encode.encode_whoami())
+    reply = await talk.ask(encode_request(Whoami()))
     assert reply == (0x72, b"\x01\0\x03eve" + bytes(8))
 
 
@@ -339,7 +350,7 @@ async def test_a_run_that_is_not_allowed_is_checked_and_audited_once(
     guarded = Broker(engine, clock=clock, limits=BrokerLimits(), access=NoWrites())
     await guarded.start()
     talk = Conversation(FlyMQ(guarded, clock=clock, node=node, principal=Principal("eve")))
-    talk.say(b"".join(encode.encode_produce("orders", b"x", partition=each) for each in partitions * 50))
+    talk.say(b"".join(encode_produce("orders", b"x", partition=each) for each in partitions * 50))
     for reply in await talk.replies(100):
         assert reply.error == "unauthorized: eve may not write orders"
     denied = await guarded.audit.query(SYSTEM, AuditQuery(types=["access.denied"]))
@@ -350,7 +361,7 @@ async def test_a_run_that_is_not_allowed_is_checked_and_audited_once(
 
 async def test_bad_requests_are_answered_and_the_conversation_goes_on(talk: Conversation, flymq: FlyMQ) -> None:
     assert (await talk.ask(frame(0xEE))).error == "unknown opcode: 238"
-    assert (await talk.ask(frame(Opcode.CONSUME, b"\0"))).error.startswith("buffer too small: ")
+    assert (await talk.ask(frame(Consume.opcode, b"\0"))).error.startswith("buffer too small: ")
     assert (await talk.ask(LIST_TOPICS)).opcode == 0x08
     assert flymq.stats.errors == 2
     assert flymq.stats.requests_by_name() == {"unknown": 1, "consume": 1, "list_topics": 1}
@@ -374,9 +385,9 @@ async def test_a_bug_is_logged_once_and_answered_without_details(
     flymq = FlyMQ(broker, clock=clock, node=node)
     talk = Conversation(flymq)
     with capture_logs() as logs:
-        for request in (LIST_TOPICS, encode.encode_delete_topic("x"), encode.encode_produce("x", b"v")):
+        for request in (LIST_TOPICS, encode_request(DeleteTopic("x")), encode_produce("x", b"v")):
             assert (await talk.ask(request)).error.startswith("internal error")
-        assert (await talk.ask(encode.encode_whoami())).opcode == 0x72
+        assert (await talk.ask(encode_request(Whoami()))).opcode == 0x72
     assert [(line["event"], line["log_level"]) for line in logs] == [("request_failed", "error")]
     assert flymq.stats.internal_errors == 3
     assert talk.connection.held_bytes == 0
@@ -391,10 +402,10 @@ def compressed(data: bytes) -> bytes:
 
 async def test_compressed_requests_are_served_in_their_turn(talk: Conversation) -> None:
     talk.say(
-        compressed(encode.encode_produce("orders", b"x" * 1000)),
-        encode.encode_produce("orders", b"y"),
-        compressed(encode.encode_fetch("orders", 0, 0, 10)),
-        compressed(encode.encode_commit("orders", "g", 0, 1)),
+        compressed(encode_produce("orders", b"x" * 1000)),
+        encode_produce("orders", b"y"),
+        compressed(encode_request(Fetch("orders", 0, 0, 10))),
+        compressed(encode_request(Commit("orders", "g", 0, 1))),
         LIST_TOPICS,
     )
     replies = await talk.replies(5)
@@ -404,8 +415,8 @@ async def test_compressed_requests_are_served_in_their_turn(talk: Conversation) 
 
 
 async def test_an_inflated_payload_counts_with_its_real_size(talk: Conversation) -> None:
-    await talk.ask(encode.encode_create_topic("orders", 1))
-    await talk.ask(compressed(encode.encode_produce("orders", bytes(1_000_000))))
+    await talk.ask(encode_request(CreateTopic("orders", 1)))
+    await talk.ask(compressed(encode_produce("orders", bytes(1_000_000))))
     assert talk.connection.held_bytes_peak > 1_000_000
     assert talk.connection.held_bytes == 0
 
@@ -413,7 +424,7 @@ async def test_an_inflated_payload_counts_with_its_real_size(talk: Conversation)
 async def test_a_bomb_is_refused_and_the_conversation_goes_on(broker: Broker, clock: ManualClock, node: Node) -> None:
     limits = CodecLimits(inflated_bytes_max=10_000)
     talk = Conversation(FlyMQ(broker, clock=clock, node=node, codec_limits=limits))
-    reply = await talk.ask(compressed(encode.encode_produce("orders", bytes(1_000_000))))
+    reply = await talk.ask(compressed(encode_produce("orders", bytes(1_000_000))))
     assert reply.error == "gzip: the payload inflates to more than 10000 bytes"
     assert (await talk.ask(LIST_TOPICS)).opcode == 0x08
 

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,17 +32,12 @@ from penstock.protocols.flymq.limits import (
     GZIP_MEMBERS_MAX,
     LOGIN_PAYLOAD_BYTES_MAX,
 )
-from penstock.protocols.flymq.reply_decoding import decode_produced
-from penstock.protocols.flymq.request_decoding import decode_request, produce_fault
-from penstock.protocols.flymq.request_messages import (
-    BadRequest,
-    Call,
-    ProduceRun,
-    Request,
-    Undecoded,
-)
-from penstock.protocols.flymq.transactions.messages import TxnProduce
-from penstock.protocols.flymq.transactions.requests import take_alike
+from penstock.protocols.flymq.operations.blocks import ReadPlan
+from penstock.protocols.flymq.operations.operation import BadRequest, Operation, decode_request
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.operations.spark import StageCommit
+from penstock.protocols.flymq.operations.transactions import TxnCommit, TxnProduce, take_alike
+from penstock.protocols.flymq.record_layouts import ProduceRun, decode_produced
 from penstock.protocols.flymq.wire import (
     COMPRESSION_GZIP,
     COMPRESSION_MASK,
@@ -53,20 +48,40 @@ from penstock.protocols.flymq.wire import (
     PRODUCE_FIXED_BYTES,
     RECORD_METADATA,
     VERSION,
-    Opcode,
 )
 from penstock.protocols.unfinished import Unfinished
 
-_PRODUCE = int(Opcode.PRODUCE)
+_PRODUCE = Produce.opcode
 _UNIFORM_FRAMES_MIN = 16
 """Below this many frames, setting up arrays costs more than it saves."""
-_LONG_LISTS = frozenset({Opcode.READ_PLAN, Opcode.STAGE_COMMIT, Opcode.TXN_COMMIT})
+_LONG_LISTS = frozenset({ReadPlan.opcode, StageCommit.opcode, TxnCommit.opcode})
 """Requests whose lists may have tens of thousands of items."""
 _GZIP_WINDOW_BITS = 31
 _GZIP_STEP_BYTES = 64 << 10
 """Of compressed input taken at a time, and of output made: a fraction of a millisecond."""
 
 Message = TypeVar("Message")
+
+
+@dataclass(slots=True)
+class Undecoded:
+    """A payload that takes too long for the event loop, and is decoded elsewhere when its turn comes. Several gzip payloads are thus
+    never in memory inflated at once."""
+
+    payload: bytes
+    gzip: bool
+
+
+@dataclass(slots=True)
+class Call:
+    """Any request but an uncompressed PRODUCE."""
+
+    opcode: int
+    body: Operation[Any] | BadRequest | Undecoded
+    request_bytes: int
+
+
+Request = ProduceRun | Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +244,8 @@ def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRu
     except (struct.error, UnicodeDecodeError):
         pass
     # Something is wrong with it: read it again, slowly, to say what.
-    fault = produce_fault(data, position + HEADER_BYTES, frame_end)
-    return Call(_PRODUCE, BadRequest(fault), frame_end - position), 0
+    fault = decode_request(_PRODUCE, data, position + HEADER_BYTES, frame_end)
+    return Call(_PRODUCE, fault, frame_end - position), 0
 
 
 def _join(run: ProduceRun, more: ProduceRun) -> None:

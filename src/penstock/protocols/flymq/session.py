@@ -25,15 +25,15 @@ from penstock.broker.spreading import Placement, Scattered
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, ShuttingDown
 from penstock.net.session import Connection
-from penstock.protocols.flymq.codec import CodecLimits, RequestDecoder, decode_undecoded
-from penstock.protocols.flymq.fetching import Fetcher, FetchLimits
-from penstock.protocols.flymq.operations import Answer, Dialect, Node, Operations, refusal
-from penstock.protocols.flymq.reply_encoding import encode_error, encode_produced, encode_scattered
-from penstock.protocols.flymq.reply_messages import Failed, Placed
-from penstock.protocols.flymq.request_messages import BadRequest, Call, ProduceRun, Request, Undecoded
-from penstock.protocols.flymq.transactions.messages import TxnProduce
-from penstock.protocols.flymq.transactions.operations import RunRefused
-from penstock.protocols.flymq.wire import Opcode
+from penstock.protocols.flymq.codec import Call, CodecLimits, Request, RequestDecoder, Undecoded, decode_undecoded
+from penstock.protocols.flymq.errors import encode_error
+from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.operations.transactions import TxnProduce
+from penstock.protocols.flymq.record_layouts import Failed, Placed, ProduceRun, encode_produced, encode_scattered
+from penstock.protocols.flymq.server.dispatch import Answer, Caller, Dialect, Node, dispatch, is_write, refusal, write
+from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
+from penstock.protocols.flymq.server.transactions import RunRefused
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.turns import InTurns
 
@@ -41,7 +41,7 @@ REQUEST_BYTES_MIN = 256
 """What a waiting request counts for at least: a header alone takes 8 bytes on the wire, its message some 200 in memory."""
 CALLS_PER_TURN_MAX = 64
 """Requests other than writes that one session answers before it lets others have their turn of the loop."""
-_PRODUCE = int(Opcode.PRODUCE)
+_PRODUCE = Produce.opcode
 _INTERNAL_ERROR = "internal error: the server's log has the details"
 
 log = structlog.get_logger("penstock.protocols.flymq")
@@ -60,7 +60,7 @@ class FlyMQStats:
 
     def requests_by_name(self) -> dict[str, int]:
         """Only what has been asked for; opcodes that are not in the contract together, as `unknown`."""
-        known = {int(opcode): opcode.name.lower() for opcode in Opcode}
+        known = {opcode: operation.opcode_name.lower() for opcode, operation in OPERATIONS.items()}
         named: dict[str, int] = {}
         for opcode, count in enumerate(self.requests):
             if count:
@@ -105,11 +105,11 @@ class FlyMQSession(InTurns):
     __slots__ = (
         "_broker",
         "_bug_logged",
+        "_caller",
         "_connection",
         "_decoder",
         "_id",
         "_login_pending",
-        "_operations",
         "_replies",
         "_stats",
         "_waiting",
@@ -124,7 +124,7 @@ class FlyMQSession(InTurns):
         self._stats = shared.stats
         self._connection = connection
         self._id = f"{connection.listener}/{connection.peer}"
-        self._operations = Operations(
+        self._caller = Caller(
             shared.broker,
             shared.fetcher,
             shared.clock,
@@ -144,7 +144,7 @@ class FlyMQSession(InTurns):
 
     @property
     def _principal(self) -> Principal:
-        return self._operations.principal
+        return self._caller.principal
 
     # --- what the network calls ---
 
@@ -184,7 +184,7 @@ class FlyMQSession(InTurns):
                 self._waiting.popleft()
                 self._decode(request)
                 break
-            single_write = self._operations.writes(request.body)
+            single_write = is_write(request.body)
             if self._writes_in_flight and not single_write:
                 break
             if calls == CALLS_PER_TURN_MAX:
@@ -211,7 +211,7 @@ class FlyMQSession(InTurns):
         """Put what a payload holds in its place at the head of the queue. Writes before it may still be in flight."""
         assert isinstance(call.body, Undecoded)
         if call.body.gzip:
-            self._operations.note_dialect(native=True)
+            self._caller.note_dialect(native=True)
 
         def failed(error: Exception) -> None:
             self._answer(self._replies.reserve(), self._error(call.opcode, call.body, error), _held_bytes(call))
@@ -369,7 +369,7 @@ class FlyMQSession(InTurns):
 
         self._writes_in_flight += 1
         try:
-            self._operations.write(call.body, written)
+            write(self._caller, call.body, written)  # type: ignore[arg-type]  # only an operation is a write
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self._answer(slot, self._error(call.opcode, call.body, error), held_bytes)
@@ -393,7 +393,7 @@ class FlyMQSession(InTurns):
             self._stats.errors += 1
             return self._encode_error(body.message)
         try:
-            return self._operations.answer(call.opcode, body)
+            return dispatch(self._caller, body)  # type: ignore[arg-type]  # what is undecoded is decoded first
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             return self._failed(call, error)
 
@@ -439,7 +439,7 @@ class FlyMQSession(InTurns):
         return self._encode_error(_INTERNAL_ERROR)
 
     def _encode_error(self, message: str) -> bytes:
-        return encode_error(message, native=bool(self._operations.native))
+        return encode_error(message, native=bool(self._caller.native))
 
 
 def _requests_in(call: Call) -> int:

@@ -1,35 +1,54 @@
-"""The FlyMQ client for programs without an event loop: the async client, driven in one background thread."""
+"""The FlyMQ client for programs without an event loop: the async client, driven in one background thread.
+
+Generated from `penstock.protocols.flymq.client`: change that, and run `make sync`.
+"""
+
+# ruff: noqa: A002 - arguments are named as those of the async client
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Self
 
 from penstock.clients.arguments import Values
+from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
-from penstock.clients.records import (
-    FetchResult,
-    GroupDescription,
-    Lag,
-    Record,
-    RecordMetadata,
-    TopicDescription,
+from penstock.clients.records import FetchResult, GroupDescription, Lag, Record, RecordMetadata, TopicDescription
+from penstock.clients.sync_twin import SyncTransaction, SyncTwin
+from penstock.protocols.flymq.client.access import AsyncAccess, AsyncKeys, Identity
+from penstock.protocols.flymq.client.client import FETCH_RECORDS, AsyncFlyMQClient
+from penstock.protocols.flymq.client.reading import Start
+from penstock.protocols.flymq.client.records import (
+    LETTERS,
+    AsyncDeadLetters,
+    AsyncSchemas,
+    DeadLetterInfo,
+    DelayedRecord,
+    SchemaInfo,
 )
-from penstock.clients.sync_twin import SyncTwin
-from penstock.protocols.flymq.access.client import Access
-from penstock.protocols.flymq.blocks.client import Blocks
-from penstock.protocols.flymq.client import FETCH_RECORDS, AsyncFlyMQClient
-from penstock.protocols.flymq.keys.client import Keys
-from penstock.protocols.flymq.lifetime.client import DeadLetters
-from penstock.protocols.flymq.lifetime.messages import DelayedRecord
-from penstock.protocols.flymq.pipelines.client import Pipelines
-from penstock.protocols.flymq.reading import Start
-from penstock.protocols.flymq.schemas.client import Schemas
-from penstock.protocols.flymq.snapshots.client import Snapshots
-from penstock.protocols.flymq.staging.client import Staging
-from penstock.protocols.flymq.transactions.client import Transaction
+from penstock.protocols.flymq.client.spark import (
+    FETCH_BYTES,
+    AsyncAttempt,
+    AsyncBlocks,
+    AsyncPipelines,
+    AsyncSnapshots,
+    AsyncStaging,
+    Parts,
+)
+from penstock.protocols.flymq.client.transactions import AsyncTransaction
+from penstock.protocols.flymq.operations.access import (
+    AclDescription,
+    AuditQuery,
+    AuditRecords,
+    KeyDescription,
+    RoleDescription,
+    UserDescription,
+)
+from penstock.protocols.flymq.operations.blocks import NO_EPOCH, EncodedBlocks, Plan, TopicSpans
+from penstock.protocols.flymq.operations.spark import PipelineDescription, PipelineReport, Run, Winner
+from penstock.protocols.flymq.operations.topics import ClusterState, SnapshotDescription
 
 
 class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
@@ -48,6 +67,7 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     ) -> None:
         super().__init__(AsyncFlyMQClient(url, tls=tls, options=options))
         self.dead_letters = DeadLetters(self._thread, self._client.dead_letters)
+        """Records that failed: list, replay, purge."""
         self.schemas = Schemas(self._thread, self._client.schemas)
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
         self.access = Access(self._thread, self._client.access)
@@ -59,11 +79,9 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         self.snapshots = Snapshots(self._thread, self._client.snapshots)
         """Snapshots of the log, for backups and checks on the broker's machine."""
         self.keys = Keys(self._thread, self._client.keys)
-        """API keys of protocols that have no users."""
+        """API keys of other protocols: create, list, revoke."""
         self.blocks = Blocks(self._thread, self._client.blocks)
         """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
-
-    # -- producing -------------------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -77,8 +95,11 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     ) -> RecordMetadata:
         """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
 
+        Without a partition the key decides, or else they take turns.
+
         A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
-        "orders:3") says is refused with ValidationFailed.
+        "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
+        whether the record was stored.
         """
         return self._thread.run(self._client.send(topic, value, key, partition, ttl_s=ttl_s, schema=schema))
 
@@ -92,7 +113,10 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         *,
         ttl_s: float | None = None,
     ) -> DelayedRecord:
-        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then."""
+        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
+
+        A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
+        """
         return self._thread.run(self._client.send_later(topic, value, delay_s, key, partition, ttl_s=ttl_s))
 
     def cancel(self, topic: str, delayed_id: str) -> None:
@@ -102,24 +126,27 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     def send_many(
         self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
     ) -> list[RecordMetadata]:
-        """Store many records (values, or pairs of key and value), in order; returns where each is, once all are committed."""
+        """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
+
+        Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
+        """
         return self._thread.run(self._client.send_many(topic, records, partition, schema=schema))
 
     def transaction(self, transaction_id: str | None = None) -> Transaction:
-        """Records and group offsets that appear together or not at all: `with client.transaction() as txn:`."""
+        """Records and group offsets that appear together or not at all: `with client.transaction() as txn:`.
+
+        An id goes on with a transaction that was begun before, here or elsewhere; `commit()` then tells what became of it.
+        """
         return Transaction(self._thread, self._client.transaction(transaction_id))
 
-    # -- reading ---------------------------------------------------------------------------------------------------------
-
     def fetch(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        max_records: int = FETCH_RECORDS,
-        filter: str | None = None,  # noqa: A002
+        self, topic: str, partition: int, offset: int, max_records: int = FETCH_RECORDS, filter: str | None = None
     ) -> FetchResult:
-        """Read up to `max_records` records of one partition from `offset` on; none at its end."""
+        """Read up to `max_records` records of one partition from `offset` on; none at its end.
+
+        `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
+        values that have such a member.
+        """
         return self._thread.run(self._client.fetch(topic, partition, offset, max_records, filter))
 
     def batches(
@@ -131,7 +158,7 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         group: str | None = None,
         follow: bool = False,
         commit: bool = True,
-        filter: str | None = None,  # noqa: A002
+        filter: str | None = None,
         limit: int | None = None,
     ) -> Iterator[list[Record]]:
         """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
@@ -150,19 +177,25 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         group: str | None = None,
         follow: bool = False,
         commit: bool = True,
-        filter: str | None = None,  # noqa: A002
+        filter: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Record]:
-        """Iterate over the records of one partition or of all of them; see `AsyncFlyMQClient.records`."""
+        """Iterate over the records of one partition or of all of them; order holds within a partition.
+
+        `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading goes on where the group's committed
+        offsets stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless
+        `commit` is false): a record counts as read once all of its batch was handed out and the next record was asked for. Without
+        `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more. `limit` ends it after
+        so many records.
+        """
         for batch in self.batches(
             topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
         ):
             yield from batch
 
-    # -- topics ----------------------------------------------------------------------------------------------------------
-
     def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
-        """Create a topic; one that exists stays as it is. `config` as in `AsyncFlyMQClient.create_topic`."""
+        """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
+        compression, segment_bytes, segment_ms."""
         self._thread.run(self._client.create_topic(name, partitions, **config))
 
     def delete_topic(self, name: str) -> None:
@@ -176,8 +209,6 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     def describe_topic(self, name: str) -> TopicDescription:
         """Raises TopicNotFound."""
         return self._thread.run(self._client.describe_topic(name))
-
-    # -- groups ----------------------------------------------------------------------------------------------------------
 
     def subscribe(
         self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
@@ -217,8 +248,330 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         """How many records of a partition the group has yet to read."""
         return self._thread.run(self._client.lag(topic, group, partition))
 
-    # -- the connection --------------------------------------------------------------------------------------------------
-
     def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
         return self._thread.run(self._client.ping())
+
+
+class Transaction(SyncTransaction[AsyncTransaction]):
+    """The same calls as `AsyncTransaction`, each waiting for its answer.
+
+    ```python
+    with client.transaction() as txn:
+        txn.send("orders", b"one", key=b"k")
+        txn.send("payments", b"1.00")
+    ```
+    """
+
+    def begin(self) -> Self:
+        """Begin the transaction; entering the block does that by itself."""
+        self._thread.run(self._transaction.begin())
+        return self
+
+    @property
+    def id(self) -> str:
+        """What the broker calls it."""
+        return self._transaction.id
+
+    def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> int:
+        """Add one record; returns its partition. Its offset is decided by the commit."""
+        return self._thread.run(self._transaction.send(topic, value, key, partition))
+
+    def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[int]:
+        """Add many records (values, or pairs of key and value), pipelined, in order; returns the partition of each.
+
+        Where some are refused, the others are in the transaction: roll back, or commit without those.
+        """
+        return self._thread.run(self._transaction.send_many(topic, records, partition))
+
+    def commit_offset(self, topic: str, group: str, partition: int, offset: int) -> None:
+        """Note the next offset that a group reads; it moves with the commit. So a record that was read, and what came of it, are one."""
+        self._transaction.commit_offset(topic, group, partition, offset)
+
+
+class DeadLetters:
+    """The same calls as `AsyncDeadLetters`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, dead_letters: AsyncDeadLetters) -> None:
+        self._thread = thread
+        self._dead_letters = dead_letters
+
+    def list(self, topic: str, max_letters: int = LETTERS) -> list[DeadLetterInfo]:
+        """The records of a topic that failed and were not replayed, oldest first; none where it has no dead letters."""
+        return self._thread.run(self._dead_letters.list(topic, max_letters))
+
+    def replay(self, topic: str, letter_id: str) -> None:
+        """Write a failed record to its topic again, once. Raises EntryNotFound, also where it was replayed before."""
+        self._thread.run(self._dead_letters.replay(topic, letter_id))
+
+    def replay_at(self, topic: str, offset: int) -> None:
+        """The same for the dead letter at an offset of the dead-letter topic."""
+        self._thread.run(self._dead_letters.replay_at(topic, offset))
+
+    def replay_all(self, topic: str, filter: str = "", *, dry_run: bool = False) -> int:
+        """Replay every dead letter, or those whose record or reason matches a filter as in `fetch`; returns how many.
+
+        A dry run only counts. Sent again where the connection was lost: what was replayed by then is not replayed again, nor counted.
+        """
+        return self._thread.run(self._dead_letters.replay_all(topic, filter, dry_run=dry_run))
+
+    def purge(self, topic: str) -> None:
+        """Delete all dead letters of a topic, replayed or not; none are no error."""
+        self._thread.run(self._dead_letters.purge(topic))
+
+
+class Schemas:
+    """The same calls as `AsyncSchemas`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, schemas: AsyncSchemas) -> None:
+        self._thread = thread
+        self._schemas = schemas
+
+    def register(self, name: str, definition: str, type: str = "json", compatibility: str | None = None) -> SchemaInfo:
+        """Register the next version (json, avro or protobuf), or find the one that has this definition already.
+
+        `compatibility` (none, backward, forward, full) is kept for versions to come. Raises SchemaInvalid, IncompatibleSchema.
+        """
+        return self._thread.run(self._schemas.register(name, definition, type, compatibility))
+
+    def get(self, name: str, version: int | None = None) -> SchemaInfo:
+        """One version with its definition, by default the latest. Raises SchemaNotFound."""
+        return self._thread.run(self._schemas.get(name, version))
+
+    def validate(self, schema: str, value: bytes) -> list[str]:
+        """What is wrong with a record; nothing where it is what the schema ("orders", "orders:3") says. Raises SchemaNotFound."""
+        return self._thread.run(self._schemas.validate(schema, value))
+
+    def delete(self, name: str, version: int | None = None) -> None:
+        """Delete one version, or all of them. Raises SchemaNotFound."""
+        self._thread.run(self._schemas.delete(name, version))
+
+    def bind(self, topic: str, schema: str | None) -> None:
+        """From now on records of the topic must follow the schema ("orders", "orders:3"); None lifts that."""
+        self._thread.run(self._schemas.bind(topic, schema))
+
+    def list(self, name: str | None = None) -> list[SchemaInfo]:
+        """Every version of one schema, or of all."""
+        return self._thread.run(self._schemas.list(name))
+
+
+class Access:
+    """The same calls as `AsyncAccess`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, access: AsyncAccess) -> None:
+        self._thread = thread
+        self._access = access
+
+    def whoami(self) -> Identity | None:
+        """Whom the broker takes this client for; None where nobody has logged in."""
+        return self._thread.run(self._access.whoami())
+
+    def create_user(self, user: str, password: str, roles: Sequence[str] = ()) -> None:
+        """Raises UserExists."""
+        self._thread.run(self._access.create_user(user, password, roles))
+
+    def update_user(self, user: str, roles: Sequence[str] = (), enabled: bool | None = None) -> None:
+        """Give a user other roles (none: unchanged), or let it log in or not (None: unchanged). Raises UserNotFound."""
+        self._thread.run(self._access.update_user(user, roles, enabled))
+
+    def delete_user(self, user: str) -> None:
+        """Raises UserNotFound."""
+        self._thread.run(self._access.delete_user(user))
+
+    def users(self) -> list[UserDescription]:
+        """Every user, without permissions."""
+        return self._thread.run(self._access.users())
+
+    def user(self, user: str) -> UserDescription:
+        """Raises UserNotFound."""
+        return self._thread.run(self._access.user(user))
+
+    def set_password(self, user: str, password: str, old_password: str = "") -> None:
+        """One's own, for which the old one is needed, or, as an administrator, somebody else's."""
+        self._thread.run(self._access.set_password(user, password, old_password))
+
+    def roles(self) -> list[RoleDescription]:
+        """Every role, the built-in ones first."""
+        return self._thread.run(self._access.roles())
+
+    def set_role(self, role: str, permissions: Sequence[str], description: str = "") -> None:
+        """Make a role, or change one that is not built in. Permissions: read, write, describe, create, delete, admin."""
+        self._thread.run(self._access.set_role(role, permissions, description))
+
+    def delete_role(self, role: str) -> None:
+        """One that nobody has any more."""
+        self._thread.run(self._access.delete_role(role))
+
+    def set_acl(
+        self, topic: str, users: Sequence[str] = (), roles: Sequence[str] = (), *, public: bool = False
+    ) -> None:
+        """Put an ACL in the place of the one there may be. `topic` may end in `*`; an entry may end in `:read` or `:write`."""
+        self._thread.run(self._access.set_acl(topic, users, roles, public=public))
+
+    def acl(self, topic: str) -> AclDescription:
+        """The ACL of this very name; `exists` is false where there is none."""
+        return self._thread.run(self._access.acl(topic))
+
+    def delete_acl(self, topic: str) -> None:
+        """One that does not exist is no error."""
+        self._thread.run(self._access.delete_acl(topic))
+
+    def acls(self) -> list[AclDescription]:
+        return self._thread.run(self._access.acls())
+
+    def audit(self, query: AuditQuery | None = None) -> AuditRecords:
+        """Events of the audit trail, newest first."""
+        return self._thread.run(self._access.audit(query))
+
+    def export_audit(self, form: Literal["json", "csv"], query: AuditQuery | None = None) -> bytes:
+        """The same as a file."""
+        return self._thread.run(self._access.export_audit(form, query))
+
+    def cluster_status(self) -> ClusterState:
+        return self._thread.run(self._access.cluster_status())
+
+
+class Keys:
+    """The same calls as `AsyncKeys`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, keys: AsyncKeys) -> None:
+        self._thread = thread
+        self._keys = keys
+
+    def create(self, name: str, roles: Sequence[str] = ()) -> str:
+        """Make a key; returns it, and nobody can see it again. Without roles it may publish and read."""
+        return self._thread.run(self._keys.create(name, roles))
+
+    def list(self) -> list[KeyDescription]:
+        """Every key by name, without its secret."""
+        return self._thread.run(self._keys.list())
+
+    def revoke(self, name: str) -> None:
+        """Forget a key; who is logged in with it is turned away. Raises EntryNotFound."""
+        self._thread.run(self._keys.revoke(name))
+
+
+class Staging:
+    """The same calls as `AsyncStaging`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, staging: AsyncStaging) -> None:
+        self._thread = thread
+        self._staging = staging
+
+    def begin_run(self, application: str, name: str, *, lasting: bool = True) -> Run:
+        """Begin a run of an application, or find the one of this name begun. Raises ProducerFenced where a newer one has begun.
+
+        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten.
+        """
+        return self._thread.run(self._staging.begin_run(application, name, lasting=lasting))
+
+    def attempt(self, application: str, run: int, epoch: int, attempt: str) -> Attempt:
+        """What one attempt of one task stages."""
+        return Attempt(self._thread, self._staging.attempt(application, run, epoch, attempt))
+
+    def commit(self, application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bool:
+        """Publish what the winners staged, all or nothing, once. False where the epoch was committed before.
+
+        Returns when all of it can be read; a large commit may take long.
+        """
+        return self._thread.run(self._staging.commit(application, run, epoch, winners))
+
+    def abort(self, application: str, run: int, epoch: int) -> bool:
+        """Drop what this run and earlier ones staged for an epoch. False where it was committed, which stays."""
+        return self._thread.run(self._staging.abort(application, run, epoch))
+
+
+class Attempt:
+    """The same calls as `AsyncAttempt`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, attempt: AsyncAttempt) -> None:
+        self._thread = thread
+        self._attempt = attempt
+
+    @property
+    def winner(self) -> Winner:
+        """What names this attempt in a commit."""
+        return self._attempt.winner
+
+    def stage(self, topic: str, parts: Parts) -> None:
+        """Send blocks for partitions of a topic (which is created where it is missing). Returns when there is room for more.
+
+        Raises what went wrong with this or an earlier request; then the attempt has failed.
+        """
+        self._thread.run(self._attempt.stage(topic, parts))
+
+    def finish(self) -> Winner:
+        """Wait until everything is staged."""
+        return self._thread.run(self._attempt.finish())
+
+    def cancel(self) -> None:
+        """Wait for what is on its way, whatever comes of it."""
+        self._thread.run(self._attempt.cancel())
+
+
+class Pipelines:
+    """The same calls as `AsyncPipelines`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, pipelines: AsyncPipelines) -> None:
+        self._thread = thread
+        self._pipelines = pipelines
+
+    def report(self, report: PipelineReport) -> bool:
+        """Say how a run is doing; returns whether it should stop."""
+        return self._thread.run(self._pipelines.report(report))
+
+    def list(self) -> list[PipelineDescription]:
+        """The last report of every pipeline, by name."""
+        return self._thread.run(self._pipelines.list())
+
+    def stop(self, pipeline: str) -> bool:
+        """Ask the running run of a pipeline to stop; returns whether there is one. Raises EntryNotFound."""
+        return self._thread.run(self._pipelines.stop(pipeline))
+
+
+class Blocks:
+    """The same calls as `AsyncBlocks`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, blocks: AsyncBlocks) -> None:
+        self._thread = thread
+        self._blocks = blocks
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        topic_id: str = "",
+        max_bytes: int = FETCH_BYTES,
+        epoch: int = NO_EPOCH,
+    ) -> EncodedBlocks:
+        """Whole blocks as they are stored, the first of which holds `offset`; none at the end of the partition.
+
+        At least one, then more while they fit into `max_bytes`. Raises OffsetOutOfRange, also if the partition's log epoch is not the one
+        given, and TopicNotFound also where the topic's id is not the one given. Expired records are among them; who reads blocks leaves
+        them out itself.
+        """
+        return self._thread.run(
+            self._blocks.fetch(topic, partition, offset, topic_id=topic_id, max_bytes=max_bytes, epoch=epoch)
+        )
+
+    def plan(self, topics: Sequence[TopicSpans], *, step_bytes: int = 0, wait_ms: int = 0) -> Plan:
+        """What the broker holds of some topics: ids, start and end offsets, log epochs, where the log was cut since the epochs of the
+        given spans, and with `step_bytes` where the blocks of the spans lie.
+
+        With `wait_ms`, the answer comes once there is a record after one of the spans, its log was cut, or the time is over.
+        """
+        return self._thread.run(self._blocks.plan(topics, step_bytes=step_bytes, wait_ms=wait_ms))
+
+
+class Snapshots:
+    """The same calls as `AsyncSnapshots`, each waiting for its answer."""
+
+    def __init__(self, thread: LoopThread, snapshots: AsyncSnapshots) -> None:
+        self._thread = thread
+        self._snapshots = snapshots
+
+    def create(self) -> SnapshotDescription:
+        """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
+        return self._thread.run(self._snapshots.create())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.errors import InvalidRequest
-from penstock.protocols.flymq.pipelines.messages import StageReport
+from penstock.protocols.flymq.operations.spark import StageReport
 from penstock.spark.offsets import Positions, StreamOffset, is_start
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.broker.pipelines import MESSAGE_BYTES_MAX, STAGES_MAX
 from penstock.errors import PenstockError
-from penstock.protocols.flymq.pipelines.messages import PipelineReport
+from penstock.protocols.flymq.operations.spark import PipelineReport
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.progress import Progress
 

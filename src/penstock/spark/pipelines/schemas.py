@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.broker.schemas.reference import LATEST, Reference, parse_reference
 from penstock.errors import ConfigError, SchemaNotFound
-from penstock.protocols.flymq.schemas.messages import SchemaInfo
+from penstock.protocols.flymq.client.records import SchemaInfo
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.decoding import Plan, Version, version
 from penstock.spark.pipelines.files import Files

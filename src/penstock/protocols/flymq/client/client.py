@@ -1,0 +1,517 @@
+"""The async FlyMQ client.
+
+Requests are pipelined over one connection within a bounded window (`penstock.clients.requests` has the rules of retrying). A batch is
+encoded into one buffer per chunk, and its replies are decoded as arrays; one future stands for a whole chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from random import Random
+from typing import Literal
+
+from penstock.clients.arguments import (
+    Values,
+    check_bytes,
+    check_topic,
+    chunks,
+    columns,
+    index_field,
+    milliseconds,
+    offset_field,
+)
+from penstock.clients.life import AsyncClient
+from penstock.clients.options import ClientOptions
+from penstock.clients.pipeline import Pipeline
+from penstock.clients.records import (
+    FetchResult,
+    GroupDescription,
+    Lag,
+    PartitionDescription,
+    Record,
+    RecordMetadata,
+    TopicDescription,
+)
+from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests
+from penstock.clients.retry import Sleep
+from penstock.clients.url import parse_url, tls_for
+from penstock.clock import Clock, SystemClock
+from penstock.errors import (
+    AuthenticationFailed,
+    BatchFailed,
+    GroupNotFound,
+    InvalidRequest,
+    PenstockError,
+    Unreachable,
+)
+from penstock.protocols.flymq.client.access import AsyncAccess, AsyncKeys
+from penstock.protocols.flymq.client.exchanges import (
+    Call,
+    Channel,
+    Produces,
+    Replies,
+    metadata_of,
+    partition_field,
+    replies_in,
+)
+from penstock.protocols.flymq.client.reading import EncodedFetch, Start, read_batches, timestamp_ms_of
+from penstock.protocols.flymq.client.records import AsyncDeadLetters, AsyncSchemas, DelayedRecord
+from penstock.protocols.flymq.client.spark import AsyncBlocks, AsyncPipelines, AsyncSnapshots, AsyncStaging
+from penstock.protocols.flymq.client.transactions import AsyncTransaction
+from penstock.protocols.flymq.codec import ReplyDecoder
+from penstock.protocols.flymq.operations.access import Auth, Whoami, decode_authenticated, decode_refusal
+from penstock.protocols.flymq.operations.operation import encode_request
+from penstock.protocols.flymq.operations.records import CancelDelayed, Fetch, ProduceDelayed, ProduceWithTtl
+from penstock.protocols.flymq.operations.schemas import ProduceWithSchema, SchemaReading
+from penstock.protocols.flymq.operations.topics import (
+    Commit,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    DescribeGroup,
+    GetLag,
+    GetOffset,
+    GroupState,
+    GroupSummary,
+    ListGroups,
+    ListTopics,
+    Metadata,
+    ResetOffset,
+    SeekToTimestamp,
+    Subscribe,
+)
+from penstock.protocols.flymq.record_layouts import check_record, encode_produce, encode_produce_many
+
+SCHEMES = ("flymq", "flymqs")
+PORT = 9092
+FETCH_RECORDS = 1000
+"""Records a fetch asks for unless told otherwise; the most that deployed brokers give."""
+
+
+class AsyncFlyMQClient(AsyncClient):
+    """A FlyMQ client for asyncio programs.
+
+    ```python
+    async with AsyncFlyMQClient("flymq://127.0.0.1:9092") as client:
+        await client.send("orders", b"one", key=b"k")
+        async for record in client.records("orders"):
+            print(record.offset, record.value)
+    ```
+    Errors are those of `penstock.errors`; `error.retriable` says whether trying again can help. One client serves any number of
+    concurrent tasks of one event loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: ssl.SSLContext | bool | None = None,
+        options: ClientOptions | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        address = parse_url(url, port=PORT)
+        if address.scheme not in SCHEMES:
+            raise InvalidRequest(f"{address} is not a FlyMQ address: write flymq://host:port, or flymqs:// for TLS")
+        self.address = address
+        self._options = options or ClientOptions()
+        self._sleep = sleep
+        self._clock = clock or SystemClock()
+        self._requests: Requests[Replies] = Requests(
+            address,
+            tls_for(address, tls, is_secure=address.scheme == "flymqs"),
+            self._new_pipeline,
+            self._log_in if address.user is not None else None,
+            self._options,
+            clock=self._clock,
+            random=random or Random(),  # noqa: S311 - jitter guards no secret
+            sleep=sleep,
+        )
+        channel = Channel(self._requests, self._options.request_timeout_s)
+        self._channel = channel
+        self._ask = channel.ask
+        self.dead_letters = AsyncDeadLetters(channel)
+        """Records that failed: list, replay, purge."""
+        self.schemas = AsyncSchemas(channel)
+        """What records must look like: register, get, list, validate, delete, bind to a topic."""
+        self.access = AsyncAccess(channel)
+        """Users, roles, ACLs, the audit trail and the cluster."""
+        self.pipelines = AsyncPipelines(channel)
+        """What Spark pipelines report of themselves."""
+        self.staging = AsyncStaging(channel)
+        """Records that are published when a commit names them, for writers of many processes."""
+        self.snapshots = AsyncSnapshots(channel)
+        """Snapshots of the log, for backups and checks on the broker's machine."""
+        self.keys = AsyncKeys(channel)
+        """API keys of other protocols: create, list, revoke."""
+        self.blocks = AsyncBlocks(channel)
+        """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
+
+    async def open(self) -> None:
+        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
+        await self._requests.open()
+
+    async def close(self) -> None:
+        """Wait for answers still on their way, then hang up. Closing again does nothing."""
+        await self._requests.close()
+
+    # -- producing -------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None = None,
+        partition: int | None = None,
+        *,
+        ttl_s: float | None = None,
+        schema: str | None = None,
+    ) -> RecordMetadata:
+        """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
+
+        Without a partition the key decides, or else they take turns.
+
+        A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
+        "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
+        whether the record was stored.
+        """
+        check_topic(topic)
+        check_bytes([value], [key])
+        if ttl_s is not None and schema is not None:
+            raise InvalidRequest(
+                "a time to live and a schema do not fit into one request: bind the topic to the schema"
+            )
+        if schema is not None:
+            reading = SchemaReading(schema, value, key, partition_field(partition))
+            return metadata_of(await self._ask(ProduceWithSchema(topic, [reading])))
+        if ttl_s is not None:
+            ttl_ms = milliseconds(ttl_s, "time to live")
+            request = ProduceWithTtl(topic, value, ttl_ms, key, partition_field(partition))
+            return metadata_of(await self._ask(request))
+        data = encode_produce(topic, value, key, partition_field(partition))
+        exchange = Produces(data, records=1, timeout_s=self._options.request_timeout_s)
+        await self._requests.perform(exchange)
+        result = exchange.results[0]
+        if isinstance(result, PenstockError):
+            raise result
+        return result
+
+    async def send_later(
+        self,
+        topic: str,
+        value: bytes,
+        delay_s: float,
+        key: bytes | None = None,
+        partition: int | None = None,
+        *,
+        ttl_s: float | None = None,
+    ) -> DelayedRecord:
+        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
+
+        A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
+        """
+        check_topic(topic)
+        check_bytes([value], [key])
+        delay_ms = milliseconds(delay_s, "delay")
+        ttl_ms = 0 if ttl_s is None else milliseconds(ttl_s, "time to live")
+        request = ProduceDelayed(topic, value, delay_ms, key, partition_field(partition), ttl_ms)
+        scheduled = await self._ask(request)
+        return DelayedRecord(scheduled.topic, scheduled.partition, scheduled.timestamp_ms, scheduled.id)
+
+    async def cancel(self, topic: str, delayed_id: str) -> None:
+        """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
+        check_topic(topic)
+        await self._ask(CancelDelayed(topic, delayed_id))
+
+    async def send_many(
+        self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
+    ) -> list[RecordMetadata]:
+        """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
+
+        Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
+        """
+        check_topic(topic)
+        keys, values = columns(records)
+        check_bytes(values, keys or ())
+        largest_bytes = max(map(len, values), default=0) + max((len(key) for key in keys or () if key), default=0)
+        check_record(topic, largest_bytes)
+        results: list[RecordMetadata | PenstockError] = []
+        for submission in range(1, SUBMISSIONS_MAX + 1):
+            lost, may_go_on = await self._send_chunks(topic, values, keys, partition, schema, results)
+            if lost is None:
+                break
+            if not may_go_on or submission == SUBMISSIONS_MAX:
+                results += [lost] * (len(values) - len(results))
+                break
+        return _all_stored(results)
+
+    async def _send_chunks(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        partition: int | None,
+        schema: str | None,
+        results: list[RecordMetadata | PenstockError],
+    ) -> tuple[PenstockError | None, bool]:
+        """Send what `results` does not cover yet and extend it, up to a lost connection: that error, and whether going on is safe."""
+        field = partition_field(partition)
+        sent: list[Produces] = []
+        stopped: PenstockError | None = None
+        for first, last in chunks(values, len(results)):
+            chunk = values[first:last], keys and keys[first:last]
+            if schema is None:
+                data = encode_produce_many(topic, *chunk, field)
+            else:
+                data = _encode_with_schema(topic, schema, *chunk, field)
+            exchange = Produces(data, records=last - first, timeout_s=self._options.request_timeout_s)
+            try:
+                await self._requests.submit(exchange, after=sent[-1] if sent else None)
+            except Unreachable as error:
+                stopped = error
+                break
+            sent.append(exchange)
+        for exchange in sent:
+            try:
+                await exchange.finished
+            except PenstockError as error:
+                results += exchange.results
+                return error, not exchange.written and not exchange.results
+            results += exchange.results
+        return stopped, False
+
+    def transaction(self, transaction_id: str | None = None) -> AsyncTransaction:
+        """Records and group offsets that appear together or not at all: `async with client.transaction() as txn:`.
+
+        An id goes on with a transaction that was begun before, here or elsewhere; `commit()` then tells what became of it.
+        """
+        return AsyncTransaction(self._channel, transaction_id)
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_records: int = FETCH_RECORDS,
+        filter: str | None = None,  # noqa: A002
+    ) -> FetchResult:
+        """Read up to `max_records` records of one partition from `offset` on; none at its end.
+
+        `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
+        values that have such a member.
+        """
+        return (await self.fetch_encoded(topic, partition, offset, max_records, filter)).decode()
+
+    async def fetch_encoded(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_records: int = FETCH_RECORDS,
+        filter: str | None = None,  # noqa: A002
+    ) -> EncodedFetch:
+        """Like `fetch`, with the decoding left to the caller."""
+        check_topic(topic)
+        request = Fetch(topic, index_field(partition), offset_field(offset), max_records, filter)
+        return EncodedFetch(topic, partition, await self._ask(request), native=filter is not None)
+
+    def batches(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        filter: str | None = None,  # noqa: A002
+        limit: int | None = None,
+    ) -> AsyncGenerator[list[Record], None]:
+        """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
+        check_topic(topic)
+        return read_batches(
+            self,
+            topic,
+            partition,
+            start,
+            group,
+            follow=follow,
+            commit=commit,
+            wanted=filter,
+            limit=limit,
+            sleep=self._sleep,
+        )
+
+    async def records(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+        follow: bool = False,
+        commit: bool = True,
+        filter: str | None = None,  # noqa: A002
+        limit: int | None = None,
+    ) -> AsyncGenerator[Record, None]:
+        """Iterate over the records of one partition or of all of them; order holds within a partition.
+
+        `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading goes on where the group's committed
+        offsets stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless
+        `commit` is false): a record counts as read once all of its batch was handed out and the next record was asked for. Without
+        `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more. `limit` ends it after
+        so many records.
+        """
+        batches = self.batches(
+            topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                for record in batch:
+                    yield record
+
+    # -- topics ----------------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
+        """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
+        compression, segment_bytes, segment_ms."""
+        check_topic(name)
+        settings = [(setting, str(value)) for setting, value in config.items()]
+        await self._ask(CreateTopic(name, partitions, settings))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records; one that does not exist is no error."""
+        check_topic(name)
+        await self._ask(DeleteTopic(name))
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return await self._ask(ListTopics())
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """Raises TopicNotFound."""
+        check_topic(name)
+        metadata = await self._ask(Metadata(name))
+        partitions = [
+            PartitionDescription(each.index, each.start_offset, each.next_offset) for each in metadata.partitions
+        ]
+        return TopicDescription(metadata.topic, partitions, metadata.config)
+
+    # -- groups ----------------------------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
+    ) -> int:
+        """Join a group as a member for as long as the connection lasts; returns the offset to start at."""
+        check_topic(topic)
+        return await self._ask(Subscribe(topic, group, index_field(partition), mode))
+
+    async def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
+        """Store `offset` as the next one the group will read."""
+        check_topic(topic)
+        await self._ask(Commit(topic, group, index_field(partition), offset_field(offset)))
+
+    async def committed(self, topic: str, group: str, partition: int) -> int | None:
+        """The next offset the group will read, None where it has committed nothing."""
+        check_topic(topic)
+        try:
+            (described,) = await self.describe_group(group, topic)
+        except GroupNotFound:
+            return None
+        return described.offsets.get(partition)
+
+    async def reset(self, topic: str, group: str, partition: int, to: Start) -> int:
+        """Move a group's committed offset to "earliest", "latest", an offset, or a time; returns the offset it has now."""
+        check_topic(topic)
+        if isinstance(to, datetime):
+            return await self.seek_to_time(topic, group, partition, to)
+        mode, offset = ("offset", offset_field(to)) if isinstance(to, int) else (to, None)
+        await self._ask(ResetOffset(topic, group, index_field(partition), mode, offset))
+        return await self._ask(GetOffset(topic, group, partition))
+
+    async def seek_to_time(self, topic: str, group: str | None, partition: int, time: datetime | int) -> int:
+        """The first offset at or after a time (a datetime, or milliseconds since 1970); committed for the group if one is given."""
+        check_topic(topic)
+        timestamp_ms = timestamp_ms_of(time)
+        return await self._ask(SeekToTimestamp(topic, group or "", index_field(partition), timestamp_ms))
+
+    async def groups(self) -> list[GroupDescription]:
+        """Every group of every topic."""
+        return [_group(state) for state in await self._ask(ListGroups())]
+
+    async def describe_group(self, group: str, topic: str | None = None) -> list[GroupDescription]:
+        """A group's committed offsets, one entry for each topic it reads. Raises GroupNotFound."""
+        if topic is not None:
+            check_topic(topic)
+            return [_group(await self._ask(DescribeGroup(topic, group)))]
+        found = [each for each in await self.groups() if each.group == group]
+        if not found:
+            raise GroupNotFound(f"consumer group not found: {group}")
+        return found
+
+    async def delete_group(self, group: str, topic: str | None = None) -> None:
+        """Forget a group's offsets, in one topic or in all. Raises GroupNotFound."""
+        await self._ask(DeleteGroup(topic or "", group))
+
+    async def lag(self, topic: str, group: str, partition: int) -> Lag:
+        """How many records of a partition the group has yet to read."""
+        check_topic(topic)
+        lag = await self._ask(GetLag(topic, group, index_field(partition)))
+        return Lag(lag.committed, lag.latest, lag.lag)
+
+    # -- the connection --------------------------------------------------------------------------------------------------
+
+    async def ping(self) -> float:
+        """Ask for nothing and return how long the answer took, in seconds."""
+        started_s = self._clock.monotonic()
+        await self._ask(Whoami())
+        return self._clock.monotonic() - started_s
+
+    def _new_pipeline(self, on_lost: OnLost[Replies]) -> Pipeline[Replies]:
+        return Pipeline(str(self.address), ReplyDecoder(), replies_in, on_lost)
+
+    async def _log_in(self, pipeline: Pipeline[Replies]) -> None:
+        data = encode_request(Auth(self.address.user or "", self.address.password or ""))
+        call = Call(data, timeout_s=self._options.connect_timeout_s, repeatable=False)
+        pipeline.submit(call)
+        await call.finished
+        if not decode_authenticated(call.payload):
+            reason = decode_refusal(call.payload)
+            raise AuthenticationFailed(
+                f"{self.address} refuses user {self.address.user!r}: {reason or 'no reason given'}"
+            )
+
+
+def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMetadata]:
+    stored = [result for result in results if isinstance(result, RecordMetadata)]
+    if len(stored) == len(results):
+        return stored
+    errors = [result for result in results if isinstance(result, PenstockError)]
+    if not stored and len({type(error) for error in errors}) == 1:
+        raise errors[0]
+    raise BatchFailed(
+        f"{len(errors)} of {len(results)} records were not acknowledged; the first error: {errors[0]}", results
+    ) from errors[0]
+
+
+def _encode_with_schema(
+    topic: str, schema: str, values: Sequence[bytes], keys: Sequence[bytes | None] | None, partition: int
+) -> bytes:
+    """One PRODUCE_WITH_SCHEMA frame a record, back to back."""
+    readings = [
+        SchemaReading(schema, value, key, partition)
+        for value, key in zip(values, keys or [None] * len(values), strict=True)
+    ]
+    return b"".join(encode_request(ProduceWithSchema(topic, [reading])) for reading in readings)
+
+
+def _group(state: GroupState | GroupSummary) -> GroupDescription:
+    assert isinstance(state, GroupState)
+    return GroupDescription(state.topic, state.group, state.members, state.offsets)

@@ -1,0 +1,141 @@
+"""Reading a FlyMQ topic: cursors from metadata, group offsets and times; `penstock.clients.reading` does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from penstock.clients import reading
+from penstock.clients.reading import Cursor
+from penstock.clients.records import FetchResult, PartitionDescription, Record
+from penstock.clients.retry import Sleep
+from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, ProtocolViolation
+from penstock.protocols.bytes import U64
+from penstock.protocols.flymq.record_layouts import decode_fetched
+
+if TYPE_CHECKING:
+    from penstock.protocols.flymq.client.client import AsyncFlyMQClient
+
+Start = Literal["earliest", "latest"] | int | datetime
+
+_COUNT_BYTES = 4
+_EMPTY_BYTES = _COUNT_BYTES + U64.size
+
+
+class EncodedFetch:
+    """A FETCH reply as it came. The next offset can be read before the records are decoded, so the next fetch need not wait for that.
+
+    `native`: the reply has the layout of deployed brokers, which they choose if the request has a filter.
+    """
+
+    __slots__ = ("_native", "_partition", "_payload", "_topic", "next_offset")
+
+    def __init__(self, topic: str, partition: int, payload: bytes, *, native: bool) -> None:
+        if len(payload) < _EMPTY_BYTES:
+            raise ProtocolViolation(f"a FETCH reply has at least {_EMPTY_BYTES} bytes, not {len(payload)}")
+        self._topic = topic
+        self._partition = partition
+        self._payload = payload
+        self._native = native
+        self.next_offset: int = U64.unpack_from(payload, _COUNT_BYTES if native else len(payload) - U64.size)[0]
+
+    def decode(self) -> FetchResult:
+        topic, partition = self._topic, self._partition
+        rows = decode_fetched(self._payload, native=self._native)
+        if rows.keys is None:
+            records = [
+                Record(topic, partition, offset, None, value)
+                for offset, value in zip(rows.offsets, rows.values, strict=True)
+            ]
+        else:
+            records = [
+                Record(topic, partition, offset, key, value)
+                for offset, key, value in zip(rows.offsets, rows.keys, rows.values, strict=True)
+            ]
+        return FetchResult(records, rows.next_offset)
+
+
+def timestamp_ms_of(time: datetime | int) -> int:
+    """Milliseconds since 1970; a datetime without a zone is local time, as everywhere in Python."""
+    return time if isinstance(time, int) else round(time.timestamp() * 1000)
+
+
+async def read_batches(
+    client: AsyncFlyMQClient,
+    topic: str,
+    partition: int | None,
+    start: Start | None,
+    group: str | None,
+    *,
+    follow: bool,
+    commit: bool,
+    wanted: str | None,
+    limit: int | None,
+    sleep: Sleep,
+) -> AsyncGenerator[list[Record], None]:
+    """See `AsyncFlyMQClient.records`."""
+    reading.check_limit(limit)
+    cursors = await _cursors(client, topic, partition, start, group, follow=follow)
+
+    async def fetch(partition: int, offset: int, max_records: int) -> EncodedFetch:
+        return await client.fetch_encoded(topic, partition, offset, max_records, wanted)
+
+    async def remember(partition: int, offset: int) -> None:
+        assert group is not None
+        await client.commit(topic, group, partition, offset)
+
+    remembering = remember if group is not None and commit else None
+    batches = reading.read_batches(cursors, fetch, remembering, follow=follow, limit=limit, sleep=sleep)
+    async with aclosing(batches):
+        async for batch in batches:
+            yield batch
+
+
+async def _cursors(
+    client: AsyncFlyMQClient, topic: str, partition: int | None, start: Start | None, group: str | None, *, follow: bool
+) -> list[Cursor]:
+    if partition is None:
+        partitions = (await client.describe_topic(topic)).partitions
+    else:
+        partitions = [await _partition(client, topic, partition)]
+    offsets = await asyncio.gather(*(_start_offset(client, topic, each, start) for each in partitions))
+    if group is not None:
+        committed = await _committed(client, topic, group)
+        await asyncio.gather(*(client.subscribe(topic, group, each.partition) for each in partitions))
+        offsets = [committed.get(each.partition, offset) for each, offset in zip(partitions, offsets, strict=True)]
+    return [
+        Cursor(each.partition, max(offset, each.start_offset), None if follow else each.next_offset)
+        for each, offset in zip(partitions, offsets, strict=True)
+    ]
+
+
+async def _partition(client: AsyncFlyMQClient, topic: str, index: int) -> PartitionDescription:
+    partitions = (await client.describe_topic(topic)).partitions
+    if not 0 <= index < len(partitions):
+        raise PartitionNotFound(f"partition {index} not found: topic {topic} has partitions 0 to {len(partitions) - 1}")
+    return partitions[index]
+
+
+async def _start_offset(
+    client: AsyncFlyMQClient, topic: str, partition: PartitionDescription, start: Start | None
+) -> int:
+    if start is None or start == "earliest":
+        return partition.start_offset
+    if start == "latest":
+        return partition.next_offset
+    if isinstance(start, datetime):
+        return await client.seek_to_time(topic, None, partition.partition, start)
+    if isinstance(start, int):
+        return start
+    raise InvalidRequest(f"start {start!r} is not known: use earliest, latest, an offset, or a datetime")
+
+
+async def _committed(client: AsyncFlyMQClient, topic: str, group: str) -> dict[int, int]:
+    try:
+        (described,) = await client.describe_group(group, topic)
+    except GroupNotFound:
+        return {}
+    return described.offsets

@@ -1,0 +1,214 @@
+"""What Spark jobs and backups ask for: staged records, pipelines, whole blocks, snapshots.
+
+Every request may be sent again if a connection was lost: what was done is not done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.clients.arguments import check_topic, index_field, offset_field
+from penstock.errors import ProtocolViolation, RecordTooLarge
+from penstock.protocols.flymq.client.exchanges import Channel
+from penstock.protocols.flymq.operations.blocks import (
+    NO_EPOCH,
+    EncodedBlocks,
+    FetchBlocks,
+    Plan,
+    ReadPlan,
+    TopicSpans,
+    decode_blocks,
+    decode_plan,
+)
+from penstock.protocols.flymq.operations.spark import (
+    BeginRun,
+    PipelineDescription,
+    PipelineList,
+    PipelineReport,
+    PipelineStop,
+    Run,
+    Stage,
+    StageAbort,
+    StageCommit,
+    Winner,
+)
+from penstock.protocols.flymq.operations.topics import SnapshotCreate, SnapshotDescription
+from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX
+
+IN_FLIGHT_REQUESTS_MAX: Final = 4
+"""Of one attempt; the client bounds their bytes beside."""
+FETCH_BYTES: Final = 4 << 20
+"""Bytes that one request asks for unless told otherwise; a broker gives no more."""
+BLOCK_BYTES_MAX: Final = 128 << 20
+"""No broker of ours makes larger ones: more than this is a fault, and must not fill the memory."""
+_PENDING: Final = 2
+"""The outcome of a commit that is decided and still being published."""
+
+Parts = Sequence[tuple[int, bytes]]
+
+
+class AsyncStaging:
+    """Records that are shown to nobody until a commit names the attempts they belong to; see docs/spark.md for who uses it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ask = channel.ask
+
+    async def begin_run(self, application: str, name: str, *, lasting: bool = True) -> Run:
+        """Begin a run of an application, or find the one of this name begun. Raises ProducerFenced where a newer one has begun.
+
+        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten.
+        """
+        return await self._ask(BeginRun(application, name, lasting))
+
+    def attempt(self, application: str, run: int, epoch: int, attempt: str) -> AsyncAttempt:
+        """What one attempt of one task stages."""
+        return AsyncAttempt(self._channel, application, run, epoch, attempt)
+
+    async def commit(self, application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bool:
+        """Publish what the winners staged, all or nothing, once. False where the epoch was committed before.
+
+        Returns when all of it can be read; a large commit may take long.
+        """
+        request = StageCommit(application, run, epoch, winners)
+        pending = False
+        while True:
+            outcome = await self._ask(request)
+            if outcome > _PENDING:
+                raise ProtocolViolation(f"invalid binary format: outcome must be at most {_PENDING}, not {outcome}")
+            if outcome != _PENDING:
+                return pending or bool(outcome)
+            pending = True
+
+    async def abort(self, application: str, run: int, epoch: int) -> bool:
+        """Drop what this run and earlier ones staged for an epoch. False where it was committed, which stays."""
+        return await self._ask(StageAbort(application, run, epoch))
+
+
+class AsyncAttempt:
+    """Requests of one attempt, some of them on their way at a time."""
+
+    def __init__(self, channel: Channel, application: str, run: int, epoch: int, attempt: str) -> None:
+        self._ask = channel.ask
+        self._place = (application, run, epoch, attempt)
+        self._in_flight: set[asyncio.Task[bool]] = set()
+        self.requests = 0
+        """How many were sent: what the commit must be told."""
+
+    @property
+    def winner(self) -> Winner:
+        """What names this attempt in a commit."""
+        return Winner(self._place[3], self.requests)
+
+    async def stage(self, topic: str, parts: Parts) -> None:
+        """Send blocks for partitions of a topic (which is created where it is missing). Returns when there is room for more.
+
+        Raises what went wrong with this or an earlier request; then the attempt has failed.
+        """
+        check_topic(topic)
+        await self._wait(IN_FLIGHT_REQUESTS_MAX - 1)
+        try:
+            answer = self._ask(Stage(*self._place, self.requests, topic, parts))
+        except RecordTooLarge:
+            raise RecordTooLarge(
+                f"the blocks for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX} bytes, "
+                "so a record with its key and headers must be smaller than that"
+            ) from None
+        self.requests += 1
+        self._in_flight.add(asyncio.create_task(answer))
+
+    async def finish(self) -> Winner:
+        """Wait until everything is staged."""
+        await self._wait(0)
+        return self.winner
+
+    async def cancel(self) -> None:
+        """Wait for what is on its way, whatever comes of it."""
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        self._in_flight.clear()
+
+    async def _wait(self, left_max: int) -> None:
+        while len(self._in_flight) > left_max:
+            done, self._in_flight = await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+            errors = [error for each in done if (error := each.exception()) is not None]
+            if errors:
+                await self.cancel()
+                raise errors[0]
+
+
+class AsyncPipelines:
+    """Every request may be sent again where a connection was lost: reporting or stopping twice is doing it once."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._ask = channel.ask
+
+    async def report(self, report: PipelineReport) -> bool:
+        """Say how a run is doing; returns whether it should stop."""
+        return await self._ask(report)
+
+    async def list(self) -> list[PipelineDescription]:
+        """The last report of every pipeline, by name."""
+        return [*await self._ask(PipelineList())]
+
+    async def stop(self, pipeline: str) -> bool:
+        """Ask the running run of a pipeline to stop; returns whether there is one. Raises EntryNotFound."""
+        return await self._ask(PipelineStop(pipeline))
+
+
+class AsyncBlocks:
+    """`read` may be sent again where a connection was lost."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._ask = channel.ask
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        topic_id: str = "",
+        max_bytes: int = FETCH_BYTES,
+        epoch: int = NO_EPOCH,
+    ) -> EncodedBlocks:
+        """Whole blocks as they are stored, the first of which holds `offset`; none at the end of the partition.
+
+        At least one, then more while they fit into `max_bytes`. Raises OffsetOutOfRange, also if the partition's log epoch is not the one
+        given, and TopicNotFound also where the topic's id is not the one given. Expired records are among them; who reads blocks leaves
+        them out itself.
+        """
+        check_topic(topic)
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            request = FetchBlocks(topic, topic_id, index_field(partition), offset_field(offset), max_bytes, size, epoch)
+            piece = decode_blocks(await self._ask(request))
+            pieces.append(piece.data)
+            size += len(piece.data)
+            if not piece.missing:
+                return EncodedBlocks(piece.start_offset, piece.end_offset, b"".join(pieces))
+            if not piece.data or size + piece.missing > BLOCK_BYTES_MAX:
+                raise ProtocolViolation(f"a block of {size + piece.missing} bytes cannot be: the broker sends nonsense")
+
+    async def plan(self, topics: Sequence[TopicSpans], *, step_bytes: int = 0, wait_ms: int = 0) -> Plan:
+        """What the broker holds of some topics: ids, start and end offsets, log epochs, where the log was cut since the epochs of the
+        given spans, and with `step_bytes` where the blocks of the spans lie.
+
+        With `wait_ms`, the answer comes once there is a record after one of the spans, its log was cut, or the time is over.
+        """
+        for each in topics:
+            check_topic(each.topic)
+        return decode_plan(await self._ask(ReadPlan(topics, step_bytes, wait_ms)))
+
+
+class AsyncSnapshots:
+    """A request may be sent again if a connection was lost: a snapshot that nobody reads is removed after a minute."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._ask = channel.ask
+
+    async def create(self) -> SnapshotDescription:
+        """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
+        return await self._ask(SnapshotCreate())

@@ -1,1 +1,0 @@
-"""API keys of other protocols, managed over FlyMQ: messages, layouts, operations, client calls."""

@@ -1,1 +1,0 @@
-"""Delay, time to live and dead letters: messages, layouts, operations, client calls."""

@@ -1,0 +1,123 @@
+"""What Spark jobs ask for: staged records that a commit publishes, and the reports of pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from penstock.protocols.flymq.layout import I32, I64, U8, U32, U64, AtMost, Bool, Bytes, Label, Str
+from penstock.protocols.flymq.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
+from penstock.protocols.flymq.operations.operation import Operation, Rows
+
+# --- staged records ---
+
+
+class Run(NamedTuple):
+    """A run of an application: its number, and the last epoch that was committed, -1 for none."""
+
+    number: Annotated[U64, Label("run")]
+    epoch: I64
+
+
+class BeginRun(Operation[Run], opcode=0xD2):
+    """Begin a run of an application, or find the one of this name. What older runs staged is dropped."""
+
+    application: Str
+    name: Annotated[Str, Label("run")]
+    lasting: Bool
+    """False: the application has one epoch, and is soon forgotten."""
+
+
+class Stage(Operation[Bool], opcode=0xD3):
+    """Store records that no reader sees until an epoch of their application is committed. Blocks are as in the format of the log."""
+
+    application: Str
+    run: U64
+    epoch: U64
+    attempt: Str
+    sequence: U32
+    topic: Str
+    parts: Annotated[Sequence[tuple[I32, Bytes]], AtMost(STAGED_BLOCKS_MAX), Label("blocks")]
+    """Partitions and blocks for them."""
+
+
+class Winner(NamedTuple):
+    """An attempt that is to be published, and how many STAGE requests it sent."""
+
+    attempt: Str
+    requests: U32
+
+
+class StageCommit(Operation[U8], opcode=0xD4):
+    """Publish what the attempts staged, once. The reply: 0 was committed before, 1 done now, 2 decided and still being published, so
+    ask again."""
+
+    application: Str
+    run: U64
+    epoch: U64
+    winners: Annotated[Sequence[Winner], AtMost(STAGED_ATTEMPTS_MAX), Label("attempts")]
+
+
+class StageAbort(Operation[Bool], opcode=0xD5):
+    """Drop what was staged for an epoch. The reply is false if it is committed, and stays."""
+
+    application: Str
+    run: U64
+    epoch: U64
+
+
+# --- pipelines ---
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What one stage of a run has done since the run began."""
+
+    name: Annotated[Str, Label("stage")]
+    state: Str
+    rows: U64 = 0
+    rejects: U64 = 0
+    lag: I64 = -1
+    """Records that wait; -1 if that is not known yet."""
+    batches: U64 = 0
+    batch_ms: U64 = 0
+
+
+class PipelineReport(Operation[Bool], opcode=0xD8):
+    """Report how a run is doing; the reply is whether it should stop."""
+
+    pipeline: Str
+    run: Str
+    started_ms: I64
+    state: Str
+    message: Str
+    stages: Annotated[Sequence[StageReport], AtMost(STAGES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDescription:
+    """The last report of a pipeline."""
+
+    name: Annotated[Str, Label("pipeline")]
+    owner: Str
+    run: Str
+    started_ms: I64
+    updated_ms: I64
+    state: Str
+    message: Str
+    stopping: Bool
+    """It was asked to stop, and has not reported that it did."""
+    alive: Bool
+    """It reported lately that it runs."""
+    stages: Annotated[list[StageReport], AtMost(STAGES_MAX)]
+
+
+class PipelineList(Operation[Rows[PipelineDescription]], opcode=0xD9):
+    """The last report of every pipeline, by name."""
+
+
+class PipelineStop(Operation[Bool], opcode=0xDA):
+    """Ask the running run of a pipeline to stop; the reply is whether there is one."""
+
+    pipeline: Str

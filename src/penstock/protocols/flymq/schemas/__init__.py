@@ -1,1 +1,0 @@
-"""Schemas: messages, layouts, operations, client calls."""

@@ -1,0 +1,5 @@
+"""What FlyMQ requests do: a handler for each operation, which `dispatch` finds."""
+
+from penstock.protocols.flymq.server import access, blocks, records, schemas, spark, topics, transactions
+
+__all__ = ["access", "blocks", "records", "schemas", "spark", "topics", "transactions"]

@@ -1,0 +1,141 @@
+"""Who is calling, and which handler answers which operation.
+
+A handler takes the caller and the request and returns the reply, or a coroutine that will if it must wait for the log. Refusals are
+raised as they come from the broker, and `refusal` puts them into words.
+
+Writes are started one after another, like PRODUCE, without waiting for each other's commit: a writer takes a callback instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from penstock.broker.access import Principal
+from penstock.broker.broker import Broker
+from penstock.clock import Clock
+from penstock.errors import PartitionNotFound, PenstockError
+from penstock.protocols.flymq.errors import error_text
+from penstock.protocols.flymq.operations.operation import Operation, encode_reply
+from penstock.protocols.flymq.operations.records import Consume
+from penstock.protocols.flymq.record_layouts import ProduceRun
+from penstock.protocols.flymq.server.fetching import Fetcher
+from penstock.workers import Worker
+
+
+class Dialect(Enum):
+    """Which replies a listener gives where contract and deployed clients differ."""
+
+    AUTO = "auto"
+    SPEC = "spec"
+    NATIVE = "native"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """This broker, as cluster metadata names it."""
+
+    id: str
+    address: Callable[[], str]
+    """Where clients reach it; a function, because port 0 becomes a number only when the listener has started."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """One session, as handlers see it."""
+
+    broker: Broker
+    fetcher: Fetcher
+    clock: Clock
+    node: Node
+    dialect: Dialect
+    principal: Principal
+    """Changes when the client logs in."""
+    session_id: str
+    worker: Worker
+    """Runs what takes too long for the event loop."""
+    _shown_native: bool | None = None
+
+    def note_dialect(self, *, native: bool) -> None:
+        """The client sent something that only one of the two dialects has."""
+        self._shown_native = native
+
+    @property
+    def native(self) -> bool | None:
+        """Whether replies have the layouts of deployed clients; None while nothing the client sent tells which dialect it speaks."""
+        return self._shown_native if self.dialect is Dialect.AUTO else self.dialect is Dialect.NATIVE
+
+
+Frame = bytes
+"""An encoded reply, which a handler may return in place of the reply."""
+Answer = Frame | Coroutine[Any, Any, Frame]
+Written = Callable[[Any], None]
+"""Called once with the reply to a write, or with its PenstockError."""
+
+Reply = TypeVar("Reply")
+Handler = Callable[[Caller, Any], Any]
+Writer = Callable[[Caller, Any, Written], None]
+
+HANDLERS: dict[type[Operation[Any]], Handler] = {}
+WRITERS: dict[type[Operation[Any]], Writer] = {}
+
+
+def handles(
+    kind: type[Operation[Reply]],
+) -> Callable[[Callable[[Caller, Any], Reply | Frame | Coroutine[Any, Any, Reply | Frame]]], Handler]:
+    """Declare the handler of an operation. Type checkers compare what it returns with the operation's reply."""
+
+    def declare(handler: Handler) -> Handler:
+        HANDLERS[kind] = handler
+        return handler
+
+    return declare
+
+
+def writes(kind: type[Operation[Any]]) -> Callable[[Writer], Writer]:
+    """Declare the writer of an operation whose request names a topic."""
+
+    def declare(writer: Writer) -> Writer:
+        WRITERS[kind] = writer
+        return writer
+
+    return declare
+
+
+def dispatch(caller: Caller, request: Operation[Any]) -> Answer:
+    """Return the reply, or a coroutine that will. Raises what the handler raises."""
+    reply = HANDLERS[type(request)](caller, request)
+    return _encode_later(type(request), reply) if inspect.iscoroutine(reply) else _encode(type(request), reply)
+
+
+async def _encode_later(kind: type[Operation[Any]], reply: Coroutine[Any, Any, Any]) -> Frame:
+    return _encode(kind, await reply)
+
+
+def _encode(kind: type[Operation[Any]], reply: Any) -> Frame:
+    return reply if isinstance(reply, bytes) else encode_reply(kind, reply)
+
+
+def is_write(request: object) -> bool:
+    return type(request) in WRITERS
+
+
+def write(caller: Caller, request: Operation[Any], written: Callable[[Frame | PenstockError], None]) -> None:
+    """Start a write to a topic that exists. Raises what is wrong with it, or calls `written` once with the reply or the error."""
+
+    def encoded(reply: Any) -> None:
+        written(reply if isinstance(reply, PenstockError) else encode_reply(type(request), reply))
+
+    WRITERS[type(request)](caller, request, encoded)
+
+
+def refusal(request: object, error: PenstockError) -> str:
+    """The ERROR text for a request that was refused."""
+    if isinstance(error, PartitionNotFound) and isinstance(request, Consume | ProduceRun):
+        # The word that deployed brokers have for it here; everywhere else they say "not found".
+        _, _, explanation = error.message.partition(": ")
+        return f"partition {request.partition} out of range" + (f": {explanation}" if explanation else "")
+    return error_text(error)

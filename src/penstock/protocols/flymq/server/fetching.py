@@ -1,0 +1,273 @@
+"""Reading records for CONSUME and FETCH: from memory where that is enough, from disk where it is not.
+
+A FETCH gathers parts of blocks until it has what was asked for or one of its bounds is reached; a reader asks again from the next
+offset. Whatever is in the log's memory is gathered at once. Only when that runs out does the rest become a coroutine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.broker.truncation import position_of_client
+from penstock.broker.visibility import is_visible, visible_rows
+from penstock.clock import Clock
+from penstock.errors import OffsetOutOfRange, PenstockError
+from penstock.log.api import Partition
+from penstock.log.block import KEYS, Block
+from penstock.protocols.flymq.record_layouts import Rows, UniformRows, encode_consumed, encode_fetched
+from penstock.protocols.flymq.server.filters import RecordFilter, select
+from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
+from penstock.protocols.values import uniform_values
+from penstock.workers import Check, Worker
+
+READ_BYTES_MIN = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """What one FETCH may cost."""
+
+    records_max: int = 10_000
+    """Of one reply. Deployed brokers stop at 1 000; more saves round trips, and a reader cannot tell the difference."""
+
+    bytes_max: int = 4 << 20
+    """Of one reply, unless its first record is larger. A connection holds one reply beyond its send buffer, so this bounds what
+    a reader that does not read can cost."""
+
+    scanned_max: int = 10_000
+    """Records that one FETCH looks at and does not return, for its filter or because they have expired. The next one goes on where
+    it stopped."""
+
+    scan_s_max: float = 0.25
+    """Time that one filtered FETCH takes for looking, give or take one record."""
+
+
+class Gathering:
+    """The records of one FETCH reply, as they are to be seen at a time."""
+
+    __slots__ = ("_bytes_left", "_hidden_left", "_parts", "next_offset", "now_ms", "records_left")
+
+    def __init__(self, next_offset: int, records_max: int, bytes_max: int, hidden_max: int, now_ms: int) -> None:
+        self.next_offset = next_offset
+        self.records_left = records_max
+        self.now_ms = now_ms
+        self._bytes_left = bytes_max
+        self._hidden_left = hidden_max
+        self._parts: list[Rows | UniformRows] = []
+
+    @property
+    def open(self) -> bool:
+        return self.records_left > 0 and self._bytes_left > 0 and self._hidden_left > 0
+
+    @property
+    def empty(self) -> bool:
+        return not self._parts
+
+    def add(self, rows: Rows | UniformRows, following: int) -> None:
+        """Add rows as far as they fit, one at least; `following` is where the next FETCH goes on if all of them do."""
+        size = rows.size_bytes
+        if size > self._bytes_left:
+            taken = rows.fitting(self._bytes_left) or (1 if self.empty else 0)
+            if taken < len(rows.offsets):
+                following = rows.offsets[taken]
+                rows = rows.head(taken)
+        if rows.offsets:
+            self._parts.append(rows)
+            self.records_left -= len(rows.offsets)
+        self._bytes_left -= size
+        self.next_offset = following
+
+    def pass_over(self, hidden: int) -> None:
+        """Records that have expired are not shown, but looking at them has its bound too."""
+        self._hidden_left -= hidden
+
+    def encode(self, opcode: int, *, native: bool) -> bytes:
+        return encode_fetched(opcode, self._parts, self.next_offset, native=native)
+
+
+class Fetcher:
+    """Reads for the sessions of one listener."""
+
+    def __init__(self, limits: FetchLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+
+    def consume(self, partition: Partition, offset: int, opcode: int) -> bytes | Coroutine[Any, Any, bytes]:
+        """The reply to a CONSUME, or what will become it."""
+        if not 0 <= offset < partition.committed_end:
+            raise _no_record(partition, offset)
+        blocks = partition.read_cached(offset, 1)
+        if blocks is not None:
+            return _consumed(partition, blocks, offset, opcode, self._clock.now_ms())
+        return self._consume_from_disk(partition, offset, opcode)
+
+    async def _consume_from_disk(self, partition: Partition, offset: int, opcode: int) -> bytes:
+        return _consumed(partition, await partition.read(offset, 1), offset, opcode, self._clock.now_ms())
+
+    def fetch(
+        self,
+        partition: Partition,
+        offset: int,
+        max_records: int,
+        wanted: str | None,
+        opcode: int,
+        *,
+        native: bool,
+        worker: Worker,
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """The reply to a FETCH, or what will become it. `worker` compiles and evaluates a filter.
+
+        Where retention has passed the offset, it goes on with the first record that is left: a deployed reader would otherwise
+        ask for the same offset for ever. Beyond the end there is nothing, and the next offset is the one asked for, or the cut if the
+        log lost records that the reader may have read.
+        """
+        records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
+        gathering = Gathering(
+            offset, records_max, self._limits.bytes_max, self._limits.scanned_max, self._clock.now_ms()
+        )
+        if offset >= partition.committed_end:
+            gathering.next_offset = position_of_client(partition, offset)
+            return gathering.encode(opcode, native=native)
+        gathering.next_offset = max(offset, partition.start_offset)
+        if wanted:
+            return self._fetch_filtered(partition, gathering, wanted, opcode, native, worker)
+        while gathering.open and gathering.next_offset < partition.committed_end:
+            blocks = partition.read_cached(
+                gathering.next_offset, _read_bytes(partition, gathering.records_left, self._limits)
+            )
+            if blocks is None:
+                return self._fetch_from_disk(partition, gathering, opcode, native)
+            if not blocks:
+                break
+            _gather(gathering, blocks)
+        return gathering.encode(opcode, native=native)
+
+    async def _fetch_from_disk(self, partition: Partition, gathering: Gathering, opcode: int, native: bool) -> bytes:
+        while gathering.open and gathering.next_offset < partition.committed_end:
+            try:
+                blocks = await partition.read(
+                    gathering.next_offset, _read_bytes(partition, gathering.records_left, self._limits)
+                )
+            except PenstockError:
+                if gathering.empty:
+                    raise
+                break  # what was read before is good; who asks for the rest gets the error
+            if not blocks:
+                break
+            _gather(gathering, blocks)
+        return gathering.encode(opcode, native=native)
+
+    async def _fetch_filtered(
+        self, partition: Partition, gathering: Gathering, wanted: str, opcode: int, native: bool, worker: Worker
+    ) -> bytes:
+        limits, clock = self._limits, self._clock
+        record_filter = await worker.run(lambda _: RecordFilter(wanted))
+        deadline_s = math.inf  # until the search has begun: waiting for a thread is not searching
+
+        def out_of_time() -> bool:
+            return clock.monotonic() >= deadline_s
+
+        def scan(check: Check) -> int:
+            nonlocal deadline_s
+            deadline_s = min(deadline_s, clock.monotonic() + limits.scan_s_max)
+            return _scan(gathering, blocks, record_filter, limits.scanned_max - scanned, out_of_time, check)
+
+        scanned = 0
+        while gathering.open and scanned < limits.scanned_max and gathering.next_offset < partition.committed_end:
+            try:
+                blocks = await partition.read(gathering.next_offset)
+            except PenstockError:
+                if scanned == 0:
+                    raise
+                break
+            if not blocks:
+                break
+            scanned += await worker.run(scan)
+            if out_of_time():
+                break
+        return gathering.encode(opcode, native=native)
+
+
+def _scan(
+    gathering: Gathering,
+    blocks: list[Block],
+    wanted: RecordFilter,
+    scanned_max: int,
+    out_of_time: Callable[[], bool],
+    check: Check,
+) -> int:
+    """Gather the rows that match; returns how many were looked at, one at least. Runs in a thread, alone with its gathering."""
+    scanned = 0
+    for block in blocks:
+        if not gathering.open or scanned == scanned_max or (scanned and out_of_time()):
+            break
+        start = block.index_of(gathering.next_offset)
+        stop = min(block.count, start + scanned_max - scanned)
+        offsets, keys, values = block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
+        rows, looked_at = select(wanted, keys, values, gathering.records_left, out_of_time, check)
+        scanned += looked_at
+        visible = visible_rows(block, start, stop, gathering.now_ms)
+        if visible is not None:
+            shown = set(visible)
+            rows = [row for row in rows if start + row in shown]
+        gathering.add(
+            Rows([offsets[row] for row in rows], keys and [keys[row] for row in rows], [values[row] for row in rows]),
+            block.next_offset if start + looked_at == block.count else offsets[looked_at - 1] + 1,
+        )
+    return scanned
+
+
+def _gather(gathering: Gathering, blocks: list[Block]) -> None:
+    for block in blocks:
+        if not gathering.open:
+            return
+        start = block.index_of(gathering.next_offset)
+        stop = min(block.count, start + gathering.records_left)
+        following = block.next_offset if stop == block.count else block.offsets(stop - 1, stop)[0] + 1
+        visible = visible_rows(block, start, stop, gathering.now_ms)
+        if visible is not None:
+            gathering.pass_over(stop - start - len(visible))
+            gathering.add(_picked_rows(block, visible), following)
+            continue
+        rows = _uniform_rows(block, start, stop) or Rows(
+            block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
+        )
+        gathering.add(rows, following)
+
+
+def _picked_rows(block: Block, rows: Sequence[int]) -> Rows:
+    offsets, keys, values = block.offsets(), block.keys(), block.values()
+    return Rows([offsets[row] for row in rows], keys and [keys[row] for row in rows], [values[row] for row in rows])
+
+
+def _uniform_rows(block: Block, start: int, stop: int) -> UniformRows | None:
+    """Rows whose values need not be cut apart, because they have one size; None where there are keys between them."""
+    uniform = None if block.flags & KEYS else uniform_values(block, start, stop)
+    return None if uniform is None else UniformRows(block.offsets(start, stop), *uniform)
+
+
+def _read_bytes(partition: Partition, records: int, limits: FetchLimits) -> int:
+    """How much to read for so many records, by what a record takes on average; reading too little only means reading again."""
+    held = partition.committed_end - partition.start_offset
+    return min(max(READ_BYTES_MIN, records * partition.size_bytes // held), limits.bytes_max)
+
+
+def _consumed(partition: Partition, blocks: list[Block], offset: int, opcode: int, now_ms: int) -> bytes:
+    if blocks:
+        row = blocks[0].index_of(offset)
+        there = row < blocks[0].count and blocks[0].offsets(row, row + 1)[0] == offset
+        if there and is_visible(blocks[0], row, now_ms):
+            keys = blocks[0].keys(row, row + 1)
+            return encode_consumed(opcode, keys[0] if keys else None, blocks[0].values(row, row + 1)[0])
+    raise _no_record(partition, offset)
+
+
+def _no_record(partition: Partition, offset: int) -> OffsetOutOfRange:
+    # Deployed brokers answer the bare word, so it comes first.
+    return OffsetOutOfRange(
+        f"EOF: no record at offset {offset} of topic {partition.topic} partition {partition.index}, "
+        f"which holds {partition.start_offset} to {partition.committed_end} (exclusive)"
+    )

@@ -1,0 +1,158 @@
+"""Handlers of delayed records, records with a time to live, and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from penstock.broker.deadletter_entries import DeadLetter
+from penstock.broker.deadletters import Wanted
+from penstock.broker.schedule import Scheduled, expiry_of
+from penstock.broker.spreading import Placement, Scattered
+from penstock.errors import PenstockError
+from penstock.protocols.flymq.operations.records import (
+    CancelDelayed,
+    DeadLetterDetails,
+    DeadLetterHead,
+    FetchDlq,
+    ProduceDelayed,
+    ProduceWithTtl,
+    PurgeDlq,
+    ReplayDlq,
+    Replayed,
+    ReplayedAt,
+    ReplayFilter,
+    ScheduledRecord,
+    StoredRecord,
+)
+from penstock.protocols.flymq.operations.topics import Done
+from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
+from penstock.protocols.flymq.server.filters import RecordFilter
+from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
+from penstock.workers import Check
+
+UINT32_MAX = 0xFFFFFFFF
+
+# --- writes ---
+
+
+def stored(
+    kind: type[StoredRecord], topic: str, key: bytes | None, value: bytes, written: Written
+) -> Callable[[list[Placement] | Scattered], None]:
+    """Return what takes the outcome of a write of one record and hands the reply, or the error, to `written`."""
+
+    def done(placed: list[Placement] | Scattered) -> None:
+        if isinstance(placed, Scattered):
+            partition, offset, timestamp_ms = (int(column[0]) for column in placed)
+        else:
+            [(partition, _, result)] = placed
+            if isinstance(result, PenstockError):
+                written(result)
+                return
+            offset, timestamp_ms = result
+        written(kind.of(topic, partition, offset, timestamp_ms, key, value))
+
+    return done
+
+
+@writes(ProduceDelayed)
+def produce_delayed(caller: Caller, request: ProduceDelayed, written: Written) -> None:
+    if request.delay_ms <= 0:
+        _store(caller, request, ScheduledRecord, written)
+        return
+
+    def done(result: Scheduled | PenstockError) -> None:
+        if isinstance(result, PenstockError):
+            written(result)
+            return
+        # The offset is 0, as deployed brokers have it: it is not known yet.
+        reply = ScheduledRecord.of(request.topic, result.partition, 0, result.due_ms, request.key, request.value)
+        reply.id = result.id
+        written(reply)
+
+    caller.broker.schedule.add(
+        caller.principal,
+        request.topic,
+        request.partition,
+        request.value,
+        request.key,
+        delay_ms=request.delay_ms,
+        ttl_ms=request.ttl_ms,
+        done=done,
+    )
+
+
+@writes(ProduceWithTtl)
+def produce_with_ttl(caller: Caller, request: ProduceWithTtl, written: Written) -> None:
+    _store(caller, request, StoredRecord, written)
+
+
+def _store(
+    caller: Caller, request: ProduceDelayed | ProduceWithTtl, reply: type[StoredRecord], written: Written
+) -> None:
+    expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms)
+    caller.broker.produce(
+        caller.principal,
+        request.topic,
+        request.partition,
+        [request.value],
+        None if request.key is None else [request.key],
+        None,
+        [expiry_ms] if expiry_ms else None,
+        done=stored(reply, request.topic, request.key, request.value, written),
+    )
+
+
+@handles(CancelDelayed)
+async def cancel_delayed(caller: Caller, request: CancelDelayed) -> Done:
+    await caller.broker.schedule.cancel(caller.principal, request.topic, request.id)
+    return Done(True, "OK")
+
+
+# --- dead letters ---
+
+
+@handles(FetchDlq)
+async def fetch_dlq(caller: Caller, request: FetchDlq) -> Iterable[tuple[DeadLetterHead, DeadLetterDetails | None]]:
+    count_max = request.max_records if request.max_records > 0 else FETCH_RECORDS_DEFAULT
+    letters = await caller.broker.dead_letters.letters(caller.principal, request.topic, count_max)
+    return (
+        (
+            DeadLetterHead(each.id, each.value or b"", each.reason, each.attempts),
+            DeadLetterDetails(
+                each.key, each.origin_partition, each.origin_offset, each.first_failed_ms, each.failed_ms
+            ),
+        )
+        for each in letters
+    )
+
+
+@handles(ReplayDlq)
+async def replay_dlq(caller: Caller, request: ReplayDlq) -> Replayed | ReplayedAt:
+    dead_letters, target = caller.broker.dead_letters, request.target
+    if isinstance(target, str):
+        await dead_letters.replay(caller.principal, request.topic, target)
+        return Replayed(True, "OK")
+    if isinstance(target, int):
+        await dead_letters.replay_at(caller.principal, request.topic, target)
+        return ReplayedAt(True, b"OK")
+    wanted = await _wanted(caller, target) if target.filter else None
+    count = await dead_letters.replay_all(caller.principal, request.topic, wanted, dry_run=target.dry_run)
+    return Replayed(True, "OK", min(count, UINT32_MAX))
+
+
+async def _wanted(caller: Caller, target: ReplayFilter) -> Wanted:
+    """A letter is wanted for its record, as in FETCH, or for its reason."""
+    record_filter = await caller.worker.run(lambda _: RecordFilter(target.filter))
+
+    def wanted(letter: DeadLetter, check: Check) -> bool:
+        return record_filter.matches(letter.key, letter.value, check) or record_filter.matches(
+            None, letter.reason.encode(), check
+        )
+
+    return wanted
+
+
+@handles(PurgeDlq)
+async def purge_dlq(caller: Caller, request: PurgeDlq) -> Done:
+    await caller.broker.dead_letters.purge(caller.principal, request.topic)
+    return Done(True, "OK")

@@ -1,0 +1,98 @@
+"""Handlers of what Spark jobs ask for: staged records and the reports of pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.broker.pipelines import PipelineInfo, Report
+from penstock.broker.pipelines import Stage as PipelineStage
+from penstock.broker.staging.entries import Place
+from penstock.broker.staging.entries import Winner as WinningAttempt
+from penstock.errors import PenstockError
+from penstock.protocols.flymq.operations.spark import (
+    BeginRun,
+    PipelineDescription,
+    PipelineList,
+    PipelineReport,
+    PipelineStop,
+    Run,
+    Stage,
+    StageAbort,
+    StageCommit,
+    StageReport,
+)
+from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
+
+# --- staged records ---
+
+
+@writes(Stage)
+def stage(caller: Caller, request: Stage, written: Written) -> None:
+    def done(error: PenstockError | None) -> None:
+        written(True if error is None else error)
+
+    place = Place(request.application, request.run, request.epoch, request.attempt, request.sequence)
+    caller.broker.staging.stage(caller.principal, request.topic, place, request.parts, done=done)
+
+
+@handles(StageCommit)
+async def commit(caller: Caller, request: StageCommit) -> int:
+    winners = [WinningAttempt(*winner) for winner in request.winners]
+    committed = await caller.broker.staging.commit(
+        caller.principal, request.application, request.run, request.epoch, winners
+    )
+    return committed.value
+
+
+@handles(StageAbort)
+async def abort(caller: Caller, request: StageAbort) -> bool:
+    return await caller.broker.staging.abort(caller.principal, request.application, request.run, request.epoch)
+
+
+@handles(BeginRun)
+async def begin_run(caller: Caller, request: BeginRun) -> Run:
+    entry = await caller.broker.staging.begin_run(
+        caller.principal, request.application, request.name, lasting=request.lasting
+    )
+    return Run(entry.run, entry.epoch)
+
+
+# --- pipelines ---
+
+
+@handles(PipelineReport)
+async def report(caller: Caller, request: PipelineReport) -> bool:
+    stages = [
+        PipelineStage(each.name, each.state, each.rows, each.rejects, each.lag, each.batches, each.batch_ms)
+        for each in request.stages
+    ]
+    reported = Report(request.run, request.started_ms, request.state, request.message, stages)
+    return await caller.broker.pipelines.report(caller.principal, request.pipeline, reported)
+
+
+@handles(PipelineList)
+def list_pipelines(caller: Caller, request: PipelineList) -> Iterable[PipelineDescription]:
+    return map(_described, caller.broker.pipelines.reported(caller.principal))
+
+
+@handles(PipelineStop)
+async def stop(caller: Caller, request: PipelineStop) -> bool:
+    return await caller.broker.pipelines.stop(caller.principal, request.pipeline)
+
+
+def _described(info: PipelineInfo) -> PipelineDescription:
+    return PipelineDescription(
+        info.name,
+        info.owner,
+        info.run,
+        info.started_ms,
+        info.updated_ms,
+        info.state,
+        info.message,
+        info.stopping,
+        info.alive,
+        [
+            StageReport(each.name, each.state, each.rows, each.rejects, each.lag, each.batches, each.batch_ms)
+            for each in info.stages
+        ],
+    )

@@ -1,1 +1,0 @@
-"""Transactions: messages, layouts, operations, client calls."""

@@ -1,0 +1,214 @@
+"""FETCH and CONSUME from memory and from disk: bounds, retention, compaction, damage, filters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CorruptBlock, OffsetOutOfRange
+from penstock.log.api import Appended, Batch, Partition, TopicConfig
+from penstock.log.embedded import EmbeddedEngine
+from penstock.log.embedded.options import EngineOptions
+from penstock.protocols.flymq.record_layouts import Fetched, decode_consumed, decode_fetched
+from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
+from penstock.testing.clock import ManualClock
+from penstock.workers import WorkerPool
+
+
+@pytest.fixture(params=["memory", "disk"])
+async def partition(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Partition]:
+    """The same log, with and without its newest blocks in memory."""
+    options = EngineOptions() if request.param == "memory" else replace(EngineOptions(), tail_bytes_max=1)
+    engine = EmbeddedEngine(tmp_path / "log", clock=clock, options=options)
+    await engine.start()
+    await engine.create_topic("t", TopicConfig())
+    yield engine.partition("t", 0)
+    await engine.close()
+
+
+async def append(partition: Partition, *values: bytes | None, keys: list[bytes | None] | None = None) -> None:
+    done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+    partition.append(Batch(values, keys), done.set_result)  # type: ignore[arg-type]
+    await done
+
+
+async def fetch(fetcher: Fetcher, partition: Partition, offset: int, maximum: int, wanted: str | None = "") -> Fetched:
+    answer = fetcher.fetch(partition, offset, maximum, wanted, 0x07, native=True, worker=WorkerPool().worker())
+    return decode_fetched((answer if isinstance(answer, bytes) else await answer)[8:], native=True)
+
+
+async def read_all(fetcher: Fetcher, partition: Partition, maximum: int, wanted: str = "") -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    offset = 0
+    while offset < partition.committed_end:
+        fetched = await fetch(fetcher, partition, offset, maximum, wanted)
+        assert fetched.next_offset > offset, "every answer leads on"
+        found += zip(fetched.offsets, fetched.values, strict=True)
+        offset = fetched.next_offset
+    return found
+
+
+@pytest.fixture
+def fetcher(clock: ManualClock) -> Fetcher:
+    return Fetcher(FetchLimits(), clock)
+
+
+@pytest.mark.parametrize("maximum", [1, 7, 64, 100, 10_000])
+@pytest.mark.parametrize("uniform", [True, False])
+async def test_any_maximum_reads_every_record_once(
+    partition: Partition, fetcher: Fetcher, maximum: int, uniform: bool
+) -> None:
+    expected: list[bytes] = []
+    for size in (1, 100, 3, 300):
+        values = [b"%06d" % n if uniform else b"%d" % n for n in range(len(expected), len(expected) + size)]
+        expected += values
+        await append(partition, *values)
+    assert await read_all(fetcher, partition, maximum) == list(enumerate(expected))
+
+
+async def test_records_may_have_keys_or_no_value(partition: Partition, fetcher: Fetcher) -> None:
+    await append(partition, b"a", None, b"", keys=[b"k", b"k2", None])
+    await append(partition, b"d")
+    assert await fetch(fetcher, partition, 0, 10) == Fetched(
+        [0, 1, 2, 3], [b"k", b"k2", None, None], [b"a", b"", b"", b"d"], 4
+    )
+
+
+async def test_a_reply_stays_within_its_bytes(partition: Partition, clock: ManualClock) -> None:
+    await append(partition, *[b"x" * 84] * 1000)
+    await append(partition, *[b"y" * number for number in range(100)])
+    fetcher = Fetcher(FetchLimits(bytes_max=1000), clock)
+    assert len((await fetch(fetcher, partition, 0, 500)).values) == 10
+    assert len(await read_all(fetcher, partition, 500)) == 1100
+
+
+async def test_a_record_larger_than_a_reply_still_arrives(partition: Partition, clock: ManualClock) -> None:
+    await append(partition, b"small", b"L" * 50_000, b"small", b"M" * 50_000)
+    fetcher = Fetcher(FetchLimits(bytes_max=1000), clock)
+    assert [len(value) for _, value in await read_all(fetcher, partition, 500)] == [5, 50_000, 5, 50_000]
+    assert (await fetch(fetcher, partition, 1, 500)).offsets == [1]
+
+
+async def test_a_reply_stays_within_its_records(partition: Partition, clock: ManualClock) -> None:
+    await append(partition, *[b"x"] * 100)
+    fetcher = Fetcher(FetchLimits(records_max=30), clock)
+    assert len((await fetch(fetcher, partition, 0, 1_000_000)).values) == 30
+
+
+async def test_nothing_is_fetched_from_an_empty_partition(partition: Partition, fetcher: Fetcher) -> None:
+    assert await fetch(fetcher, partition, 0, 10) == Fetched([], None, [], 0)
+    assert await fetch(fetcher, partition, 0, 10, "x") == Fetched([], None, [], 0)
+
+
+async def test_a_reader_that_retention_has_passed_goes_on_with_what_is_left(tmp_path: Path, clock: ManualClock) -> None:
+    engine = EmbeddedEngine(tmp_path / "log", clock=clock)
+    await engine.start()
+    await engine.create_topic("t", TopicConfig(segment_bytes=1 << 16))
+    partition = engine.partition("t", 0)
+    for _ in range(4):
+        await append(partition, b"x" * 50_000)
+    start = await partition.delete_before(2)
+    assert start > 0
+    fetcher = Fetcher(FetchLimits(), clock)
+    fetched = await fetch(fetcher, partition, 0, 1)
+    assert fetched.offsets == [start]
+    assert fetched.next_offset == start + 1
+    await engine.close()
+
+
+async def test_consume_gives_the_one_record(partition: Partition, fetcher: Fetcher) -> None:
+    await append(partition, b"a", b"b", keys=[None, b"k"])
+    answer = fetcher.consume(partition, 1, 0x02)
+    reply = answer if isinstance(answer, bytes) else await answer
+    assert decode_consumed(reply[8:]) == (b"k", b"b")
+
+
+# --- filters ---
+
+
+async def test_a_filter_skips_what_does_not_match_and_moves_on(partition: Partition, fetcher: Fetcher) -> None:
+    await append(partition, *[b"odd" if n % 2 else b"even" for n in range(10)])
+    await append(partition, b"odd", b"even", b"even")
+    assert await fetch(fetcher, partition, 0, 100, "ODD") == Fetched([1, 3, 5, 7, 9, 10], None, [b"odd"] * 6, 13)
+    assert await fetch(fetcher, partition, 0, 2, "odd") == Fetched([1, 3], None, [b"odd"] * 2, 4)
+    assert await fetch(fetcher, partition, 0, 100, "nothing like it") == Fetched([], None, [], 13)
+
+
+async def test_a_filtered_fetch_looks_at_so_many_records(partition: Partition, clock: ManualClock) -> None:
+    await append(partition, *[b"%d" % n for n in range(100)])
+    fetcher = Fetcher(FetchLimits(scanned_max=30), clock)
+    assert (await fetch(fetcher, partition, 0, 10, "nothing")).next_offset == 30
+    assert await read_all(fetcher, partition, 10, "99") == [(99, b"99")]
+
+
+async def test_a_filtered_fetch_takes_so_long(partition: Partition) -> None:
+    class Running(ManualClock):
+        def monotonic(self) -> float:
+            self.advance(0.1)
+            return super().monotonic()
+
+    await append(partition, *[b"%d" % n for n in range(100)])
+    fetcher = Fetcher(FetchLimits(scan_s_max=0.5), Running())
+    fetched = await fetch(fetcher, partition, 0, 10, "nothing")
+    assert 1 <= fetched.next_offset < 10
+    assert await read_all(fetcher, partition, 10, "99") == [(99, b"99")]
+
+
+async def test_filtered_replies_stay_within_their_bytes(partition: Partition, clock: ManualClock) -> None:
+    await append(partition, *[b"match" * 20] * 50)
+    fetcher = Fetcher(FetchLimits(bytes_max=1000), clock)
+    assert len((await fetch(fetcher, partition, 0, 50, "match")).values) == 8
+    assert len(await read_all(fetcher, partition, 50, "match")) == 50
+
+
+# --- gaps and damage ---
+
+
+async def test_offsets_that_compaction_removed_are_stepped_over(tmp_path: Path, clock: ManualClock) -> None:
+    engine = EmbeddedEngine(tmp_path / "log", clock=clock, options=EngineOptions(tail_bytes_max=1))
+    await engine.start()
+    await engine.create_topic("t", TopicConfig(cleanup="compact", segment_bytes=1 << 16))
+    partition = engine.partition("t", 0)
+    for number in range(40):
+        await append(partition, *[b"%d" % number * 1000] * 3, keys=[b"same", b"key%d" % number, b"same"])
+    await engine.maintain()
+    fetcher = Fetcher(FetchLimits(), clock)
+    for maximum in (1, 10, 1000):
+        found = await read_all(fetcher, partition, maximum)
+        offsets = [offset for offset, _ in found]
+        assert offsets == sorted(set(offsets))
+        assert len(offsets) < 120, "the log has gaps"
+        assert {number * 3 + 1 for number in range(40)} <= set(offsets)
+    found_offsets = {offset for offset, _ in await read_all(fetcher, partition, 1000)}
+    missing = next(offset for offset in range(120) if offset not in found_offsets)
+    with pytest.raises(OffsetOutOfRange, match="EOF: no record at offset"):
+        await fetcher.consume(partition, missing, 0x02)  # type: ignore[misc]
+    assert await fetch(fetcher, partition, missing, 1) == await fetch(fetcher, partition, missing + 1, 1)
+    await engine.close()
+
+
+async def test_what_stands_before_damage_is_served_and_then_the_damage_reported(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    engine = EmbeddedEngine(tmp_path / "log", clock=clock, options=EngineOptions(tail_bytes_max=1))
+    await engine.start()
+    await engine.create_topic("t", TopicConfig())
+    partition = engine.partition("t", 0)
+    for letter in (b"a", b"b", b"c"):
+        await append(partition, letter * 500, letter * 500)
+    [log] = list((tmp_path / "log" / "topics").rglob("*.log"))
+    data = bytearray(log.read_bytes())
+    data[data.index(b"bbb")] ^= 1
+    log.write_bytes(data)
+    fetcher = Fetcher(FetchLimits(), clock)
+    for wanted in ("", "aaa"):
+        fetched = await fetch(fetcher, partition, 0, 100, wanted)
+        assert (fetched.offsets, fetched.next_offset) == ([0, 1], 2)
+        with pytest.raises(CorruptBlock):
+            await fetch(fetcher, partition, 2, 100, wanted)
+        assert (await fetch(fetcher, partition, 4, 100, wanted)).next_offset == 6
+    await engine.close()

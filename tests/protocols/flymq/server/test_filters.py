@@ -1,0 +1,128 @@
+"""Which records a filter lets through, and what an evil one costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.protocols.flymq.server.filters import (
+    EXPRESSION_TEXT_BYTES_MAX,
+    FILTER_BYTES_MAX,
+    PATH_NAMES_MAX,
+    PATH_TEXT_BYTES_MAX,
+    WINDOW_BYTES,
+    RecordFilter,
+    select,
+)
+
+MATCHES = [
+    ("err", None, b"an ERROR here"),
+    ("ERR", b"error-key", b""),
+    ("straße", None, "Die STRASSE? Nein: Straße".encode()),
+    ("ÄRGER", None, "großer ärger".encode()),
+    ("^ord[0-9]+$", b"ord42", b""),
+    ("a.c", None, b"xabcx"),
+    ("(?i)HELLO", None, b"hello"),
+    (r"\p{Greek}+", None, "αβγ".encode()),
+    ("$.user", None, b'{"user": null}'),
+    ("$.user.name", None, b'{"user": {"name": "x"}}'),
+    ("$.user.name", None, b"the text $.user.name itself"),
+    ("[", None, b"a [ in the text"),
+    ("$.é.", None, '{"é": {"": 1}}'.encode()),
+    ("$.a b.field", None, b'{"a b": {"field": [1, {"x": "y"}]}, "z": "\\u0061"}'),
+    ("$.a", None, b'{"\\u0061": 1}'),
+]
+MISSES = [
+    ("err", b"key", b"all well"),
+    ("^ord[0-9]+$", b"order", b"ordinary"),
+    ("$.user", None, b'{"name": 1}'),
+    ("$.user.name", None, b'{"user": "name"}'),
+    ("$.user", None, b'[{"user": 1}]'),
+    ("$.user", None, b'{"user": '),
+    ("$.user", None, b'{"user": 1} x'),
+    ("$.user.name", None, b'{"user": null}'),
+    ("$.user", None, b"[" * 100_000),
+    ("[", None, b"not a valid expression and not in the text"),
+    ("(?P<x", None, b"anything"),
+    ("x", None, None),
+    (r"(a)\1", None, b"aa"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "value"), MATCHES)
+def test_a_record_that_matches(text: str, key: bytes | None, value: bytes) -> None:
+    assert RecordFilter(text).matches(key, value)
+
+
+@pytest.mark.parametrize(("text", "key", "value"), MISSES)
+def test_a_record_that_does_not_match(text: str, key: bytes | None, value: bytes | None) -> None:
+    assert not RecordFilter(text).matches(key, value)
+
+
+def test_an_expression_that_ruins_a_backtracking_engine_costs_nothing() -> None:
+    """Python's own engine would take longer than the universe has existed; the timeout of the test would tell."""
+    assert not RecordFilter("(a+)+$").matches(None, b"a" * 5000 + b"!")
+    assert not RecordFilter("(x+x+)+y").matches(None, b"x" * 5000)
+
+
+@pytest.mark.parametrize("text", ["(?:a?){500}a{500}b", "x{1000}", "(x{100}y{100}){6}"])
+def test_an_expression_that_is_large_though_linear_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="too complex"):
+        RecordFilter(text)
+
+
+def test_an_expression_that_takes_too_much_memory_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too complex: use a simpler expression"):
+        RecordFilter(r"(\pL{1000})")
+
+
+def test_a_path_has_so_many_names_and_not_one_more() -> None:
+    value = b'{"a":' * PATH_NAMES_MAX + b"1" + b"}" * PATH_NAMES_MAX
+    assert RecordFilter("$." + ".".join("a" * PATH_NAMES_MAX)).matches(None, value)
+    with pytest.raises(InvalidRequest, match=f"too deep: {PATH_NAMES_MAX + 1} names, at most {PATH_NAMES_MAX}"):
+        RecordFilter("$." + ".".join("a" * (PATH_NAMES_MAX + 1)))
+
+
+def test_a_path_is_not_looked_for_in_values_that_are_too_large() -> None:
+    room = PATH_TEXT_BYTES_MAX - len('{"a":""}')
+    assert RecordFilter("$.a").matches(None, b'{"a":"%b"}' % (b"x" * room))
+    assert not RecordFilter("$.a").matches(None, b'{"a":"%b"}' % (b"x" * (room + 1)))
+
+
+@pytest.mark.parametrize("text", ["needle", "ÄRGER", "x" * FILTER_BYTES_MAX])
+def test_text_is_found_wherever_it_stands_in_a_large_value(text: str) -> None:
+    wanted, found = RecordFilter(text), text.lower().encode()
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+
+    for start in (0, WINDOW_BYTES - len(found), WINDOW_BYTES - 1, WINDOW_BYTES, 3 * WINDOW_BYTES - 2):
+        assert wanted.matches(None, bytes(start) + found, check)
+        assert wanted.matches(None, bytes(start) + found + bytes(2 * WINDOW_BYTES), check)
+    assert not wanted.matches(None, bytes(3 * WINDOW_BYTES), check)
+    assert checks >= 2
+
+
+def test_a_long_filter_is_refused() -> None:
+    RecordFilter("é" * (FILTER_BYTES_MAX // 2))
+    with pytest.raises(InvalidRequest, match=f"at most {FILTER_BYTES_MAX} bytes"):
+        RecordFilter("é" * (FILTER_BYTES_MAX // 2) + "x")
+
+
+def test_an_expression_looks_so_far_and_no_further() -> None:
+    wanted = RecordFilter("n[e]edle")
+    assert wanted.matches(None, bytes(EXPRESSION_TEXT_BYTES_MAX - 6) + b"needle")
+    assert not wanted.matches(None, bytes(EXPRESSION_TEXT_BYTES_MAX - 5) + b"needle")
+
+
+def test_selecting_gives_rows_and_how_far_it_looked() -> None:
+    values = [b"no", b"yes", None, b"YES", b"no", b"yes"]
+    assert select(RecordFilter("yes"), None, values, 10, lambda: False, lambda: None) == ([1, 3, 5], 6)
+    assert select(RecordFilter("yes"), None, values, 2, lambda: False, lambda: None) == ([1, 3], 4)
+    assert select(RecordFilter("k1"), [None, b"k1", b"k2"], [b""] * 3, 10, lambda: False, lambda: None) == ([1], 3)
+
+
+def test_selecting_looks_at_one_row_even_when_time_is_up() -> None:
+    assert select(RecordFilter("yes"), None, [b"yes", b"yes"], 10, lambda: True, lambda: None) == ([0], 1)
