@@ -27,7 +27,7 @@ from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, Sh
 from penstock.net.session import Connection
 from penstock.protocols.flymq.codec import Call, CodecLimits, Request, RequestDecoder, Undecoded, decode_undecoded
 from penstock.protocols.flymq.errors import encode_error
-from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest
+from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, Operation
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.record_layouts import Failed, Placed, ProduceRun, encode_produced, encode_scattered
@@ -369,7 +369,7 @@ class FlyMQSession(InTurns):
 
         self._writes_in_flight += 1
         try:
-            write(self._caller, call.body, written)  # type: ignore[arg-type]  # only an operation is a write
+            write(self._caller, _operation(call.body), written)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self._answer(slot, self._error(call.opcode, call.body, error), held_bytes)
@@ -393,7 +393,7 @@ class FlyMQSession(InTurns):
             self._stats.errors += 1
             return self._encode_error(body.message)
         try:
-            return dispatch(self._caller, body)  # type: ignore[arg-type]  # what is undecoded is decoded first
+            return dispatch(self._caller, _operation(body))
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             return self._failed(call, error)
 
@@ -440,6 +440,11 @@ class FlyMQSession(InTurns):
 
     def _encode_error(self, message: str) -> bytes:
         return encode_error(message, native=bool(self._caller.native))
+
+
+def _operation(body: object) -> Operation[Any]:
+    assert isinstance(body, Operation), "bad requests are answered and undecoded ones decoded before"
+    return body
 
 
 def _requests_in(call: Call) -> int:

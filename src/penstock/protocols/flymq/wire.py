@@ -1,10 +1,7 @@
-"""FlyMQ on the wire: numbers and layouts.
+"""FlyMQ on the wire: frames and numbers.
 
 A frame is `AF 01 opcode flags u32-length` and a payload of that length. All integers are big-endian. Replies carry the opcode of
 their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests; nothing is sent unasked.
-
-    str = u16 length + UTF-8     s8 = u8 length + UTF-8     blob = u32 length + bytes     T* = u32 count + T...
-    RM  = str topic, i32 partition, u64 offset, i64 timestamp_ms, i32 key_size (-1: no key), i32 value_size
 
 The operations are declared in `operations`, with the layouts of their payloads; docs/flymq-protocol.md lists them.
 """

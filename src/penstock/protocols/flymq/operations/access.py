@@ -22,7 +22,7 @@ from penstock.protocols.flymq.layout import (
     Tail,
 )
 from penstock.protocols.flymq.limits import ACL_USERS_MAX, AUDIT_TYPES_MAX, PERMISSIONS_MAX, REPLY_ITEMS_MAX, ROLES_MAX
-from penstock.protocols.flymq.operations.operation import Operation, Rows
+from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 from penstock.protocols.flymq.operations.topics import Names
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, frame
 
@@ -179,7 +179,7 @@ class UserUpdate(UserFields, Operation[Changed], opcode=0x75):
     """Change a user's roles (none: they stay) or whether it may log in."""
 
 
-class UserList(Operation[Rows[UserDescription]], opcode=0x76):
+class UserList(Operation[ReplyList[UserDescription]], opcode=0x76):
     """All users, without their permissions."""
 
 
@@ -200,7 +200,7 @@ class RoleDescription:
     description: Str
 
 
-class RoleList(Operation[Rows[RoleDescription]], opcode=0x7D):
+class RoleList(Operation[ReplyList[RoleDescription]], opcode=0x7D):
     """All roles, the built-in ones first."""
 
 
@@ -266,7 +266,7 @@ class AclEntry:
 
 @dataclass(slots=True)
 class Acls:
-    acls: Annotated[Rows[AclEntry], Label("ACLs")]
+    acls: Annotated[ReplyList[AclEntry], Label("ACLs")]
     default_public: Annotated[Bool, Tail(always_sent=True)] = False
 
 
@@ -357,7 +357,7 @@ class KeyDescription:
     created_by: Str
 
 
-class KeyList(Operation[Rows[KeyDescription]], opcode=0xC4):
+class KeyList(Operation[ReplyList[KeyDescription]], opcode=0xC4):
     """All API keys by name, without their secrets."""
 
 

@@ -25,7 +25,7 @@ from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, header
 Reply = TypeVar("Reply")
 Item = TypeVar("Item")
 
-Rows = Annotated[Iterable[Item], AtMost(REPLY_ITEMS_MAX)]
+ReplyList = Annotated[Iterable[Item], AtMost(REPLY_ITEMS_MAX)]
 """A list in a reply. Its items may be made while they are encoded, so that work ends with the first that does not fit into a frame."""
 
 

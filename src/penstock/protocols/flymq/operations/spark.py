@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from penstock.protocols.flymq.layout import I32, I64, U8, U32, U64, AtMost, Bool, Bytes, Label, Str
 from penstock.protocols.flymq.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
-from penstock.protocols.flymq.operations.operation import Operation, Rows
+from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 # --- staged records ---
 
@@ -113,7 +113,7 @@ class PipelineDescription:
     stages: Annotated[list[StageReport], AtMost(STAGES_MAX)]
 
 
-class PipelineList(Operation[Rows[PipelineDescription]], opcode=0xD9):
+class PipelineList(Operation[ReplyList[PipelineDescription]], opcode=0xD9):
     """The last report of every pipeline, by name."""
 
 

@@ -27,7 +27,7 @@ from penstock.protocols.flymq.layout import (
     Word,
 )
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX, SETTINGS_MAX
-from penstock.protocols.flymq.operations.operation import Operation, Rows
+from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 Names = Annotated[list[Str], AtMost(REPLY_ITEMS_MAX)]
 
@@ -176,7 +176,7 @@ class GroupState:
 
 
 class ListGroups(
-    Operation[Rows[GroupState]],
+    Operation[ReplyList[GroupState]],
     opcode=0x62,
     smaller="describe one group at a time",
 ):
@@ -311,7 +311,7 @@ class ClusterTopic:
 @dataclass(slots=True)
 class ClusterTopics:
     cluster: Str
-    topics: Rows[ClusterTopic]
+    topics: ReplyList[ClusterTopic]
 
 
 class ClusterMetadata(Operation[ClusterTopics], opcode=0x53, smaller="name a topic"):
