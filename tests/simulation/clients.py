@@ -100,7 +100,7 @@ class Producer(Actor):
         keys = self._keys(len(values)) if self.protocol == "flymq" else [None] * len(values)
         attempts = self.history.sending(self.line, topic, keys, values)
         results = await self._send(client, topic, keys, values)
-        self.history.answered(attempts, results, self.world.loop.time())
+        self.history.answered(attempts, results)
         self.world.trace.note("sent", self.line, topic, len(values), *{attempt.state: None for attempt in attempts})
         error = next((result for result in results if isinstance(result, PenstockError)), None)
         if error is not None:
@@ -154,7 +154,7 @@ class Producer(Actor):
             outcome = error if unknown else TransactionNotActive(str(error))
             raise
         finally:
-            self.history.answered(attempts, [outcome] * len(attempts), self.world.loop.time())
+            self.history.answered(attempts, [outcome] * len(attempts))
             self.world.trace.note("transaction", self.line, type(outcome).__name__)
 
 
@@ -172,7 +172,7 @@ class Compactor(Actor):
             results = list(error.results)
         except PenstockError as error:
             results = [error] * len(values)
-        self.history.answered(attempts, results, self.world.loop.time())
+        self.history.answered(attempts, results)
         for result in results:
             if isinstance(result, PenstockError):
                 raise result
@@ -248,6 +248,8 @@ class FelixSubscriber(Actor):
                 event = await subscription.next(timeout_s=0.5)
                 if event is None:
                     return
+                if self.chance.random() < 0.05:
+                    await self.pause(1.0)  # a slow reader
                 if event.offset is not None:
                     self.history.saw(self.topic, 0, event.offset, event.value)
         finally:

@@ -12,16 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from penstock.testing.powercut import PowerCutDisk
+from penstock.testing.powercut import SECTOR_BYTES, PowerCutDisk
 from tests.simulation.loop import ProcessEnded
 from tests.simulation.trace import Trace
+
+HELD_UNDER_A_LOCK = {"reserve"}
+"""Files that are changed while a lock is held: whoever waited for that would keep the turn."""
 
 
 class SimDisk(PowerCutDisk):
     """Made for one directory, which is all there is on it."""
 
-    def __init__(self, root: Path, trace: Trace) -> None:
+    def __init__(self, root: Path, trace: Trace, pause: Callable[[], None]) -> None:
+        """`pause` lets others run, before an operation."""
         super().__init__(root, None)
+        self._pause = pause
         self._trace = trace
         self._full = False
         self._operations_left: int | None = None
@@ -78,7 +83,9 @@ class SimDisk(PowerCutDisk):
         super()._step()
 
     def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
-        self._note("write", fd, position, len(data))
+        self._before("write", fd, position, len(data))
+        if self._full and len(data) > SECTOR_BYTES:
+            return super().pwrite(fd, data[:SECTOR_BYTES], position)  # what still fits; the rest does not
         self._check_space()
         return super().pwrite(fd, data, position)
 
@@ -91,11 +98,11 @@ class SimDisk(PowerCutDisk):
         super().allocate(fd, position, size_bytes)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        self._note("truncate", fd, size_bytes)
+        self._before("truncate", fd, size_bytes)
         super().truncate(fd, size_bytes)
 
     def fdatasync(self, fd: int) -> None:
-        self._note("flush", fd)
+        self._before("flush", fd)
         super().fdatasync(fd)
 
     def open_append(self, path: Path, *, create: bool) -> int:
@@ -116,11 +123,18 @@ class SimDisk(PowerCutDisk):
         self._appending.pop(fd, None)  # its number was free, so whoever had it has closed it
         return fd
 
+    def sync_directory(self, path: Path) -> None:
+        self._pause()
+        super().sync_directory(path)
+
     def rename(self, old: Path, new: Path) -> None:
+        self._pause()
         self._trace.note("rename", old.relative_to(self._root), new.name)
         super().rename(old, new)
 
     def unlink(self, path: Path) -> None:
+        if path.name not in HELD_UNDER_A_LOCK:
+            self._pause()
         self._trace.note("unlink", path.relative_to(self._root))
         super().unlink(path)
 
@@ -131,7 +145,9 @@ class SimDisk(PowerCutDisk):
         if self._full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _note(self, what: str, fd: int, *details: object) -> None:
+    def _before(self, what: str, fd: int, *details: object) -> None:
         path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.name not in HELD_UNDER_A_LOCK:
+            self._pause()
         name = path.relative_to(self._root) if path.is_relative_to(self._root) else path
         self._trace.note(what, name, *details)

@@ -28,6 +28,7 @@ class Disturbances:
             "power-cut-at-operation": self._cut_power_at_operation,
             "restart": self._restart,
             "reset": self._reset,
+            "slow-readers": self._slow_readers,
             "stall": self._stall,
             "datagram-loss": self._lose_datagrams,
             "clock": self._jump,
@@ -89,6 +90,9 @@ class Disturbances:
 
     async def _reset(self) -> None:
         self._world.network.reset_some(0.5)
+
+    async def _slow_readers(self) -> None:
+        self._world.network.slow_some(0.5, self._chance.uniform(0.2, 6.0))
 
     async def _stall(self) -> None:
         self._world.network.stall(self._chance.choice((0.1, 1.0, 5.0)))

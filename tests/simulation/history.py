@@ -14,7 +14,7 @@ The rules for records are those of `penstock.testing.checker`. Beyond them:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.clients.records import RecordMetadata
@@ -24,7 +24,7 @@ from penstock.testing.journal import NO_PLACE, Attempt
 from penstock.testing.load import OUTCOME_UNKNOWN
 
 INTERVAL_MS = 200
-INTERVAL_SLACK_S = 0.5
+INTERVAL_SLACK_S = 0.3
 """How late a flush may be: the commit thread has to come to it."""
 
 
@@ -81,8 +81,11 @@ class FinalState:
 class History:
     """Notes of a run. Times are those of the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
         self.attempts: list[Attempt] = []
+        self._sent_s: list[float] = []
+        """By attempt. An acknowledgement may be on its way when the power goes, and belongs to the time before."""
         self._acked_s: dict[int, float] = {}
         self.seen: dict[Place, bytes] = {}
         self.commits: defaultdict[GroupPlace, Commits] = defaultdict(Commits)
@@ -105,18 +108,17 @@ class History:
             for number, (key, value) in enumerate(zip(keys, values, strict=True))
         ]
         self.attempts += new
+        self._sent_s += [self._now_s()] * len(new)
         return new
 
-    def answered(
-        self, attempts: Sequence[Attempt], results: Sequence[RecordMetadata | PenstockError | None], now_s: float
-    ) -> None:
+    def answered(self, attempts: Sequence[Attempt], results: Sequence[RecordMetadata | PenstockError | None]) -> None:
         for attempt, result in zip(attempts, results, strict=True):
             if isinstance(result, PenstockError):
                 attempt.state = "unknown" if isinstance(result, OUTCOME_UNKNOWN) else "failed"
                 continue
             attempt.state = "acked"
+            self._acked_s[attempt.id] = self._now_s()
             attempt.partition, attempt.offset = NO_PLACE if result is None else (result.partition, result.offset)
-            self._acked_s[attempt.id] = now_s
 
     def saw(self, topic: str, partition: int, offset: int, value: bytes) -> None:
         if topic in DURABLE:
@@ -156,23 +158,26 @@ class History:
         self, by_value: dict[tuple[str, bytes], ReadRecord], cuts_s: Sequence[float], *, flushes_failed: bool
     ) -> None:
         """Take back the acknowledgement of records that their topics were allowed to lose."""
-        by_epoch: defaultdict[tuple[str, int, int], list[Attempt]] = defaultdict(list)
+        lost: defaultdict[tuple[str, int, int], list[Attempt]] = defaultdict(list)
+        kept: list[tuple[tuple[str, int, int], Attempt]] = []
         for attempt in self.attempts:
-            if attempt.state == "acked" and attempt.topic in LOGGED - DURABLE:
-                acked_s = self._acked_s[attempt.id]
-                epoch = sum(cut_s <= acked_s for cut_s in cuts_s)
-                if epoch < len(cuts_s) and (attempt.topic, attempt.value) not in by_value:
-                    self._judge_loss(attempt, cuts_s[epoch] - acked_s, flushes_failed=flushes_failed)
-                    attempt.state = "unknown"
-                    by_epoch[attempt.topic, attempt.partition, epoch].append(attempt)
-        for attempt in self.attempts:
-            if attempt.state == "acked" and attempt.topic in LOGGED - DURABLE and attempt.offset >= 0:
-                epoch = sum(cut_s <= self._acked_s[attempt.id] for cut_s in cuts_s)
-                for lost in by_epoch[attempt.topic, attempt.partition, epoch]:
-                    if lost.offset < attempt.offset:
-                        self.violations.append(
-                            f"{attempt.topic}/{attempt.partition} lost offset {lost.offset} and kept {attempt.offset} over a power cut"
-                        )
+            if attempt.state != "acked" or attempt.topic not in LOGGED - DURABLE:
+                continue
+            sent_s = self._sent_s[attempt.id]
+            epoch = sum(cut_s <= sent_s for cut_s in cuts_s)
+            place = attempt.topic, attempt.partition, epoch
+            if (attempt.topic, attempt.value) in by_value or epoch == len(cuts_s):
+                kept.append((place, attempt))
+                continue
+            self._judge_loss(attempt, cuts_s[epoch] - self._acked_s[attempt.id], flushes_failed=flushes_failed)
+            attempt.state = "unknown"
+            lost[place].append(attempt)
+        for place, attempt in kept:
+            for before in lost[place]:
+                if 0 <= before.offset < attempt.offset:
+                    self.violations.append(
+                        f"{attempt.topic}/{attempt.partition} lost offset {before.offset} and kept {attempt.offset} over a power cut"
+                    )
 
     def _judge_loss(self, attempt: Attempt, age_s: float, *, flushes_failed: bool) -> None:
         allowed_s = INTERVAL_MS / 1000 + INTERVAL_SLACK_S

@@ -1,7 +1,10 @@
 """An event loop with virtual time, and the processes that run on it.
 
-Time stands still while callbacks run and jumps to the next timer when none is ready, so a minute of timeouts costs nothing. Work for
-other threads (`run_in_executor`) is run on the loop, at a moment that the seed decides.
+Time stands still while callbacks run and jumps to the next timer when none is ready, so a minute of timeouts costs nothing.
+
+Work for other threads (`run_in_executor`, the log's own) runs in threads that take turns with the loop: one of them runs while all
+others wait, and it hands over at operations of the disk, for as long as the seed decides. So a commit may be half done when the next
+request comes, or when the process is killed, and is so again in the next run.
 
 A process is a label in the context of its callbacks, which tasks and timers inherit. Killing it cancels all of them: nothing of it ever
 runs again, no `finally` and no `except`, as after SIGKILL.
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -27,7 +31,9 @@ TURN_S: Final = 1e-6
 TURNS_MAX: Final = 3_000_000
 """A run that takes longer than this never ends."""
 THREAD_DELAY_S: Final = 0.0005
-"""The mean time until another thread begins its work."""
+"""The mean time until a thread begins its work, and for which it hands over."""
+PAUSED: Final = 0.3
+"""The share of a thread's disk operations at which it hands over."""
 START_S: Final = 1000.0
 CANCEL_S_MAX: Final = 10.0
 
@@ -47,6 +53,7 @@ class Process:
         self.name = name
         self.is_alive = True
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self.threads: WeakSet[SimThread] = WeakSet()
         self.ended: asyncio.Future[Any] = loop.create_future()
 
     def context(self) -> contextvars.Context:
@@ -56,6 +63,7 @@ class Process:
         return context
 
 
+_LOCAL = threading.local()
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
@@ -66,6 +74,52 @@ def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> as
     if process is not None:
         process.tasks.add(task)
     return task
+
+
+class SimThread:
+    """Runs when `step` lets it, until it pauses or ends; the loop waits meanwhile."""
+
+    def __init__(self, loop: SimLoop, work: Callable[[], None]) -> None:
+        self._loop = loop
+        self._work = work
+        self._context = contextvars.copy_context()
+        self._thread: threading.Thread | None = None
+        self._resumed = threading.Semaphore(0)
+        self._handed_over = threading.Semaphore(0)
+        self._is_abandoned = False
+
+    def step(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        else:
+            self._resumed.release()
+        self._handed_over.acquire()
+
+    def pause(self, seconds: float) -> None:
+        self._loop.call_later(seconds, self.step)
+        self._handed_over.release()
+        self._resumed.acquire()
+        if self._is_abandoned:
+            raise ProcessEnded
+
+    def abandon(self) -> None:
+        """End it, after the run."""
+        self._is_abandoned = True
+        if self._thread is not None and self._thread.is_alive():
+            self._resumed.release()
+            self._thread.join()
+
+    def _run(self) -> None:
+        _LOCAL.thread = self
+        try:
+            self._context.run(self._work)
+        except ProcessEnded:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the run fails with it
+            self._loop.errors.append(f"a thread failed: {error!r}")
+        finally:
+            self._handed_over.release()
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -81,6 +135,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._selector = self
         self._clock_resolution = TURN_S
         self._killed: list[asyncio.Task[Any]] = []
+        self._abandoned: list[SimThread] = []
         self.errors: list[str] = []
         """Exceptions that nobody caught."""
         self.set_exception_handler(self._note_error)
@@ -129,6 +184,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """End a process: whatever it still meant to do does not happen."""
         process.is_alive = False
         self._killed += process.tasks  # a task that is collected runs its `finally` blocks
+        self._abandoned += process.threads
         for handle in [*self._ready, *self._scheduled]:  # type: ignore[attr-defined]
             self._drop_if_dead(handle)
         if not process.ended.done():
@@ -163,6 +219,9 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def bury(self) -> None:
         """Let go of what killed processes have left, after the run."""
+        for thread in self._abandoned:
+            thread.abandon()
+        self._abandoned.clear()
         for task in self._killed:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._killed.clear()
@@ -171,8 +230,27 @@ class SimLoop(asyncio.BaseEventLoop):
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         future = self.create_future()
-        self.call_later(self.thread_delay_s(), self._run_job, future, func, args)
+        self.start_thread(lambda: self._run_job(future, func, args))
         return future
+
+    def start_thread(self, work: Callable[[], None]) -> None:
+        """Run something beside the loop, after a while."""
+        thread = SimThread(self, work)
+        process = CURRENT.get()
+        if process is not None:
+            process.threads.add(thread)
+        self.call_later(self.thread_delay_s(), thread.step)
+
+    def pause_thread(self) -> None:
+        """Let the loop and other threads run for a while; on the loop itself this does nothing."""
+        thread = getattr(_LOCAL, "thread", None)
+        if thread is not None and self._chance.random() < PAUSED:
+            thread.pause(self.thread_delay_s())
+
+    def wait_in_thread(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so, which others bring about."""
+        while not condition():
+            _LOCAL.thread.pause(THREAD_DELAY_S)
 
     def thread_delay_s(self) -> float:
         return self._chance.expovariate(1 / THREAD_DELAY_S)
@@ -183,7 +261,7 @@ class SimLoop(asyncio.BaseEventLoop):
         try:
             result = func(*args)
         except ProcessEnded:
-            return
+            raise
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
             self.call_soon(self._settle, future, None, error)
         else:

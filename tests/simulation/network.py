@@ -87,6 +87,13 @@ class Network:
                 end.fail(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
                 end.peer.fail(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
+    def slow_some(self, share: float, seconds: float) -> None:
+        """Let clients, each with this probability, read nothing for so long."""
+        for end in [end for end in self.ends if end.is_client]:
+            if self.chance.random() < share:
+                self.trace.note("slow-reader", end.name, f"{seconds:.3f}")
+                end.reads_from_s = self.loop.time() + seconds
+
     def kill(self, process: Process, *, silently: bool) -> None:
         """Close what a process had open: its peers hear of it as a kernel tells them, or later if the whole machine went (`silently`)."""
         for own in [each for each in self._sockets.values() if each.process is process]:
@@ -303,6 +310,7 @@ class End(asyncio.Transport):
         self.is_client = is_client
         self.is_lost = False
         self.peer_address = peer
+        self.reads_from_s = 0.0
         self.process = CURRENT.get()
         self._network = network
         self._loop = network.loop
@@ -430,7 +438,7 @@ class End(asyncio.Transport):
         """Bring the next chunk to the other end, after a while."""
         if not self._moving and (self._out or (self._eof and not self._eof_sent)):
             self._moving = True
-            self._later(self._move)
+            self._later(self._move, extra_s=max(0.0, self.peer.reads_from_s - self._loop.time()))
 
     def _move(self) -> None:
         self._moving = False

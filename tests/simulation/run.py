@@ -104,7 +104,7 @@ def _bury(loop: SimLoop) -> None:
 class _Run:
     def __init__(self, world: World, chance: Random, disturbances: Sequence[str]) -> None:
         self.world = world
-        self.history = History()
+        self.history = History(world.loop.time)
         self._chance = chance
         self._disturbances = Disturbances(world, Random(chance.random()), disturbances)
         world.checked_topics = sorted(LOGGED)

@@ -136,7 +136,7 @@ class World:
     def _new_disk(self) -> None:
         directory = self._data_dir(len(self._disks))
         directory.mkdir(exist_ok=True)
-        self._disks.append(SimDisk(directory, self.trace))
+        self._disks.append(SimDisk(directory, self.trace, self.loop.pause_thread))
 
     def _release_lock(self) -> None:
         """Let go of the data directory, as the end of a process does."""
