@@ -73,6 +73,15 @@ torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record onc
 torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min)
 	@$(BIN)/python -m tests.crash.every_operation
 
+# SEEDS=n runs so many seeds, from FIRST on; SEED=k runs that one; OPTIONS are those of `python -m tests.simulation --help`.
+SEEDS := 100
+FIRST := 0
+OPTIONS :=
+
+.PHONY: simulate
+simulate: $(SETUP_DONE) ## the whole broker under simulated faults, by seed (SEEDS=n, SEED=k)
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST)) $(OPTIONS)
+
 .PHONY: clean
 clean: ## remove .venv, caches and builds; data directories stay
 	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -24,7 +24,9 @@ LINES_MAX = 600
 DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
 # Tests of behaviour that crosses rooms, where no single source file is the one under test.
-CROSSING = {"bench", "crash", "fuzz", "interop", "scripts", "spark"}
+CROSSING = {"bench", "crash", "fuzz", "interop", "scripts", "simulation", "spark"}
+# Real processes run in real time, and simulated ones in virtual time; everything else is handed a clock.
+MAY_SLEEP = {"crash", "simulation"}
 # The plugin is loaded by the pytest that is there.
 ONLY_UNDER_PYTEST = {"pytest"}
 # Needed for a program, not for something to import.
@@ -130,11 +132,11 @@ def test_no_test_is_skipped() -> None:
 
 
 def test_no_test_sleeps() -> None:
-    # Real processes (tests/crash) run in real time; everything else is handed a clock. `asyncio.sleep(0)` only yields.
+    # `asyncio.sleep(0)` only yields.
     sleeping = [
         f"{named(path)}:{call.lineno}"
         for path in python_files(TESTS)
-        if not path.is_relative_to(TESTS / "crash")
+        if path.relative_to(TESTS).parts[0] not in MAY_SLEEP
         for call in calls(path)
         if ast.unparse(call.func).endswith("sleep") and ast.unparse(call) != "asyncio.sleep(0)"
     ]

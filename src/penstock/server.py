@@ -40,6 +40,7 @@ from penstock.errors import ConfigError, TopicExists
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.threads import Threads
 from penstock.net.certificates import own_certificate
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
 from penstock.net.flow import InFlightBudget
@@ -214,13 +215,25 @@ QUICKACK = frozenset({"blipmq"})
 class Server:
     """One broker as its configuration describes it. Not reusable: once stopped, make another."""
 
-    def __init__(self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        threads: Threads | None = None,
+    ) -> None:
         self.config = config
         self._clock = clock or SystemClock()
         self._parts = AsyncExitStack()
         background = Background()
         self.engine: Engine = EmbeddedEngine(
-            config.data_dir, clock=self._clock, disk=disk, options=_engine_options(config), background=background
+            config.data_dir,
+            clock=self._clock,
+            disk=disk,
+            options=_engine_options(config),
+            background=background,
+            threads=threads,
         )
         self.broker = Broker(
             self.engine,

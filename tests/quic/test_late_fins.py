@@ -141,3 +141,21 @@ def test_ends_that_are_held_together_are_sent_together(tmp_path: Path) -> None:
     talk.now_s += HOLD_S_MIN * 5
     talk.server.take_datagrams(talk.now_s, 100)
     assert not talk.server._fins
+
+
+def test_no_timer_is_left_behind_by_an_end_that_is_held_and_then_given_up(tmp_path: Path) -> None:
+    """A time that has passed and is due for ever makes the event loop spin."""
+    talk = talking(tmp_path)
+    stream_id = talk.server.open_stream(one_way=True)
+    talk.server.send(stream_id, b"x", end=False)
+    talk.server.take_datagrams(talk.now_s, 100)
+    talk.server.send(stream_id, b"", end=True)
+    talk.server.take_datagrams(talk.now_s, 100)
+    held_until_s = talk.server._fins.due_s
+    assert held_until_s is not None
+    talk.server.reset(stream_id, 7)
+    while talk.now_s < held_until_s:
+        talk.step()
+    talk.server.handle_timer(talk.now_s)
+    due_s = talk.server.get_timer()
+    assert due_s is None or due_s > talk.now_s

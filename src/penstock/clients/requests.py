@@ -62,15 +62,26 @@ class Requests(Generic[Message]):
         await self._connect(attempts_max=1)
 
     async def perform(self, exchange: Exchange[Message]) -> None:
-        """Send it and wait until its replies are in."""
+        """Send it and wait until its replies are in.
+
+        Raises ConnectionLost where it was sent and there is no connection to send it again on: it may have been carried out.
+        """
+        lost: ConnectionLost | None = None
         for submission in range(1, SUBMISSIONS_MAX + 1):
-            await self.submit(exchange)
+            try:
+                await self.submit(exchange)
+            except Unreachable:
+                if lost is None:
+                    raise
+                raise lost from None
             try:
                 await exchange.finished
                 return
-            except ConnectionLost:
+            except ConnectionLost as error:
                 if submission == SUBMISSIONS_MAX or (exchange.written and not exchange.repeatable):
                     raise
+                if exchange.written:
+                    lost = error
                 exchange.begin_again()
 
     async def submit(self, exchange: Exchange[Message], *, after: Exchange[Message] | None = None) -> None:

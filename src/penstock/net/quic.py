@@ -71,7 +71,7 @@ class QuicListener(Listener[QuicServerConnection]):
         *,
         clock: Clock | None = None,
         budget: InFlightBudget | None = None,
-        now_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """`clock` is for deadlines that we set; `now_s` for the timers of the protocol, which no test should stop."""
@@ -79,7 +79,7 @@ class QuicListener(Listener[QuicServerConnection]):
         super().__init__(name, bind, limits, stats or QuicListenerStats(), clock, budget)
         self.factory = factory
         self._tls = tls
-        self._now_s = now_s
+        self._now_s = now_s or time.monotonic
         self._random_bytes = random_bytes
         self._tokens = RetryTokens(random_bytes)
         self._settings = _settings(limits)

@@ -72,3 +72,5 @@ class LateFins:
     def drop(self, stream_id: int) -> None:
         """Forget a stream that was reset."""
         self._held_since_s.pop(stream_id, None)
+        if not self._held_since_s:
+            self.due_s = None  # nobody would call `send_due` any more, and a time that has passed would be due for ever

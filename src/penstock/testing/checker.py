@@ -120,9 +120,13 @@ def check(journal: Journal | Path | str, readers: Mapping[str, Iterable[ReadReco
 
     The first reader is the reference; the others must have found the same. A reader may see one record again (redelivery).
     """
+    return check_attempts(journal.attempts() if isinstance(journal, Journal) else read_attempts(journal), readers)
+
+
+def check_attempts(attempts: list[Attempt], readers: Mapping[str, Iterable[ReadRecord]]) -> Report:
+    """Check attempts that are kept elsewhere, in the order in which they were made; else like `check`."""
     if not readers:
         raise ValueError("a delivery check needs at least one reader, as in check(journal, {'flymq': records})")
-    attempts = journal.attempts() if isinstance(journal, Journal) else read_attempts(journal)
     report = count(attempts)
     views = {name: _view(name, records, report) for name, records in readers.items()}
     reference_name, reference = next(iter(views.items()))

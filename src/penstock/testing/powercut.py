@@ -73,6 +73,7 @@ class PowerCutDisk(Disk):
         self._root = root
         self._left = cut_at
         self._flushes_ignored = flushes_ignored
+        self._flushes_to_fail = 0
         self._lock = threading.RLock()
         self._files: dict[int, _File] = {}
         self._kept_open: list[int] = []
@@ -95,6 +96,11 @@ class PowerCutDisk(Disk):
         with self._lock:
             directories = [self._root, *(path for path in self._root.rglob("*") if path.is_dir())]
             self._final_names = {directory: _names(directory) for directory in directories}
+
+    def fail_next_flush(self) -> None:
+        """Let the next flush of a file fail. What it should have written can be read, and no later flush writes it: the system takes it
+        for written from then on."""
+        self._flushes_to_fail += 1
 
     # -- operations ------------------------------------------------------------------------------------------------------
 
@@ -126,6 +132,10 @@ class PowerCutDisk(Disk):
     def fdatasync(self, fd: int) -> None:
         with self._lock:
             self._step()
+            if self._flushes_to_fail:
+                self._flushes_to_fail -= 1
+                self._file(fd).dirty.clear()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             # Nothing is flushed for real: what is lost is decided here, and the image is made from memory.
             if not (self._flushes_ignored and file_kind(path_of(fd)) in LOGS):
                 self._file(fd).sync()

@@ -157,6 +157,19 @@ async def test_a_read_in_flight_when_the_connection_is_lost_is_sent_again() -> N
         assert len(broker.peers) == 2
 
 
+async def test_a_commit_that_was_sent_and_cannot_be_sent_again_may_have_been_carried_out() -> None:
+    """Unreachable would say that it was not."""
+
+    def end(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
+        broker.server.close()
+        peer.transport.abort()
+        return None
+
+    async with scripted(end) as broker, connected(broker, ClientOptions(retry=NO_RETRY)) as client:
+        with pytest.raises(ConnectionLost, match="may have been carried out"):
+            await client.commit("t", "g", 0, 7)
+
+
 async def test_a_read_is_not_repeated_for_ever() -> None:
     def hang_up(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
         peer.transport.abort()

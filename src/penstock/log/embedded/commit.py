@@ -13,9 +13,9 @@ commit; appends that were only gathered with it are not affected.
 Topics with `interval` or `none` durability are written without waiting for a flush. A small group for topics with `none`, which waits
 for nothing at all, is written on the loop itself: handing it to another thread and back would take longer than the write.
 
-Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds `_turn` and the thread
-waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown (OutcomeUnknown), so they refuse writes
-until a restart has looked (retrying could acknowledge what is not there). What fails before anything was written is NotWritten.
+Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds the thread's queue and the
+thread waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown (OutcomeUnknown), so they refuse
+writes until a restart has looked (retrying could acknowledge what is not there). What fails before anything was written is NotWritten.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -41,6 +39,7 @@ from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
 from penstock.log.embedded.layout import AtomicAppend, PartitionCommit
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.segment import SegmentWriter
+from penstock.log.embedded.threads import Threads
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
@@ -63,6 +62,7 @@ class Committer:
         reserve: SpaceReserve,
         options: EngineOptions,
         stats: EngineStats,
+        threads: Threads,
     ) -> None:
         self._disk = disk
         self._clock = clock
@@ -76,20 +76,17 @@ class Committer:
         self._scheduled = False
         self._idle = asyncio.Event()
         self._idle.set()
-        # Below: the commit thread's own, or whose turn it is.
-        self._turn = threading.Lock()
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Below: the commit thread's own, or whoever has acquired its queue.
         self._unsynced: dict[EmbeddedPartition, None] = {}
         """Partitions whose journaled blocks are not yet synced in their own segments."""
         self._unflushed: dict[EmbeddedPartition, None] = {}
         """Partitions with blocks that neither a flush nor the journal covers, as `interval` and `none` allow."""
         self._interval_due: dict[EmbeddedPartition, float] = {}
-        self._checkpointer = ThreadPoolExecutor(1, "penstock-checkpoint")
+        self._checkpointer = threads.pool(1, "penstock-checkpoint")
         self._checkpoint: Future[None] | None = None
         self._covered: list[tuple[EmbeddedPartition, SegmentWriter, bytes]] = []
         """What the checkpoint under way syncs, with the index of that moment."""
-        self._thread = threading.Thread(target=self._run, name="penstock-commit", daemon=True)
-        self._thread.start()
+        self._tasks = threads.task_queue("penstock-commit", self._due_in_s, self._sync_due)
 
     # -- on the loop -----------------------------------------------------------------------------------------------------
 
@@ -126,7 +123,7 @@ class Committer:
             return False
         if any(part.atomic or part.partition.config.durability.mode != "none" for part in parts):
             return False
-        if not self._tasks.empty() or not self._turn.acquire(blocking=False):
+        if not self._tasks.try_acquire():
             return False
         try:
             now_ms = self._clock.now_ms()
@@ -134,7 +131,7 @@ class Committer:
                 return False
             seconds = self._write(parts)
         finally:
-            self._turn.release()
+            self._tasks.release()
         self._committed(parts, seconds)
         return True
 
@@ -187,29 +184,10 @@ class Committer:
 
     def stop(self) -> None:
         """End the thread after what it was given; blocks until it has."""
-        self._tasks.put(None)
-        self._thread.join()
+        self._tasks.stop()
         self._checkpointer.shutdown()
 
     # -- in the commit thread --------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while True:
-            try:
-                task = self._tasks.get(timeout=self._until_due())
-            except Empty:
-                with self._turn:
-                    self._sync_due()
-                continue
-            if task is None:
-                return
-            try:
-                with self._turn:
-                    task()
-                    if self._interval_due:
-                        self._sync_due()
-            except Exception:  # noqa: BLE001 - without this thread nothing would ever be answered again
-                _log.exception("the commit thread met an unexpected error")
 
     def _commit(self, parts: list[PartitionCommit]) -> None:
         self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts))
@@ -483,12 +461,14 @@ class Committer:
         self._unflushed.pop(partition, None)
         self._interval_due.pop(partition, None)
 
-    def _until_due(self) -> float | None:
+    def _due_in_s(self) -> float | None:
         if not self._interval_due:
             return None
         return max(0.0, min(self._interval_due.values()) - time.monotonic())
 
     def _sync_due(self) -> None:
+        if not self._interval_due:
+            return
         now = time.monotonic()
         for partition in [partition for partition, due in self._interval_due.items() if due <= now]:
             self._flush(partition)

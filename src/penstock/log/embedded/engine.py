@@ -56,6 +56,7 @@ from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
 from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.embedded.snapshot import SNAPSHOTS_DIRECTORY, SegmentLink, Snapshots, TopicLinks
 from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
+from penstock.log.embedded.threads import Threads
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
 from penstock.log.salts import new_topic_salt
 
@@ -81,12 +82,14 @@ class EmbeddedEngine(Engine):
         disk: Disk | None = None,
         options: EngineOptions | None = None,
         background: Background | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self._background = background or Background()
         self._data_dir = data_dir
         self._clock = clock or SystemClock()
         self._disk = disk or Disk()
         self._options = options or EngineOptions()
+        self._threads = threads or Threads()
         self.stats = EngineStats()
         self._files = TopicFiles(self._disk, data_dir / "topics")
         self._reserve = SpaceReserve(self._disk, data_dir / _RESERVE, self._options.reserve_bytes)
@@ -153,7 +156,7 @@ class EmbeddedEngine(Engine):
         self._recovery = recovery
         self._readers = ThreadPoolExecutor(options.reader_threads, "penstock-read")
         journal = Journal(self._disk, journal_directory, next_journal)
-        self._committer = Committer(self._disk, self._clock, journal, self._reserve, options, self.stats)
+        self._committer = Committer(self._disk, self._clock, journal, self._reserve, options, self.stats, self._threads)
         self._maintenance = Maintenance(self._disk, self._clock, self._committer, options)
         for topic, parts in opened:
             self._add_topic(topic, parts)

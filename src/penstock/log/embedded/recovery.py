@@ -9,7 +9,8 @@ last saved, every block checked:
 - damage that a later commit follows is no torn tail, since a commit is flushed before the next is written. It stays where it is and is
   reported; the blocks around it stay readable.
 
-What the journal holds is put back first (`redo`), so that scanning sees the log as it was promised.
+What the journal holds is put back first (`redo`), so that scanning sees the log as it was promised. What was scanned is written again
+and synced: it may stem from a flush that failed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from penstock.log.salts import PartitionSalts
 _log = structlog.get_logger(__name__)
 TMP_SUFFIX: Final = ".tmp"
 _ZERO_STEP_BYTES: Final = 1 << 20
+_REWRITE_STEP_BYTES: Final = 1 << 20
 
 
 class PartitionRecovery:
@@ -135,8 +137,9 @@ class PartitionRecovery:
             segment.index = SegmentIndex(segment.base_offset, last_timestamp_ms)
         elif self._clean and index.covers == size:
             return segment
-        segment.end = self._scan(segment, segment.index.covers, size, flushed=flushed)
-        self._cut(segment, size)
+        scanned_from = segment.index.covers
+        segment.end = self._scan(segment, scanned_from, size, flushed=flushed)
+        self._cut(segment, scanned_from, size)
         return segment
 
     def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
@@ -187,7 +190,7 @@ class PartitionRecovery:
                 position = behind[0]
         return end
 
-    def _cut(self, segment: Segment, size: int) -> None:
+    def _cut(self, segment: Segment, scanned_from: int, size: int) -> None:
         end = segment.end
         fd = self._disk.open_append(segment.path, create=False)
         try:
@@ -207,9 +210,24 @@ class PartitionRecovery:
                     )
                 self._disk.truncate(fd, end)
             # What is readable from here on must not vanish in a power cut, so it is synced before anyone reads it.
+            self._write_again(fd, scanned_from, end)
             self._disk.fdatasync(fd)
         finally:
             os.close(fd)
+
+    def _write_again(self, fd: int, position: int, end: int) -> None:
+        """Write what was scanned once more. A flush that failed leaves data in memory that the system believes to be on disk: it is read
+        like any other, and only writing it again makes the next flush write it."""
+        try:
+            while position < end:
+                data = self._disk.pread(fd, min(end - position, _REWRITE_STEP_BYTES), position)
+                self._disk.write_all(fd, data, position)
+                position += len(data)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # A full disk must not keep the log from opening.
+            _log.warning("scanned data not written again", error=str(error))
 
     def _keep_aside(self, kept: Path, fd: int, position: int, end: int) -> bool:
         """Copy a torn tail to a file of its own; False if even the reserve and the tail itself do not make enough room."""
@@ -295,7 +313,7 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
     follow it, if a roll failed. Harmless to repeat.
     """
     applied = 0
-    touched: set[Path] = set()
+    touched: dict[Path, None] = {}  # in the order of the journal
     damaged: list[Path] = []
     targets = RedoTargets(disk, partition_directory)
     for path in journal_paths(directory):
@@ -311,7 +329,7 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
                     disk.write_all(fd, entry.data, entry.position)
                 finally:
                     os.close(fd)
-                touched.add(target)
+                touched[target] = None
                 applied += 1
         if positions:
             damaged.append(path)
