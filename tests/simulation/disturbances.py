@@ -107,7 +107,7 @@ class Disturbances:
 
     async def _fail_flush(self) -> None:
         """Whoever runs the broker sees that it refuses writes, and restarts it."""
-        self._world.fail_flush()
+        self._world.fail_flushes(self._chance.choice((1, 6)))
         await asyncio.sleep(self._chance.uniform(0.1, 1.0))
         await self._chance.choice((self._crash, self._restart, self._cut_power))()
 

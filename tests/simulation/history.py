@@ -241,7 +241,7 @@ class History:
     def _check_groups(self, final: FinalState) -> None:
         for place, found in final.committed.items():
             self.found_committed(place, found)
-            end = final.ends[place[1], place[2]]
+            end = final.ends.get((place[1], place[2]), 0)
             if found is not None and found > end:
                 self.violations.append(f"group {place[0]} is at {found} of {place[1]}/{place[2]}, which ends at {end}")
 

@@ -7,6 +7,7 @@ import gc
 import shutil
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,6 +78,8 @@ def simulate(seed: int, *, seconds: float = LOAD_S, disturbances: Sequence[str] 
                 loop.run_until_complete(run.main(seconds))
             except Stalled as error:
                 run.history.violations.append(str(error))
+            except Exception:  # noqa: BLE001 - a seed that cannot be judged has failed, and the next one runs
+                run.history.violations.append(traceback.format_exc())
             loop.cancel_all()
             outcome = Outcome(seed, trace, run.summary, [*world.failures, *run.history.violations, *loop.errors])
             trace.close()

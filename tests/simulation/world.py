@@ -112,11 +112,12 @@ class World:
             self.disk.remains(self._data_dir(len(self._disks)), self.chance, loss)
             self._new_disk()
 
-    def fail_flush(self) -> None:
-        """Let the next flush fail."""
-        self.trace.note("flush-error")
-        self.flush_failures += 1
-        self.disk.fail_next_flush()
+    def fail_flushes(self, count: int) -> None:
+        """Let so many flushes fail, from the next on."""
+        self.trace.note("flush-error", count)
+        self.flush_failures += count
+        for _ in range(count):
+            self.disk.fail_next_flush()
 
     def _end(self, process: Process, *, silently: bool) -> None:
         self.loop.kill(process)
