@@ -212,6 +212,19 @@ async def test_runs_under_way_are_finished_when_the_broker_closes(broker: Broker
         await broker.schemas.register(ANONYMOUS, "late", "json", "{}")
 
 
+async def test_a_stop_refuses_the_runs_behind_the_one_that_is_being_checked(
+    broker: Broker, engine: EmbeddedEngine
+) -> None:
+    await bound(broker)
+    values = [b'{"id": %d}' % n for n in range(40_000)]
+    waiting = [asyncio.ensure_future(produced(broker, values)) for _ in range(5)]
+    await asyncio.sleep(0)
+    await broker.close()
+    first, *others = [await each for each in waiting]
+    assert appended(first).base_offset == 0
+    assert [type(each.result) for each in others] == [ShuttingDown] * 4
+
+
 async def test_waiting_for_a_check_is_for_those_who_can(broker: Broker) -> None:
     await bound(broker)
     await broker._validation.check("orders", None, [SOUND])

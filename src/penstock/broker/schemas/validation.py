@@ -74,10 +74,10 @@ class Validation:
         self.stats = ValidationStats()
 
     async def close(self) -> None:
-        """Wait for the runs under way, then end the worker."""
+        """Wait for the check under way, refuse the runs behind it, and end the worker."""
+        await self._worker.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await self._worker.close()
 
     def check_reference(self, reference: Reference) -> None:
         """Raises SchemaNotFound, and InvalidRequest where the schema has no such message."""

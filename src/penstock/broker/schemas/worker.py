@@ -21,6 +21,8 @@ from typing import Final
 
 import msgspec
 
+from penstock.errors import ShuttingDown
+
 LENGTH: Final = Struct(">I")
 HEAD: Final = Struct(">Id")
 """Of a request: its length, and the seconds of processor time that it may take."""
@@ -95,6 +97,7 @@ class Worker:
         self._memory_bytes_max = memory_bytes_max
         self._process: Process | None = None
         self._turn = asyncio.Lock()
+        self._closing = False
         self._decoder = msgspec.msgpack.Decoder(Reply)
         self._encoder = msgspec.msgpack.Encoder()
         self.started = 0
@@ -102,8 +105,10 @@ class Worker:
         """Requests that ended the process, or were ended with it."""
 
     async def ask(self, request: Request, cpu_s_max: float) -> Reply:
-        """Return the answer, or Refused if it takes more processor time than that, or ends the process."""
+        """Return the answer, or Refused if it takes more processor time than that, or ends the process. Raises ShuttingDown."""
         async with self._turn:
+            if self._closing:
+                raise ShuttingDown("the broker is stopping: send again once it runs")
             process = await self._running()
             answered = False
             try:
@@ -126,7 +131,8 @@ class Worker:
             return reply
 
     async def close(self) -> None:
-        """Wait for the request under way, then end the process."""
+        """Wait for the request under way, refuse those behind it, and end the process."""
+        self._closing = True
         async with self._turn:
             await self._end()
 
