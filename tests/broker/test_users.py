@@ -9,7 +9,7 @@ from penstock.broker.access import ANONYMOUS, SYSTEM, Principal
 from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.policy import SETUP_NAME
-from penstock.broker.throttle import FREE_FAILURES_OF_USER
+from penstock.broker.throttle import FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER
 from penstock.broker.users import HOLD_S_MAX, ROLES_PER_USER_MAX, RoleInfo, Standing, UserInfo
 from penstock.errors import (
     AuthenticationFailed,
@@ -154,6 +154,18 @@ async def test_a_flood_costs_few_verifications_and_no_answer_is_held_for_long(
     await broker.audit.close()
     assert broker.audit.stats.written < 10, "equal failures are one event"
     assert broker.audit.stats.folded > 1_900
+
+
+async def test_throttled_attempts_are_audited_by_address_whatever_names_they_try(
+    broker: Broker, slept: list[float]
+) -> None:
+    for guess in range(500):
+        with pytest.raises(AuthenticationFailed):
+            await broker.users.authenticate(f"user-{guess}", "guess", HERE)
+    page = await broker.audit.query(SYSTEM, AuditQuery())
+    told = [(event.user, event.client_ip, event.result) for event in page.events]
+    assert told.count(("", "192.0.2.1", "throttled")) == 1
+    assert len(told) == FREE_FAILURES_OF_ADDRESS + 2
 
 
 async def test_more_logins_at_once_than_can_be_checked_are_refused_after_a_while(
@@ -321,15 +333,17 @@ async def test_what_cannot_be_done_to_roles_says_why(broker: Broker) -> None:
         await users.delete_role(SYSTEM, "team")
 
 
-async def test_the_audit_trail_tells_of_all_of_it_and_of_no_password(broker: Broker) -> None:
+async def test_the_audit_trail_tells_of_all_of_it_and_of_no_password(broker: Broker, clock: ManualClock) -> None:
     root = Principal("root", frozenset({"admin"}), address=HERE)
     users = broker.users
     await users.create_user(root, "ann", "hunter2", ["guest"])
     await users.update_user(root, "ann", ["consumer"])
     await users.set_password(root, "ann", "hunter3")
+    clock.advance(1)
     await users.authenticate("ann", "hunter3", HERE)
     with pytest.raises(AuthenticationFailed):
         await users.authenticate("ann", "hunter4", HERE)
+    clock.advance(1)
     await users.set_role(root, "team", [])
     await users.delete_role(root, "team")
     await broker.acls.set_acl(root, "orders", users=["ann"])

@@ -119,7 +119,7 @@ class Users:
         wait_s = self._throttle.wait_s(name, address)
         if wait_s:
             self.stats.throttled += 1
-            self._note_failure(name, address)
+            self._audit.note_throttled(address)
             await self._sleep(min(wait_s, HOLD_S_MAX))
             raise AuthenticationFailed(f"too many failed attempts: try again in {wait_s:.1f} s")
         user = self._directory.users.get(name)
@@ -142,7 +142,7 @@ class Users:
             raise AuthenticationFailed("user account is disabled")
         self.stats.succeeded += 1
         self._throttle.succeeded(name, address)
-        self._audit.note(principal, "auth.success", name, action="login")
+        self._audit.note_login(principal)
         return principal
 
     async def _granted(self, name: str, user: User | None, password: str) -> frozenset[str] | None:
