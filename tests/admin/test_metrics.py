@@ -23,7 +23,7 @@ from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionStats
 from penstock.broker.transactions import TransactionStats
-from penstock.broker.users import LoginStats
+from penstock.broker.logins import LoginStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import DURATION_BOUNDS_S, Histogram, PushStats

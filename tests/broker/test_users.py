@@ -10,7 +10,8 @@ from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.policy import SETUP_NAME
 from penstock.broker.throttle import FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER
-from penstock.broker.users import HOLD_S_MAX, ROLES_PER_USER_MAX, RoleInfo, Standing, UserInfo
+from penstock.broker.logins import HOLD_S_MAX
+from penstock.broker.users import ROLES_PER_USER_MAX, RoleInfo, Standing, UserInfo
 from penstock.errors import (
     AuthenticationFailed,
     InvalidRequest,
@@ -41,7 +42,7 @@ def slept(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(broker.users, "_sleep", sleep)
+    monkeypatch.setattr(broker.logins, "_sleep", sleep)
     return slept
 
 
@@ -54,7 +55,7 @@ async def test_the_right_password_proves_who_is_asking(broker: Broker) -> None:
     assert principal == Principal("ann")
     assert principal.address == HERE
     assert broker.users.standing(principal) == Standing("ann", ("consumer", "producer"), ("read", "write"))
-    assert broker.users.stats.succeeded == 1
+    assert broker.logins.stats.succeeded == 1
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ async def test_guessing_gets_slower_and_the_password_is_not_looked_at_meanwhile(
     with pytest.raises(AuthenticationFailed, match=r"^too many failed attempts: try again in 0\.2 s$"):
         await broker.users.authenticate("ann", "ann", HERE)
     assert slept == [0.25, 0.25]
-    assert (broker.users.stats.failed, broker.users.stats.throttled) == (FREE_FAILURES_OF_USER + 1, 1)
+    assert (broker.logins.stats.failed, broker.logins.stats.throttled) == (FREE_FAILURES_OF_USER + 1, 1)
     clock.advance(1)
     await broker.users.authenticate("ann", "ann", HERE)
 
@@ -176,7 +177,7 @@ async def test_more_logins_at_once_than_can_be_checked_are_refused_after_a_while
     with pytest.raises(LimitExceeded, match="passwords are being checked"):
         await broker.users.authenticate("ann", "ann", HERE)
     assert slept == [HOLD_S_MAX]
-    assert broker.users.stats.throttled == 1
+    assert broker.logins.stats.throttled == 1
 
 
 async def test_who_is_known_where_it_logs_in_gets_in_while_others_guess(broker: Broker, slept: list[float]) -> None:

@@ -24,7 +24,7 @@ from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionLag, SubscriptionStats
 from penstock.broker.transactions import TransactionStats
-from penstock.broker.users import LoginStats
+from penstock.broker.logins import LoginStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import Histogram, PushStats
@@ -159,7 +159,7 @@ async def gather(sources: Sources) -> Figures:
         transactions=copy.copy(sources.broker.transactions.stats),
         staging=copy.copy(sources.broker.staging.stats),
         pipelines=sources.broker.pipelines.infos(),
-        logins=copy.copy(sources.broker.users.stats),
+        logins=copy.copy(sources.broker.logins.stats),
         audit=copy.copy(sources.broker.audit.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
         requests={

@@ -86,6 +86,7 @@ class Broker:
         self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background)
         access = self._accounts.access
         self.access: AccessPolicy = access
+        self.logins = self._accounts.logins
         self.users = self._accounts.users
         self.acls = self._accounts.acls
         self.audit = self._accounts.audit
