@@ -21,7 +21,7 @@ from penstock.broker.access import (
 )
 from penstock.broker.acls import Acls
 from penstock.broker.api_keys import ApiKeys
-from penstock.broker.audit import ACCESS_AUDIT_TOPIC, Audit, AuditQuery
+from penstock.broker.audit import ACCESS_AUDIT_TOPIC, AUDIT_TOPIC, Audit, AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.cache import Cache
 from penstock.broker.cluster import Cluster
@@ -410,7 +410,7 @@ async def state_of(engine: EmbeddedEngine) -> dict[str, tuple[str, list[int]]]:
     return {
         name: (info.id, [engine.partition(name, index).committed_end for index in range(info.config.partitions)])
         for name, info in engine.topics().items()
-        if name != ACCESS_AUDIT_TOPIC
+        if name not in (AUDIT_TOPIC, ACCESS_AUDIT_TOPIC)
     }
 
 

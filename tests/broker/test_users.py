@@ -8,9 +8,9 @@ import pytest
 from penstock.broker.access import ANONYMOUS, SYSTEM, Principal
 from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
+from penstock.broker.logins import HOLD_S_MAX
 from penstock.broker.policy import SETUP_NAME
 from penstock.broker.throttle import FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER
-from penstock.broker.logins import HOLD_S_MAX
 from penstock.broker.users import ROLES_PER_USER_MAX, RoleInfo, Standing, UserInfo
 from penstock.errors import (
     AuthenticationFailed,

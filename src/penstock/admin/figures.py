@@ -18,13 +18,13 @@ from penstock.broker.broker import Broker
 from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.lag import LagReport
+from penstock.broker.logins import LoginStats
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionLag, SubscriptionStats
 from penstock.broker.transactions import TransactionStats
-from penstock.broker.logins import LoginStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import Histogram, PushStats

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
 from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
+from penstock.broker.logins import Logins
 from penstock.broker.table import Table
 from penstock.broker.topics import validate_name
 from penstock.clock import Clock
@@ -30,6 +31,10 @@ KEY_PREFIX: Final = "pk_"
 """So that a key is recognised where it should not be: in a log, in a repository."""
 SECRET_BYTES: Final = 32
 PRINCIPAL_PREFIX: Final = "key:"
+CONFIGURED_KEY: Final = PRINCIPAL_PREFIX + "configured"
+"""The principal of every key of the configuration."""
+UNKNOWN_KEY: Final = PRINCIPAL_PREFIX + "unknown"
+"""What the audit trail calls someone who presents a key that nobody has."""
 DEFAULT_ROLES: Final = ("producer", "consumer")
 
 
@@ -47,6 +52,12 @@ class ApiKeyInfo(NamedTuple):
     created_by: str
 
 
+class Login(NamedTuple):
+    principal: Principal
+    key_digest: bytes | None = None
+    """Of the API key that proved it, if that can be revoked."""
+
+
 def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
 
@@ -56,6 +67,7 @@ class ApiKeys:
         self,
         engine: Engine,
         audit: Audit,
+        logins: Logins,
         *,
         clock: Clock,
         limits: BrokerLimits,
@@ -65,6 +77,7 @@ class ApiKeys:
         self.access = access
         self.background = background
         self._audit = audit
+        self._logins = logins
         self._clock = clock
         self._names: dict[bytes, str] = {}
         """By digest."""
@@ -112,15 +125,33 @@ class ApiKeys:
 
     # -- logging in -------------------------------------------------------------------------------------------------------
 
-    def authenticate(self, key: str, address: str = "") -> Principal | None:
-        """Who presents this key; None where nobody has it."""
-        digest = digest_of(key)
+    def authenticate(
+        self,
+        secret: str,
+        address: str = "",
+        find_configured: Callable[[bytes], Principal | None] = lambda digest: None,
+        claimed: str | None = None,
+    ) -> Login | None:
+        """Return who presents a secret: an API key, or one of the configuration, which `find_configured` finds by its digest.
+
+        Returns None if it is wrong; raises AuthenticationFailed if it is too soon after failures. `claimed` is the principal that the
+        client says to be, if it does. The order of the checks is that of `logins`.
+        """
+        digest = digest_of(secret)
         name = self._names.get(digest)
-        if name is None:
+        if name is not None:
+            stored = self._table.get(name)
+            assert stored is not None
+            principal = Principal(PRINCIPAL_PREFIX + name, frozenset(stored.roles), address=address)
+            self._logins.succeeded(principal, None)
+            return Login(principal, digest)
+        self._logins.check(claimed, address)
+        configured = find_configured(digest)
+        if configured is None:
+            self._logins.failed(Principal(claimed or UNKNOWN_KEY, address=address), claimed)
             return None
-        stored = self._table.get(name)
-        assert stored is not None
-        return Principal(PRINCIPAL_PREFIX + name, frozenset(stored.roles), address=address)
+        self._logins.succeeded(configured, claimed if configured.name == claimed else None)
+        return Login(configured)
 
     def is_valid(self, digest: bytes) -> bool:
         """Whether a key that was accepted still is."""

@@ -86,10 +86,10 @@ class Broker:
         self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background)
         access = self._accounts.access
         self.access: AccessPolicy = access
-        self.logins = self._accounts.logins
         self.users = self._accounts.users
         self.acls = self._accounts.acls
         self.audit = self._accounts.audit
+        self.logins = self._accounts.logins
         self.cluster = Cluster(engine, access)
         self.limits = limits
         self.topic_defaults = topic_defaults or TopicConfig()
@@ -163,7 +163,9 @@ class Broker:
             policy=deliveries or DeliveryPolicy(),
             ensure_topic=self.ensure_topic,
         )
-        self.api_keys = ApiKeys(engine, self.audit, clock=clock, limits=limits, access=access, background=background)
+        self.api_keys = ApiKeys(
+            engine, self.audit, self.logins, clock=clock, limits=limits, access=access, background=background
+        )
         self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
         self.cache = Cache(clock=clock, limits=limits, access=access)
 
