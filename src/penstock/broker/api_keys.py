@@ -18,6 +18,7 @@ import msgspec
 from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
+from penstock.broker.directory import KEY_PRINCIPAL_PREFIX
 from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
 from penstock.broker.logins import Logins
 from penstock.broker.table import Table
@@ -30,10 +31,9 @@ KEYS_TOPIC: Final = "__keys"
 KEY_PREFIX: Final = "pk_"
 """So that a key is recognised where it should not be: in a log, in a repository."""
 SECRET_BYTES: Final = 32
-PRINCIPAL_PREFIX: Final = "key:"
-CONFIGURED_KEY: Final = PRINCIPAL_PREFIX + "configured"
+CONFIGURED_KEY: Final = KEY_PRINCIPAL_PREFIX + "configured"
 """The principal of every key of the configuration."""
-UNKNOWN_KEY: Final = PRINCIPAL_PREFIX + "unknown"
+UNKNOWN_KEY: Final = KEY_PRINCIPAL_PREFIX + "unknown"
 """What the audit trail calls someone who presents a key that nobody has."""
 DEFAULT_ROLES: Final = ("producer", "consumer")
 
@@ -97,7 +97,7 @@ class ApiKeys:
     @run_to_completion
     async def create(self, principal: Principal, name: str, roles: Sequence[str] = DEFAULT_ROLES) -> str:
         """Make a key; returns it, and nobody can see it again."""
-        validate_name(name, "key name", NAME_BYTES_MAX - len(PRINCIPAL_PREFIX))
+        validate_name(name, "key name", NAME_BYTES_MAX - len(KEY_PRINCIPAL_PREFIX))
         if self._table.get(name) is not None:
             raise InvalidRequest(f"there is a key {name} already: revoke it first, or choose another name")
         if not roles:
@@ -142,7 +142,7 @@ class ApiKeys:
         if name is not None:
             stored = self._table.get(name)
             assert stored is not None
-            principal = Principal(PRINCIPAL_PREFIX + name, frozenset(stored.roles), address=address)
+            principal = Principal(KEY_PRINCIPAL_PREFIX + name, frozenset(stored.roles), address=address)
             self._logins.succeeded(principal, None)
             return Login(principal, digest)
         self._logins.check(claimed, address)

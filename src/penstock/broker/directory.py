@@ -4,7 +4,8 @@ Three tables (`__users`, `__roles`, `__acls`) hold them. What follows from them,
 cover a topic, is worked out once and kept until one of them changes, because it is asked for with every request.
 
 An ACL stands for one topic or, where its name ends in `*`, for every topic that begins with what is before it. Its entries are names
-of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Several ACLs may cover a topic: each of them
+of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Among the users may be API keys (`key:worker`) and
+tenants (`tenant:t1`). Several ACLs may cover a topic: each of them
 adds people, none takes anyone away.
 
 An ACL whose name begins with `group://`, which no topic's name does, stands for groups in the same way: the users and roles that it
@@ -22,6 +23,7 @@ import msgspec
 from penstock.broker.access import Operation
 from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.broker.table import Table
+from penstock.broker.topics import validate_name
 from penstock.errors import InvalidRequest
 from penstock.log.api import Engine
 
@@ -38,6 +40,10 @@ CACHED_MAX: Final = 10_000
 
 PERMISSIONS: Final = tuple(operation.value for operation in Operation)
 ADMIN_ROLE: Final = "admin"
+KEY_PRINCIPAL_PREFIX: Final = "key:"
+TENANT_PRINCIPAL_PREFIX: Final = "tenant:"
+PRINCIPAL_PREFIXES: Final = (KEY_PRINCIPAL_PREFIX, TENANT_PRINCIPAL_PREFIX)
+"""Of principals that are no users. A user's name has no colon."""
 GROUP_ACL_PREFIX: Final = "group://"
 """Of the names of ACLs on groups. A topic's name has no empty level, so it cannot begin like this."""
 
@@ -101,9 +107,9 @@ def _compiled(entries: Iterable[str]) -> dict[str, _Operations]:
 
 
 def parse_entry(entry: str) -> tuple[str, _Operations]:
-    """`bob`, `bob:read` or `bob:write` as a name and what it may do."""
+    """Return the name in `bob`, `bob:read` or `bob:write` and what it may do. `key:read` is the key called read."""
     name, colon, right = entry.rpartition(":")
-    if colon and right in _ENTRY_OPERATIONS:
+    if name + colon not in PRINCIPAL_PREFIXES and right in _ENTRY_OPERATIONS:
         return name, _ENTRY_OPERATIONS[right]
     return entry, _READ_AND_WRITE
 
@@ -218,6 +224,15 @@ def _keep(cache: dict[Any, Any], key: object, answer: object) -> None:
     if len(cache) >= CACHED_MAX:
         cache.clear()
     cache[key] = answer
+
+
+def check_principal_name(name: str) -> None:
+    """Check the name of a user, or of an API key or tenant with its prefix."""
+    prefix = next((each for each in PRINCIPAL_PREFIXES if name.startswith(each)), None)
+    if prefix is None:
+        check_name("user name", name)
+    else:
+        validate_name(name.removeprefix(prefix), f"{prefix.rstrip(':')} name", NAME_BYTES_MAX - len(prefix))
 
 
 def check_name(what: str, name: str, bytes_max: int = NAME_BYTES_MAX) -> None:

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
 from penstock.broker.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, digest_of
 from penstock.broker.broker import Broker
+from penstock.broker.directory import TENANT_PRINCIPAL_PREFIX
 from penstock.errors import AuthenticationFailed
 
-TENANT_PREFIX: Final = "tenant:"
 NO_DIGEST: Final = bytes(32)
 """No token has it; so that an unknown tenant takes as long to refuse as a known one."""
 
@@ -54,7 +54,7 @@ class Identities:
         """Raises AuthenticationFailed. Where nobody is asked who they are, everybody is whom they were before."""
         if not self.required:
             return stranger
-        address, tenant = stranger.principal.address, TENANT_PREFIX + tenant_id
+        address, tenant = stranger.principal.address, TENANT_PRINCIPAL_PREFIX + tenant_id
         roles = frozenset(DEFAULT_ROLES)
 
         def find_configured(digest: bytes) -> Principal | None:
