@@ -105,6 +105,8 @@ NOT_OPERATIONS = {
     "subscriptions.close",
     "subscriptions.find",
     "subscriptions.find_named",
+    "subscriptions.group_infos",
+    "subscriptions.delete_group",
     "subscriptions.lags",
     "subscriptions.when_durable",
     "subscriptions.forget_topic",

@@ -402,7 +402,16 @@ class Broker:
     @on_topic(Operation.READ)
     def lag(self, principal: Principal, topic: str, group: str, partition: int) -> Lag:
         """How many records the group is behind. Raises GroupNotFound."""
-        return self._lags.lag(topic, group, partition)
+        try:
+            return self._lags.lag(topic, group, partition)
+        except GroupNotFound:
+            subscribed = self.subscriptions.group_infos(group, topic)
+            if not subscribed:
+                raise
+            handle = self._engine.partition(topic, partition)
+            position = subscribed[0].offsets[partition].offset
+            behind = handle.committed_end - max(position, handle.start_offset)
+            return Lag(position, handle.committed_end, max(0, behind))
 
     @on_topic_group(Operation.COMMIT)
     @run_to_completion
@@ -429,19 +438,30 @@ class Broker:
 
     @on_broker(Operation.ADMIN)
     def list_groups(self, principal: Principal) -> list[GroupInfo]:
-        """Every group, once for each topic it reads, by topic and name."""
-        return self._groups.infos()
+        """Every group, once for each topic it reads, by topic and name; subscriptions among them."""
+        return _by_topic_and_name([*self._groups.infos(), *self.subscriptions.group_infos()])
 
     @on_group(Operation.ADMIN)
     def describe_group(self, principal: Principal, group: str, topic: str | None = None) -> list[GroupInfo]:
         """The group in one topic, or in each topic it reads. Raises GroupNotFound."""
-        return self._groups.describe(group, topic)
+        subscribed = self.subscriptions.group_infos(group, topic)
+        try:
+            return _by_topic_and_name([*self._groups.describe(group, topic), *subscribed])
+        except GroupNotFound:
+            if not subscribed:
+                raise
+            return _by_topic_and_name(subscribed)
 
     @on_group(Operation.ADMIN)
     @run_to_completion
     async def delete_group(self, principal: Principal, group: str, topic: str | None = None) -> None:
-        """Forget the group's offsets and members in one topic, or in all. Raises GroupNotFound."""
-        await self._groups.delete(group, topic)
+        """Forget the group's offsets, members and subscriptions in one topic, or in all. Raises GroupNotFound."""
+        subscribed = await self.subscriptions.delete_group(group, topic)
+        try:
+            await self._groups.delete(group, topic)
+        except GroupNotFound:
+            if not subscribed:
+                raise
         self.audit.note(principal, "group.delete", group, details={"topic": topic or "*"})
 
     @on_broker(Operation.ADMIN)
@@ -486,3 +506,9 @@ class Broker:
             del self._creating[name]
         self.audit.note(principal, "topic.create", name, details={"partitions": str(config.partitions)})
         return info
+
+
+def _by_topic_and_name(infos: Sequence[GroupInfo]) -> list[GroupInfo]:
+    """Sort groups; of two in one topic that have the same name, keep the first."""
+    kept = {(each.topic, each.group): each for each in reversed(infos)}
+    return [kept[key] for key in sorted(kept)]

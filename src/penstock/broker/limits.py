@@ -118,6 +118,9 @@ class BrokerLimits:
     subscriptions_max: int = 10_000
     """Each takes about 1 KiB of memory and an entry of a table; those that nobody uses end by themselves."""
 
+    subscriptions_per_principal_max: int = 2_000
+    """Created by one principal; clients of listeners without authentication have no bound of their own."""
+
     api_keys_max: int = 10_000
     """As many as users."""
 

@@ -405,7 +405,9 @@ class Limits(Section):
     group_members_max: int = Field(100_000, ge=1)
     """Subscriptions of open connections, over all groups."""
     subscriptions_max: int = Field(10_000, ge=1)
-    """Subscriptions (BlipMQ) that exist, whether anybody is connected or not."""
+    """Subscriptions (BlipMQ) and groups that share records (Fujin, Felix), whether anybody is connected or not."""
+    subscriptions_per_principal_max: int = Field(2_000, ge=1)
+    """The same, created by one principal; clients of listeners without authentication have no bound of their own."""
     schemas_max: int = Field(10_000, ge=1)
     """Schema names, also those whose versions are all deleted."""
     schema_versions_max: int = Field(1_000, ge=1)
