@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from penstock.broker.access import SYSTEM, Principal
 from penstock.broker.api_keys import KEYS_TOPIC, digest_of
 from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
+from penstock.broker.directory import ROLES_PER_PRINCIPAL_MAX
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.throttle import DELAY_S_MAX, FREE_FAILURES_OF_ADDRESS
 from penstock.errors import AuthenticationFailed, EntryNotFound, InvalidRequest, LimitExceeded
@@ -126,3 +128,24 @@ async def test_failures_of_one_protocol_count_for_the_others(broker: Broker) -> 
     with pytest.raises(AuthenticationFailed, match="too many failed attempts"):
         broker.logins.check("ann", HERE)
     broker.logins.check("ann", "198.51.100.9:1")
+
+
+async def test_what_cannot_be_a_key_says_why(broker: Broker) -> None:
+    for name in ("configured", "unknown"):
+        with pytest.raises(InvalidRequest, match=f"key name {name} is reserved"):
+            await broker.api_keys.create(SYSTEM, name)
+    with pytest.raises(InvalidRequest, match="there is no role boss"):
+        await broker.api_keys.create(SYSTEM, "worker", ["boss"])
+    with pytest.raises(InvalidRequest, match="too many for one key"):
+        await broker.api_keys.create(SYSTEM, "worker", ["guest"] * (ROLES_PER_PRINCIPAL_MAX + 1))
+    assert broker.api_keys.names(SYSTEM) == []
+
+
+async def test_of_several_who_create_one_name_at_once_one_wins(broker: Broker) -> None:
+    results = await asyncio.gather(
+        *(broker.api_keys.create(SYSTEM, "worker", [role]) for role in ("producer", "consumer", "guest")),
+        return_exceptions=True,
+    )
+    [key] = [result for result in results if isinstance(result, str)]
+    assert sum(isinstance(result, InvalidRequest) for result in results) == 2
+    assert broker.api_keys.authenticate(key) is not None

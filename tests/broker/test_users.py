@@ -8,10 +8,11 @@ import pytest
 from penstock.broker.access import ANONYMOUS, SYSTEM, Principal
 from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
+from penstock.broker.directory import ROLES_PER_PRINCIPAL_MAX
 from penstock.broker.logins import HOLD_S_MAX
 from penstock.broker.policy import SETUP_NAME
 from penstock.broker.throttle import FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER
-from penstock.broker.users import ROLES_PER_USER_MAX, RoleInfo, Standing, UserInfo
+from penstock.broker.users import RoleInfo, Standing, UserInfo
 from penstock.errors import (
     AuthenticationFailed,
     InvalidRequest,
@@ -245,7 +246,7 @@ async def test_what_cannot_be_done_to_users_says_why(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="there is no role boss"):
         await users.create_user(SYSTEM, "eve", "x", ["boss"])
     with pytest.raises(InvalidRequest, match="too many for one user"):
-        await users.create_user(SYSTEM, "eve", "x", ["guest"] * (ROLES_PER_USER_MAX + 1))
+        await users.create_user(SYSTEM, "eve", "x", ["guest"] * (ROLES_PER_PRINCIPAL_MAX + 1))
     with pytest.raises(InvalidRequest, match="a user name has 1 to 249 bytes"):
         await users.create_user(SYSTEM, "e" * 250, "x", [])
     for attempt in (
@@ -332,6 +333,12 @@ async def test_what_cannot_be_done_to_roles_says_why(broker: Broker) -> None:
     await broker.acls.set_acl(SYSTEM, "orders", roles=["team:read"])
     with pytest.raises(InvalidRequest, match="role team is in use by the ACL of orders"):
         await users.delete_role(SYSTEM, "team")
+    await broker.acls.delete_acl(SYSTEM, "orders")
+    await broker.api_keys.create(SYSTEM, "worker", ["team"])
+    with pytest.raises(InvalidRequest, match="role team is in use by key worker"):
+        await users.delete_role(SYSTEM, "team")
+    await broker.api_keys.revoke(SYSTEM, "worker")
+    await users.delete_role(SYSTEM, "team")
 
 
 async def test_the_audit_trail_tells_of_all_of_it_and_of_no_password(broker: Broker, clock: ManualClock) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
-from penstock.broker.directory import KEY_PRINCIPAL_PREFIX
+from penstock.broker.directory import KEY_PRINCIPAL_PREFIX, Directory
 from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
 from penstock.broker.logins import Logins
 from penstock.broker.table import Table
@@ -66,6 +66,7 @@ class ApiKeys:
     def __init__(
         self,
         engine: Engine,
+        directory: Directory,
         audit: Audit,
         logins: Logins,
         *,
@@ -76,6 +77,8 @@ class ApiKeys:
     ) -> None:
         self.access = access
         self.background = background
+        self._directory = directory
+        directory.role_holders.append(self._holders_of)
         self._audit = audit
         self._logins = logins
         self._clock = clock
@@ -98,12 +101,16 @@ class ApiKeys:
     async def create(self, principal: Principal, name: str, roles: Sequence[str] = DEFAULT_ROLES) -> str:
         """Make a key; returns it, and nobody can see it again."""
         validate_name(name, "key name", NAME_BYTES_MAX - len(KEY_PRINCIPAL_PREFIX))
-        if self._table.get(name) is not None:
-            raise InvalidRequest(f"there is a key {name} already: revoke it first, or choose another name")
+        if KEY_PRINCIPAL_PREFIX + name in (CONFIGURED_KEY, UNKNOWN_KEY):
+            raise InvalidRequest(f"key name {name} is reserved: choose another name")
         if not roles:
             raise InvalidRequest("a key without a role may do nothing: give it one, such as consumer")
         key = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-        await self._table.put(name, ApiKey(digest_of(key), tuple(roles), self._clock.now_ms(), principal.name))
+        async with self._directory.changing:
+            roles = self._directory.checked_roles(roles, "key")
+            if self._table.get(name) is not None:
+                raise InvalidRequest(f"there is a key {name} already: revoke it first, or choose another name")
+            await self._table.put(name, ApiKey(digest_of(key), roles, self._clock.now_ms(), principal.name))
         self._audit.note(principal, "key.create", name, details={"roles": ",".join(roles)})
         return key
 
@@ -118,9 +125,10 @@ class ApiKeys:
     @run_to_completion
     async def revoke(self, principal: Principal, name: str) -> None:
         """Forget a key. Raises EntryNotFound."""
-        if self._table.get(name) is None:
-            raise EntryNotFound(f"no key is called {name}; see those there are with: penstock key list")
-        await self._table.delete(name)
+        async with self._directory.changing:
+            if self._table.get(name) is None:
+                raise EntryNotFound(f"no key is called {name}; see those there are with: penstock key list")
+            await self._table.delete(name)
         self._audit.note(principal, "key.revoke", name)
 
     # -- logging in -------------------------------------------------------------------------------------------------------
@@ -159,6 +167,9 @@ class ApiKeys:
 
     def __len__(self) -> int:
         return len(self._table)
+
+    def _holders_of(self, role: str) -> Iterator[str]:
+        return (f"key {name}" for name, key in self._table.items() if role in key.roles)
 
     def _changed(self, name: str, key: ApiKey | None) -> None:
         before = self._digests.pop(name, None)

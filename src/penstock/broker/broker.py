@@ -164,7 +164,14 @@ class Broker:
             ensure_topic=self.ensure_topic,
         )
         self.api_keys = ApiKeys(
-            engine, self.audit, self.logins, clock=clock, limits=limits, access=access, background=background
+            engine,
+            self._accounts.directory,
+            self.audit,
+            self.logins,
+            clock=clock,
+            limits=limits,
+            access=access,
+            background=background,
         )
         self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
         self.cache = Cache(clock=clock, limits=limits, access=access)

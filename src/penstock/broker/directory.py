@@ -14,7 +14,8 @@ names may commit to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ ACLS_TOPIC: Final = "__acls"
 USERS_MAX: Final = 10_000
 ROLES_MAX: Final = 1_000
 ACLS_MAX: Final = 10_000
+ROLES_PER_PRINCIPAL_MAX: Final = 64
 ROLE_BYTES_MAX: Final = 64
 """Deployed clients read a role's name behind a one-byte length."""
 CACHED_MAX: Final = 10_000
@@ -148,6 +150,10 @@ class Directory:
         self.users = Table(engine, USERS_TOPIC, str, User, entries_max=USERS_MAX)
         self.roles = Table(engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, on_change=self._role_changed)
         self.acls = Table(engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, on_change=self._acl_changed)
+        self.changing = asyncio.Lock()
+        """Held while users, roles or API keys change: what one change checks, no other undoes meanwhile."""
+        self.role_holders: list[Callable[[str], Iterator[str]]] = []
+        """What has roles beside users and ACLs: each finds the holders of a role, in words."""
         self._topic_acls = _Coverage()
         self._group_acls = _Coverage()
         self._permissions: dict[frozenset[str], _Operations] = {}
@@ -167,6 +173,24 @@ class Directory:
     def all_roles(self) -> dict[str, Role]:
         """The built-in ones first, then the others by name."""
         return {**BUILT_IN_ROLES, **dict(sorted(self.roles.items()))}
+
+    def checked_roles(self, roles: Sequence[str], what: str) -> tuple[str, ...]:
+        """Return roles, each once, that a user or key may have. Raises InvalidRequest."""
+        if len(roles) > ROLES_PER_PRINCIPAL_MAX:
+            raise InvalidRequest(f"{len(roles)} roles are too many for one {what}: at most {ROLES_PER_PRINCIPAL_MAX}")
+        self.check_roles(roles)
+        return tuple(dict.fromkeys(roles))
+
+    def holders_of(self, role: str) -> Iterator[str]:
+        """Everything that has a role, in words."""
+        for name, user in self.users.items():
+            if role in user.roles:
+                yield f"user {name}"
+        for topic, acl in self.acls.items():
+            if any(parse_entry(entry)[0] == role for entry in acl.roles):
+                yield f"the ACL of {topic}"
+        for find in self.role_holders:
+            yield from find(role)
 
     def check_roles(self, names: Iterable[str]) -> None:
         for name in names:

@@ -10,11 +10,10 @@ Until there is an administrator, nobody could create one. `open_setup` makes a s
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock.background import Background, run_to_completion
@@ -29,7 +28,6 @@ from penstock.broker.directory import (
     Role,
     User,
     check_name,
-    parse_entry,
 )
 from penstock.broker.logins import Logins
 from penstock.broker.passwords import Passwords
@@ -37,7 +35,6 @@ from penstock.broker.policy import SETUP_NAME
 from penstock.clock import Clock
 from penstock.errors import AuthenticationFailed, InvalidRequest, UserExists, UserNotFound
 
-ROLES_PER_USER_MAX: Final = 64
 DESCRIPTION_BYTES_MAX: Final = 1024
 TOKEN_BYTES: Final = 32
 WRONG: Final = "invalid username or password"
@@ -93,7 +90,7 @@ class Users:
         self._digest_key = random_bytes(TOKEN_BYTES)
         self._proved: dict[str, tuple[str, bytes]] = {}
         self._setup_token: str | None = None
-        self._changing = asyncio.Lock()
+        self._changing = directory.changing
 
     def close(self) -> None:
         self._passwords.close()
@@ -167,7 +164,7 @@ class Users:
         if not name or not password:
             raise InvalidRequest("username and password are required")
         check_name("user name", name)
-        roles = self._checked_roles(roles)
+        roles = self._directory.checked_roles(roles, "user")
         password_hash = await self._passwords.hash(password)
         async with self._changing:
             if self._directory.users.get(name) is not None:
@@ -196,7 +193,7 @@ class Users:
         self, principal: Principal, name: str, roles: Sequence[str] = (), enabled: bool | None = None
     ) -> None:
         """Change roles (none: unchanged) and whether the user may log in (None: unchanged). Raises UserNotFound."""
-        roles = self._checked_roles(roles)
+        roles = self._directory.checked_roles(roles, "user")
         async with self._changing:
             before = self._user(name)
             after = User(
@@ -252,12 +249,6 @@ class Users:
         self._proved.pop(name, None)
         self._logins.forget(name)
 
-    def _checked_roles(self, roles: Sequence[str]) -> tuple[str, ...]:
-        if len(roles) > ROLES_PER_USER_MAX:
-            raise InvalidRequest(f"{len(roles)} roles are too many for one user: at most {ROLES_PER_USER_MAX}")
-        self._directory.check_roles(roles)
-        return tuple(dict.fromkeys(roles))
-
     def _check_admin_stays(self, name: str, before: User, after: User | None) -> None:
         directory = self._directory
         loses = directory.is_admin(before) and (after is None or not directory.is_admin(after))
@@ -309,21 +300,13 @@ class Users:
         if name in BUILT_IN_ROLES:
             raise InvalidRequest(f"role {name} is built in and stays")
         async with self._changing:
-            in_use = next(self._uses_of(name), None)
+            in_use = next(self._directory.holders_of(name), None)
             if in_use is not None:
                 raise InvalidRequest(f"role {name} is in use by {in_use}: take it away there first")
             if self._directory.roles.get(name) is None:
                 return
             await self._directory.roles.delete(name)
         self._audit.note(principal, "role.delete", name)
-
-    def _uses_of(self, role: str) -> Iterator[str]:
-        for name, user in self._directory.users.items():
-            if role in user.roles:
-                yield f"user {name}"
-        for topic, acl in self._directory.acls.items():
-            if any(parse_entry(entry)[0] == role for entry in acl.roles):
-                yield f"the ACL of {topic}"
 
 
 def _equal(secret: str, given: str) -> bool:
