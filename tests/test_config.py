@@ -335,6 +335,10 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
         ('logging.level = "loud"', "logging.level = \"loud\" is not known: use 'debug', 'info', 'warning' or 'error'"),
         ('limits.topics_max = "many"', 'limits.topics_max = "many" is not a whole number'),
         ("limits.topics_max = 1.5", "limits.topics_max = 1.5 is not a whole number"),
+        (
+            "listeners.blipmq.message_ttl_ms = 0",
+            "listeners.blipmq.message_ttl_ms = 0 is too small: at least 1",
+        ),
         ("limits.topics_max = 0", "limits.topics_max = 0 is too small: at least 1"),
         ("log.compact_dirty_ratio = 0", "log.compact_dirty_ratio = 0 is too small: more than 0.0"),
         ('log.compact_dirty_ratio = "half"', 'log.compact_dirty_ratio = "half" is not a number'),

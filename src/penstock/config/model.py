@@ -169,7 +169,7 @@ class BlipMQListener(TcpListener):
     """A connection over which nothing moves for so long is closed; deployed publishers hold theirs open and say nothing."""
     api_keys: list[ApiKey] = []
     """Keys that are accepted beside those made with `penstock key create`. Each may publish, subscribe and read."""
-    message_ttl_ms: OptionalDurationMs = None
+    message_ttl_ms: OptionalDurationMs = Field(None, ge=1)
     """How long a published message may be read, by any protocol; "forever" without end."""
 
     @model_validator(mode="after")
