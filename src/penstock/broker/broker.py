@@ -151,7 +151,7 @@ class Broker:
             access=access,
             background=background,
             ensure_topic=partial(self.ensure_topic, SYSTEM),
-            delete_topic=partial(self.delete_topic, SYSTEM),
+            delete_topic=self._delete_topic,
         )
         self.subscriptions = Subscriptions(
             engine,
@@ -260,6 +260,9 @@ class Broker:
     @run_to_completion
     async def delete_topic(self, principal: Principal, name: str) -> None:
         """Delete a topic with its records and the offsets that groups committed in it."""
+        await self._delete_topic(principal, name)
+
+    async def _delete_topic(self, principal: Principal, name: str) -> None:
         async with self._topic_changes.of(name):
             await self._engine.delete_topic(self._topic(name).name)
             self._producer.forget_topic(name)

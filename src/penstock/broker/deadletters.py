@@ -73,7 +73,7 @@ class DeadLetters:
         access: AccessPolicy,
         background: Background,
         ensure_topic: Callable[[str], Awaitable[None]],
-        delete_topic: Callable[[str], Awaitable[None]],
+        delete_topic: Callable[[Principal, str], Awaitable[None]],
     ) -> None:
         self.access = access
         self.background = background
@@ -212,7 +212,7 @@ class DeadLetters:
         async with self._changing.of(topic):
             info = self._dead_letter_topic(topic)
             if info is not None:
-                await self._delete_topic(info.name)
+                await self._delete_topic(principal, info.name)
                 await self._unmark([key for key, _ in self._marks.items() if key.topic_id == info.id])
 
     # -- inside -----------------------------------------------------------------------------------------------------------
