@@ -53,6 +53,15 @@ async def test_every_subscription_gets_every_record(broker: Broker) -> None:
     assert await take_values(broker, one) == await take_values(broker, other) == [b"a", b"b"]
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"), [("a\x07b", "contains a control character"), ("x" * 250, "has 250 bytes")]
+)
+async def test_a_name_that_no_group_may_have_is_refused(broker: Broker, name: str, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"group name .*{problem}"):
+        await subscribe(broker, name=name)
+    assert len(broker.subscriptions) == 0
+
+
 async def test_readers_of_one_name_share_the_records(broker: Broker) -> None:
     one, same = await asyncio.gather(subscribe(broker, name="workers"), subscribe(broker, name="workers"))
     assert one is same

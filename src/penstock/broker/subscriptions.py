@@ -37,6 +37,7 @@ from penstock.broker.subscription import (
 )
 from penstock.broker.subscription_writer import OnDurable, SubscriptionWriter
 from penstock.broker.table import Table
+from penstock.broker.topics import validate_group_name
 from penstock.clock import Clock
 from penstock.errors import (
     AccessDenied,
@@ -170,6 +171,7 @@ class Subscriptions:
         if not name:
             subscription = await self._create(principal, topic, qos, name, start)
         else:
+            validate_group_name(name, self._limits.group_name_bytes_max)
             async with self._naming.of((topic, name)):
                 known = self._by_name.get((topic, name))
                 subscription = known or await self._create(principal, topic, qos, name, start)
