@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.background import Background, run_to_completion
-from penstock.broker.access import AccessPolicy, Operation, Principal, is_internal, on_broker
+from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
 from penstock.broker.directory import GROUP_ACL_PREFIX, Acl, Directory, check_principal_name, parse_entry
-from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.broker.policy import AccessSettings
-from penstock.broker.topics import validate_group_name, validate_topic_name
 from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.names import NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
 
 ENTRIES_MAX: Final = 256
 """Of one ACL: beyond it, make a role of them."""

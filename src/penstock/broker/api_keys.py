@@ -19,13 +19,13 @@ from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
 from penstock.broker.directory import KEY_PRINCIPAL_PREFIX, Directory
-from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.logins import Logins
 from penstock.broker.table import Table
-from penstock.broker.topics import validate_name
 from penstock.clock import Clock
 from penstock.errors import EntryNotFound, InvalidRequest
 from penstock.log.api import Engine
+from penstock.names import NAME_BYTES_MAX, validate_name
 
 KEYS_TOPIC: Final = "__keys"
 KEY_PREFIX: Final = "pk_"

@@ -22,7 +22,6 @@ from penstock.broker.access import (
     Resource,
     ResourceKind,
     is_allowed,
-    is_internal,
     on_broker,
     on_group,
     on_topic,
@@ -50,11 +49,12 @@ from penstock.broker.spreading import ALL_ROWS, OnPlaced, Placement
 from penstock.broker.staging.operations import Staging
 from penstock.broker.subscription import DeliveryPolicy
 from penstock.broker.subscriptions import Subscriptions
-from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
+from penstock.broker.topics import TopicDescription, check_topic_config, describe
 from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
 from penstock.log.api import Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
+from penstock.names import is_internal, validate_topic_name
 
 
 class ReadableTopic(NamedTuple):

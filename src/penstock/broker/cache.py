@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
 from penstock.broker.largest import Largest
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.topics import validate_topic_name
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.names import validate_topic_name
 
 ENTRY_BYTES: Final = 450
 """What an entry takes in memory beside the characters of its names and the bytes of its value."""

@@ -24,13 +24,14 @@ from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
 from penstock.broker.deadletter_entries import DeadLetter, FailedRecord, headers_with_story, letters_of
 from penstock.broker.keyed_locks import KeyedLocks
-from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.producer import ANY_PARTITION, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, appended_together
 from penstock.clock import Clock
 from penstock.errors import EntryNotFound, InvalidRequest, TopicNotFound
 from penstock.log.api import Batch, BatchFor, Engine, TopicInfo
+from penstock.names import NAME_BYTES_MAX
 
 DEADLETTERS_TOPIC: Final = "__deadletters"
 SUFFIX: Final = ".dlq"

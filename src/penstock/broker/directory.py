@@ -22,11 +22,10 @@ from typing import Any, Final
 import msgspec
 
 from penstock.broker.access import Operation
-from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.broker.table import Table
-from penstock.broker.topics import validate_name
 from penstock.errors import InvalidRequest
 from penstock.log.api import Engine
+from penstock.names import NAME_BYTES_MAX, validate_name
 
 USERS_TOPIC: Final = "__users"
 ROLES_TOPIC: Final = "__roles"

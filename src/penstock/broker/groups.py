@@ -22,10 +22,10 @@ import msgspec
 
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.table import PreparedChange, Table
-from penstock.broker.topics import validate_group_name, validate_topic_name
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, PartitionNotFound, PenstockError
 from penstock.log.api import PARTITIONS_MAX, Engine
+from penstock.names import validate_group_name, validate_topic_name
 
 GROUPS_TOPIC: Final = "__groups"
 # An offset with its topic's id takes about 60 bytes.

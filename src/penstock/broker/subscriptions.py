@@ -37,7 +37,6 @@ from penstock.broker.subscription import (
 )
 from penstock.broker.subscription_writer import OnDurable, SubscriptionWriter
 from penstock.broker.table import Table
-from penstock.broker.topics import validate_group_name
 from penstock.clock import Clock
 from penstock.errors import (
     AccessDenied,
@@ -47,6 +46,7 @@ from penstock.errors import (
     TopicNotFound,
 )
 from penstock.log.api import Engine, Partition, TopicInfo
+from penstock.names import validate_group_name
 
 SUBSCRIPTIONS_TOPIC: Final = "__subscriptions"
 SWEEP_S: Final = 0.2

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.clock import Clock
+from penstock.names import NAME_BYTES_MAX
 
 TRACKED_MAX: Final = 10_000
 """Users and addresses with failures, each; the one that failed longest ago is forgotten first."""
