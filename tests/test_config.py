@@ -335,6 +335,10 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
         ('logging.level = "loud"', "logging.level = \"loud\" is not known: use 'debug', 'info', 'warning' or 'error'"),
         ('limits.topics_max = "many"', 'limits.topics_max = "many" is not a whole number'),
         ("limits.topics_max = 1.5", "limits.topics_max = 1.5 is not a whole number"),
+        (
+            "listeners.blipmq.message_ttl_ms = 0",
+            "listeners.blipmq.message_ttl_ms = 0 is too small: at least 1",
+        ),
         ("limits.topics_max = 0", "limits.topics_max = 0 is too small: at least 1"),
         ("log.compact_dirty_ratio = 0", "log.compact_dirty_ratio = 0 is too small: more than 0.0"),
         ('log.compact_dirty_ratio = "half"', 'log.compact_dirty_ratio = "half" is not a number'),
@@ -348,6 +352,38 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
         ),
         ('topics = [{name = ""}]', "topics[0].name is empty: give it a value"),
         ("topics = [{}]", "topics[0].name is missing: add it"),
+        ('topics = [{name = "a//b"}]', "topics[0].name: topic name 'a//b' has a level ''"),
+        ('topics = [{name = "__mine"}]', "topics[0].name: topic __mine is internal: names beginning with __ belong"),
+        (
+            'topics = [{name = "a", partitions = 2000}]',
+            "topics[0].partitions: 2000 partitions are too many: limits.partitions_per_topic_max is 1000",
+        ),
+        (
+            'topics = [{name = "a", partitions = 6}, {name = "b", partitions = 5}]\nlimits.partitions_max = 10',
+            "topics[1].partitions: all topics together have more partitions than limits.partitions_max, 10",
+        ),
+        (
+            'topics = [{name = "a"}, {name = "b"}]\nlimits.topics_max = 1',
+            "topics[1].name: there are more topics than limits.topics_max, 1",
+        ),
+        (
+            'listeners.fujin.group = "a\\u0007b"',
+            "listeners.fujin.group: group name 'a\\x07b' contains a control character",
+        ),
+        (
+            'listeners.fujin.aliases.x = {topic = "orders", group = "a\\u0007b"}',
+            "listeners.fujin.aliases.x.group: group name 'a\\x07b' contains a control character",
+        ),
+        (
+            'listeners.fujin.aliases.x.topic = "__groups"',
+            "listeners.fujin.aliases.x.topic: topic __groups is internal",
+        ),
+        ('listeners.felix.tokens.t1 = ""', "listeners.felix.tokens.t1 is empty: give it a value"),
+        (
+            f'listeners.felix.tokens.t1 = "{"s" * 1025}"',
+            "listeners.felix.tokens.t1 is too long: at most 1024 characters",
+        ),
+        ('listeners.blipmq.api_keys = [""]', "listeners.blipmq.api_keys[0] is empty: give it a value"),
         ('topics = [{name = "a"}, {name = "a"}]', "topics names 'a' more than once: keep one of them"),
     ],
 )

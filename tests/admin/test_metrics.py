@@ -18,13 +18,13 @@ from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.groups import GroupStats
 from penstock.broker.lag import GroupLag, LagReport
+from penstock.broker.logins import LoginStats
 from penstock.broker.pipelines import PipelineInfo, Stage
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionStats
 from penstock.broker.transactions import TransactionStats
-from penstock.broker.users import LoginStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import DURATION_BOUNDS_S, Histogram, PushStats

@@ -21,7 +21,7 @@ from penstock.broker.access import (
 )
 from penstock.broker.acls import Acls
 from penstock.broker.api_keys import ApiKeys
-from penstock.broker.audit import AUDIT_TOPIC, Audit, AuditQuery
+from penstock.broker.audit import ACCESS_AUDIT_TOPIC, AUDIT_TOPIC, Audit, AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.cache import Cache
 from penstock.broker.cluster import Cluster
@@ -92,7 +92,9 @@ NOT_OPERATIONS = {
     "audit.close",
     "audit.note",
     "audit.note_denied",
+    "audit.note_login",
     "audit.note_refusal",
+    "audit.note_throttled",
     "audit.written",
     "users.close",
     "users.authenticate",
@@ -103,6 +105,8 @@ NOT_OPERATIONS = {
     "subscriptions.close",
     "subscriptions.find",
     "subscriptions.find_named",
+    "subscriptions.group_infos",
+    "subscriptions.delete_group",
     "subscriptions.lags",
     "subscriptions.when_durable",
     "subscriptions.forget_topic",
@@ -408,7 +412,7 @@ async def state_of(engine: EmbeddedEngine) -> dict[str, tuple[str, list[int]]]:
     return {
         name: (info.id, [engine.partition(name, index).committed_end for index in range(info.config.partitions)])
         for name, info in engine.topics().items()
-        if name != AUDIT_TOPIC
+        if name not in (AUDIT_TOPIC, ACCESS_AUDIT_TOPIC)
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.broker.access import SYSTEM
+from penstock.broker.access import SYSTEM, Operation, Principal, Resource, ResourceKind, is_allowed
 from penstock.broker.acls import ENTRIES_MAX, AclInfo
 from penstock.broker.broker import Broker
 from penstock.errors import InvalidRequest, InvalidTopicName, LimitExceeded
@@ -55,6 +55,39 @@ async def test_acls_speak_of_topics_that_can_be(broker: Broker, topic: str) -> N
 async def test_patterns_may_end_anywhere_in_a_name(broker: Broker, topic: str) -> None:
     await broker.acls.set_acl(SYSTEM, topic, users=["ann"])
     assert broker.acls.get_acl(SYSTEM, topic).exists
+
+
+async def test_api_keys_and_tenants_are_named_in_acls_of_topics(broker: Broker) -> None:
+    await broker.acls.set_acl(SYSTEM, "orders", users=["key:worker:read", "key:read", "tenant:t1"])
+    guests = frozenset({"guest"})
+    for name, may_read, may_write in (
+        ("key:worker", True, False),
+        ("key:read", True, True),
+        ("tenant:t1", True, True),
+        ("key:other", False, False),
+        ("key", False, False),
+        ("worker", False, False),
+    ):
+        for operation, may in ((Operation.READ, may_read), (Operation.WRITE, may_write)):
+            resource = Resource(ResourceKind.TOPIC, "orders")
+            assert is_allowed(broker.access, Principal(name, guests), operation, resource) == may, (name, operation)
+
+
+async def test_api_keys_and_tenants_are_named_in_acls_of_groups(broker: Broker) -> None:
+    await broker.acls.set_acl(SYSTEM, "group://billing", users=["key:worker", "tenant:t1"])
+    group = Resource(ResourceKind.GROUP, "billing", "orders")
+    readers = frozenset({"consumer"})
+    for name, may in (("key:worker", True), ("tenant:t1", True), ("key:other", False), ("worker", False)):
+        assert is_allowed(broker.access, Principal(name, readers), Operation.COMMIT, group) == may, name
+    with pytest.raises(InvalidRequest, match="entry 'key:worker:read' of ACL group://billing has a right"):
+        await broker.acls.set_acl(SYSTEM, "group://billing", users=["key:worker:read"])
+
+
+@pytest.mark.parametrize("entry", ["key:", "tenant:", "other:x", "key:a\nb", "key:" + "x" * 250, "setup:"])
+async def test_other_names_with_a_colon_are_refused_in_acls(broker: Broker, entry: str) -> None:
+    for acl in ("orders", "group://billing"):
+        with pytest.raises(InvalidRequest):
+            await broker.acls.set_acl(SYSTEM, acl, users=[entry])
 
 
 async def test_entries_are_names_and_roles_that_exist(broker: Broker) -> None:

@@ -10,10 +10,17 @@ from structlog.testing import capture_logs
 
 from penstock.broker.access import BROKER, SYSTEM, OpenAccess, Operation, Principal, Resource, ResourceKind
 from penstock.broker.audit import (
+    ACCESS_AUDIT_TOPIC,
     AUDIT_TOPIC,
+    DETAIL_BYTES_MAX,
     EVENTS_MAX,
     EVENTS_PER_CHECK,
     FOLD_S,
+    NAME_BYTES_KEPT,
+    REFUSALS_PER_SOURCE_MAX,
+    REFUSALS_WINDOW_S,
+    SOURCES_MAX,
+    TRUNCATED,
     WAITING_EVENTS_MAX,
     Audit,
     AuditEvent,
@@ -126,11 +133,71 @@ async def test_more_than_fit_are_dropped_and_counted(audit: Audit) -> None:
     assert (audit.stats.written, audit.stats.dropped) == (WAITING_EVENTS_MAX + 1, 100)
 
 
-async def test_texts_of_clients_are_cut(audit: Audit) -> None:
-    audit.note(Principal("x" * 60_000), "auth.failure", "y" * 60_000, details={"why": "z" * 60_000})
-    await audit.written()
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600"])
+async def test_texts_of_clients_are_cut_to_a_number_of_bytes(audit: Audit, letter: str) -> None:
+    long = letter * 20_000
+    audit.note(Principal(long), "auth.failure", long, details={"why": long})
     [event] = (await audit.query(SYSTEM, AuditQuery())).events
-    assert max(len(event.user), len(event.resource), len(event.details["why"])) < 2_000
+    assert {len(text.encode()) - len(TRUNCATED) for text in (event.user, event.resource)} == {NAME_BYTES_KEPT}
+    assert len(event.details["why"].encode()) - len(TRUNCATED) == DETAIL_BYTES_MAX
+
+
+async def test_refusals_do_not_push_out_changes(audit: Audit, engine: EmbeddedEngine) -> None:
+    audit.note(ANN, "topic.delete", "orders")
+    for number in range(1_000):
+        stranger = Principal(f"user-{number}", address=f"10.0.{number // 256}.{number % 256}:1")
+        audit.note_refusal(stranger, "auth.failure", stranger.name, "login", "failure")
+    await audit.written()
+    assert engine.partition(AUDIT_TOPIC, 0).committed_end == 1, (
+        "the topic of changes holds nothing that anyone can cause"
+    )
+    page = await audit.query(SYSTEM, AuditQuery(limit=1_001))
+    assert page.total == len(page.events) == 1_001
+    assert len({event.id for event in page.events}) == 1_001
+    assert [event.resource for event in page.events if event.type == "topic.delete"] == ["orders"]
+
+
+async def test_refusals_that_fill_their_queue_leave_room_for_changes(audit: Audit) -> None:
+    for number in range(WAITING_EVENTS_MAX + 101):
+        audit.note(ANN, "access.denied", f"t{number}")
+    audit.note(ANN, "topic.delete", "orders")
+    assert audit.stats.dropped == 100
+    assert await types(audit, types=["topic.delete"]) == ["topic.delete"]
+
+
+async def test_one_source_causes_few_events_a_minute_and_the_rest_is_counted(audit: Audit, clock: ManualClock) -> None:
+    for number in range(1_000):
+        audit.note_refusal(Principal(f"user-{number}", address=BOB.address), "auth.failure", "", "login", "failure")
+    audit.note_refusal(ANN, "access.denied", "orders", "read", "denied")
+    page = await audit.query(SYSTEM, AuditQuery())
+    assert page.total == REFUSALS_PER_SOURCE_MAX + 1
+    assert audit.stats.folded == 1_000 - REFUSALS_PER_SOURCE_MAX
+    clock.advance(REFUSALS_WINDOW_S)
+    audit.note_refusal(BOB, "auth.failure", "", "login", "failure")
+    newest = (await audit.query(SYSTEM, AuditQuery(limit=1))).events[0]
+    assert (newest.user, newest.details) == ("bob", {"suppressed": str(1_000 - REFUSALS_PER_SOURCE_MAX)})
+
+
+async def test_equal_logins_become_one_event_that_counts_them(audit: Audit, clock: ManualClock) -> None:
+    for _ in range(100):
+        audit.note_login(ANN)
+    audit.note_login(BOB)
+    clock.advance(FOLD_S)
+    audit.note_login(ANN)
+    page = await audit.query(SYSTEM, AuditQuery())
+    told = [(event.type, event.user, event.action, event.result, event.details) for event in page.events]
+    assert told == [
+        ("auth.success", "ann", "login", "success", {"repeated": "99"}),
+        ("auth.success", "bob", "login", "success", {}),
+        ("auth.success", "ann", "login", "success", {}),
+    ]
+
+
+async def test_the_memory_for_sources_is_bounded(audit: Audit) -> None:
+    for number in range(SOURCES_MAX + 10):
+        address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:1"
+        audit.note_refusal(Principal("ann", address=address), "auth.failure", "", "login", "failure")
+    assert len(audit._sources) == SOURCES_MAX
 
 
 async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_path: Path, clock: ManualClock) -> None:
@@ -166,9 +233,10 @@ async def test_the_trail_is_there_after_a_restart_and_its_size_is_bounded(
     await second.start()
     assert await types(second) == ["topic.create"]
     await second.close()
-    config = engine.topics()[AUDIT_TOPIC].config
-    assert config.retention_ms is not None
-    assert config.retention_bytes is not None
+    for topic in (AUDIT_TOPIC, ACCESS_AUDIT_TOPIC):
+        config = engine.topics()[topic].config
+        assert config.retention_ms is not None
+        assert config.retention_bytes is not None
 
 
 @pytest.mark.parametrize("by", ["the broker", "the client"])

@@ -239,6 +239,25 @@ def test_a_value_that_would_take_from_smaller_tenants_is_refused(clock: ManualCl
     assert cache.stats.puts == 3, "what is refused is none"
 
 
+def test_a_refused_value_evicts_nothing(clock: ManualClock) -> None:
+    cache = cache_of(clock, cache_bytes_max=1_000_000)
+    for number in range(35):
+        cache.put(ANONYMOUS, "b/c", f"k{number}", bytes(10_000))
+    for number in range(40):
+        cache.put(ANONYMOUS, "a/c", f"k{number}", bytes(10_000))
+    keys, size_bytes = [f"k{number}" for number in range(40)], cache.size_bytes
+    with pytest.raises(LimitExceeded, match="beside what other tenants keep"):
+        cache.put(ANONYMOUS, "a/c", "big", bytes(700_000))
+    with pytest.raises(LimitExceeded, match="beside what other tenants keep"):
+        cache.put(ANONYMOUS, "a/c", "k39", bytes(700_000))
+    assert (len(cache), cache.size_bytes, cache.stats.evicted) == (75, size_bytes, 0)
+    cache.put(ANONYMOUS, "a/c", "large", bytes(300_000))
+    evicted = cache.stats.evicted
+    assert evicted > 1
+    assert kept(cache, "a/c", keys) == keys[evicted:], "values make way in the order in which they were used"
+    assert kept(cache, "b/c", keys) == keys[:35]
+
+
 def test_newcomers_find_a_place_even_where_they_are_a_little_larger(clock: ManualClock) -> None:
     cache = cache_of(clock, cache_bytes_max=100_000)
     for number in range(2000):

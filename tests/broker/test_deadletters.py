@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker import deadletters
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.deadletter_entries import HEADER_PREFIX, REASON_BYTES_MAX, DeadLetter, FailedRecord
 from penstock.broker.deadletters import DEADLETTERS_TOPIC, dead_letter_topic
@@ -397,6 +398,14 @@ async def test_a_purge_deletes_letters_and_marks(engine: EmbeddedEngine, broker:
     assert await listed(broker) == []
     await dead_letter(broker, [failed(b"3")])
     assert await listed(broker) == [b"3"]
+
+
+async def test_a_purge_is_audited_as_a_deed_of_who_did_it(broker: Broker) -> None:
+    await broker.ensure_topic(WHO, "orders")
+    await dead_letter(broker, [failed(b"1")])
+    await broker.dead_letters.purge(Principal("ann", trusted=True, address="192.0.2.1:5000"), "orders")
+    [event] = (await broker.audit.query(WHO, AuditQuery(types=["topic.delete"]))).events
+    assert (event.user, event.client_ip, event.resource) == ("ann", "192.0.2.1", "orders.dlq")
 
 
 async def test_marks_of_a_topic_deleted_by_hand_end_with_the_next_start(tmp_path: Path) -> None:

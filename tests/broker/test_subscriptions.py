@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.subscription import DeliveryPolicy
-from penstock.errors import ConfigError, InvalidRequest, LimitExceeded, NoSpace
+from penstock.errors import ConfigError, GroupNotFound, InvalidRequest, LimitExceeded, NoSpace
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
@@ -51,6 +51,15 @@ async def test_every_subscription_gets_every_record(broker: Broker) -> None:
     one, other = await subscribe(broker), await subscribe(broker)
     await produce(broker, "orders", [b"a", b"b"])
     assert await take_values(broker, one) == await take_values(broker, other) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("a\x07b", "contains a control character"), ("x" * 250, "has 250 bytes")]
+)
+async def test_a_name_that_no_group_may_have_is_refused(broker: Broker, name: str, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"group name .*{problem}"):
+        await subscribe(broker, name=name)
+    assert len(broker.subscriptions) == 0
 
 
 async def test_readers_of_one_name_share_the_records(broker: Broker) -> None:
@@ -212,6 +221,56 @@ async def test_there_are_no_more_subscriptions_than_allowed(tmp_path: Path, cloc
         await subscribe(broker)
         with pytest.raises(LimitExceeded, match="subscriptions_max"):
             await subscribe(broker)
+
+
+async def test_one_principal_leaves_room_for_the_others_also_after_a_restart(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    limits = BrokerLimits(subscriptions_per_principal_max=2)
+    greedy, other = Principal("tenant:t1"), Principal("tenant:t2")
+    refusal = "tenant:t1 has 2 subscriptions, the most of one principal: raise limits.subscriptions_per_principal_max"
+    async with a_broker(tmp_path / "d", clock, limits=limits) as broker:
+        attempts = [broker.subscriptions.subscribe(greedy, "orders", 1, name=f"g{number}") for number in range(5)]
+        results = await asyncio.gather(*attempts, return_exceptions=True)
+        assert sum(isinstance(result, LimitExceeded) for result in results) == 3
+        await broker.subscriptions.subscribe(other, "orders", 1)
+    async with a_broker(tmp_path / "d", clock, limits=limits) as broker:
+        with pytest.raises(LimitExceeded, match=refusal):
+            await broker.subscriptions.subscribe(greedy, "orders", 1, name="more")
+        await broker.subscriptions.subscribe(other, "orders", 1)
+        for _ in range(3):
+            await subscribe(broker)
+        await broker.delete_group(ANONYMOUS, "g0")
+        await broker.subscriptions.subscribe(greedy, "orders", 1, name="more")
+
+
+async def test_subscriptions_are_listed_and_deleted_as_groups(tmp_path: Path, clock: ManualClock) -> None:
+    async with a_broker(tmp_path / "d", clock) as broker:
+        named, numbered = await subscribe(broker, name="workers"), await subscribe(broker)
+        await subscribe(broker, "invoices", name="workers")
+        await produce(broker, "orders", [b"a", b"b", b"c"])
+        await take(broker, named)
+        told = [(info.topic, info.group) for info in broker.list_groups(ANONYMOUS)]
+        assert told == [("invoices", "workers"), ("orders", "#2"), ("orders", "workers")]
+        assert [info.topic for info in broker.describe_group(ANONYMOUS, "workers")] == ["invoices", "orders"]
+        assert broker.lag(ANONYMOUS, "orders", "workers", 0) == (1, 3, 2)
+        await broker.delete_group(ANONYMOUS, "workers", "orders")
+        await broker.delete_group(ANONYMOUS, f"#{numbered.id}")
+        assert named.deleted
+        with pytest.raises(GroupNotFound):
+            await broker.delete_group(ANONYMOUS, "workers", "orders")
+    async with a_broker(tmp_path / "d", clock) as broker:
+        assert [(info.topic, info.group) for info in broker.list_groups(ANONYMOUS)] == [("invoices", "workers")]
+
+
+async def test_a_group_that_commits_and_one_that_shares_records_may_have_one_name(broker: Broker) -> None:
+    await subscribe(broker, name="workers")
+    await broker.commit_offset(ANONYMOUS, "orders", "workers", 0, 7)
+    [info] = broker.list_groups(ANONYMOUS)
+    assert [each.offset for each in info.offsets] == [7]
+    assert broker.describe_group(ANONYMOUS, "workers") == [info]
+    await broker.delete_group(ANONYMOUS, "workers")
+    assert [*broker.list_groups(ANONYMOUS)] == []
 
 
 @pytest.mark.parametrize(

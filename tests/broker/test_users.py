@@ -8,9 +8,11 @@ import pytest
 from penstock.broker.access import ANONYMOUS, SYSTEM, Principal
 from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
+from penstock.broker.directory import ROLES_PER_PRINCIPAL_MAX
+from penstock.broker.logins import HOLD_S_MAX
 from penstock.broker.policy import SETUP_NAME
-from penstock.broker.throttle import FREE_FAILURES_OF_USER
-from penstock.broker.users import HOLD_S_MAX, ROLES_PER_USER_MAX, RoleInfo, Standing, UserInfo
+from penstock.broker.throttle import FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER
+from penstock.broker.users import RoleInfo, Standing, UserInfo
 from penstock.errors import (
     AuthenticationFailed,
     InvalidRequest,
@@ -41,7 +43,7 @@ def slept(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(broker.users, "_sleep", sleep)
+    monkeypatch.setattr(broker.logins, "_sleep", sleep)
     return slept
 
 
@@ -54,7 +56,7 @@ async def test_the_right_password_proves_who_is_asking(broker: Broker) -> None:
     assert principal == Principal("ann")
     assert principal.address == HERE
     assert broker.users.standing(principal) == Standing("ann", ("consumer", "producer"), ("read", "write"))
-    assert broker.users.stats.succeeded == 1
+    assert broker.logins.stats.succeeded == 1
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ async def test_guessing_gets_slower_and_the_password_is_not_looked_at_meanwhile(
     with pytest.raises(AuthenticationFailed, match=r"^too many failed attempts: try again in 0\.2 s$"):
         await broker.users.authenticate("ann", "ann", HERE)
     assert slept == [0.25, 0.25]
-    assert (broker.users.stats.failed, broker.users.stats.throttled) == (FREE_FAILURES_OF_USER + 1, 1)
+    assert (broker.logins.stats.failed, broker.logins.stats.throttled) == (FREE_FAILURES_OF_USER + 1, 1)
     clock.advance(1)
     await broker.users.authenticate("ann", "ann", HERE)
 
@@ -156,6 +158,18 @@ async def test_a_flood_costs_few_verifications_and_no_answer_is_held_for_long(
     assert broker.audit.stats.folded > 1_900
 
 
+async def test_throttled_attempts_are_audited_by_address_whatever_names_they_try(
+    broker: Broker, slept: list[float]
+) -> None:
+    for guess in range(500):
+        with pytest.raises(AuthenticationFailed):
+            await broker.users.authenticate(f"user-{guess}", "guess", HERE)
+    page = await broker.audit.query(SYSTEM, AuditQuery())
+    told = [(event.user, event.client_ip, event.result) for event in page.events]
+    assert told.count(("", "192.0.2.1", "throttled")) == 1
+    assert len(told) == FREE_FAILURES_OF_ADDRESS + 2
+
+
 async def test_more_logins_at_once_than_can_be_checked_are_refused_after_a_while(
     broker: Broker, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +178,7 @@ async def test_more_logins_at_once_than_can_be_checked_are_refused_after_a_while
     with pytest.raises(LimitExceeded, match="passwords are being checked"):
         await broker.users.authenticate("ann", "ann", HERE)
     assert slept == [HOLD_S_MAX]
-    assert broker.users.stats.throttled == 1
+    assert broker.logins.stats.throttled == 1
 
 
 async def test_who_is_known_where_it_logs_in_gets_in_while_others_guess(broker: Broker, slept: list[float]) -> None:
@@ -232,7 +246,7 @@ async def test_what_cannot_be_done_to_users_says_why(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="there is no role boss"):
         await users.create_user(SYSTEM, "eve", "x", ["boss"])
     with pytest.raises(InvalidRequest, match="too many for one user"):
-        await users.create_user(SYSTEM, "eve", "x", ["guest"] * (ROLES_PER_USER_MAX + 1))
+        await users.create_user(SYSTEM, "eve", "x", ["guest"] * (ROLES_PER_PRINCIPAL_MAX + 1))
     with pytest.raises(InvalidRequest, match="a user name has 1 to 249 bytes"):
         await users.create_user(SYSTEM, "e" * 250, "x", [])
     for attempt in (
@@ -319,17 +333,25 @@ async def test_what_cannot_be_done_to_roles_says_why(broker: Broker) -> None:
     await broker.acls.set_acl(SYSTEM, "orders", roles=["team:read"])
     with pytest.raises(InvalidRequest, match="role team is in use by the ACL of orders"):
         await users.delete_role(SYSTEM, "team")
+    await broker.acls.delete_acl(SYSTEM, "orders")
+    await broker.api_keys.create(SYSTEM, "worker", ["team"])
+    with pytest.raises(InvalidRequest, match="role team is in use by key worker"):
+        await users.delete_role(SYSTEM, "team")
+    await broker.api_keys.revoke(SYSTEM, "worker")
+    await users.delete_role(SYSTEM, "team")
 
 
-async def test_the_audit_trail_tells_of_all_of_it_and_of_no_password(broker: Broker) -> None:
+async def test_the_audit_trail_tells_of_all_of_it_and_of_no_password(broker: Broker, clock: ManualClock) -> None:
     root = Principal("root", frozenset({"admin"}), address=HERE)
     users = broker.users
     await users.create_user(root, "ann", "hunter2", ["guest"])
     await users.update_user(root, "ann", ["consumer"])
     await users.set_password(root, "ann", "hunter3")
+    clock.advance(1)
     await users.authenticate("ann", "hunter3", HERE)
     with pytest.raises(AuthenticationFailed):
         await users.authenticate("ann", "hunter4", HERE)
+    clock.advance(1)
     await users.set_role(root, "team", [])
     await users.delete_role(root, "team")
     await broker.acls.set_acl(root, "orders", users=["ann"])

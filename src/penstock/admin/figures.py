@@ -19,13 +19,13 @@ from penstock.broker.cache import CacheStats
 from penstock.broker.deadletters import DeadLetterStats
 from penstock.broker.groups import GroupStats
 from penstock.broker.lag import LagReport
+from penstock.broker.logins import LoginStats
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.subscriptions import SubscriptionLag, SubscriptionStats
 from penstock.broker.transactions import TransactionStats
-from penstock.broker.users import LoginStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import Histogram, PushStats
@@ -162,7 +162,7 @@ async def gather(sources: Sources) -> Figures:
         transactions=copy.copy(sources.broker.transactions.stats),
         staging=copy.copy(sources.broker.staging.stats),
         pipelines=sources.broker.pipelines.infos(),
-        logins=copy.copy(sources.broker.users.stats),
+        logins=copy.copy(sources.broker.logins.stats),
         audit=copy.copy(sources.broker.audit.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
         requests={

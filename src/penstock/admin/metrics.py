@@ -269,7 +269,7 @@ def _schemas(figures: Figures) -> Iterator[Metric]:
 
 
 def _access(figures: Figures) -> Iterator[Metric]:
-    logins = CounterMetricFamily(PREFIX + "logins", "Logins with a password, by how they ended.", labels=["result"])
+    logins = CounterMetricFamily(PREFIX + "logins", "Logins, by how they ended.", labels=["result"])
     for result in ("succeeded", "failed", "throttled"):
         logins.add_metric([result], getattr(figures.logins, result))
     events = CounterMetricFamily(PREFIX + "audit_events", "Events of the audit trail.", labels=["result"])

@@ -31,8 +31,7 @@ from inspect import signature
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from penstock.errors import AccessDenied, PenstockError
-
-INTERNAL_PREFIX: Final = "__"
+from penstock.names import INTERNAL_PREFIX, is_internal
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +104,6 @@ class OpenAccess:
 
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         pass
-
-
-def is_internal(topic: str) -> bool:
-    return topic.startswith(INTERNAL_PREFIX)
 
 
 def authorize(policy: AccessPolicy, principal: Principal, operation: Operation, resource: Resource) -> None:

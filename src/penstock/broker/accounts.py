@@ -7,6 +7,7 @@ from penstock.broker.access import AccessPolicy
 from penstock.broker.acls import Acls
 from penstock.broker.audit import Audit
 from penstock.broker.directory import Directory
+from penstock.broker.logins import Logins
 from penstock.broker.passwords import Passwords
 from penstock.broker.policy import AccessSettings, AuditedAccess, RolePolicy
 from penstock.broker.throttle import Throttle
@@ -35,10 +36,11 @@ class Accounts:
         self.audit = Audit(engine, clock, self.access, workers, node=settings.node)
         self.access.on_denied = self.audit.note_denied
         self.acls = Acls(self.directory, settings, self.access, self.audit, background)
+        self.logins = Logins(Throttle(clock), self.audit)
         self.users = Users(
             self.directory,
             Passwords(cost=settings.password_cost),
-            Throttle(clock),
+            self.logins,
             clock,
             self.access,
             self.audit,

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.background import Background, run_to_completion
-from penstock.broker.access import AccessPolicy, Operation, Principal, is_internal, on_broker
+from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.audit import Audit
-from penstock.broker.directory import GROUP_ACL_PREFIX, Acl, Directory, check_name, parse_entry
-from penstock.broker.limits import NAME_BYTES_MAX
+from penstock.broker.directory import GROUP_ACL_PREFIX, Acl, Directory, check_principal_name, parse_entry
 from penstock.broker.policy import AccessSettings
-from penstock.broker.topics import validate_group_name, validate_topic_name
 from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.names import NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
 
 ENTRIES_MAX: Final = 256
 """Of one ACL: beyond it, make a role of them."""
@@ -66,7 +65,7 @@ class Acls:
         if len(users) + len(roles) > ENTRIES_MAX:
             raise LimitExceeded(f"{len(users) + len(roles)} entries are too many for one ACL: at most {ENTRIES_MAX}")
         for entry in users:
-            check_name("user name", parse_entry(entry)[0])
+            check_principal_name(parse_entry(entry)[0])
         self._directory.check_roles(parse_entry(entry)[0] for entry in roles)
         acls = self._directory.acls
         others = sum(len(acl.users) + len(acl.roles) for name, acl in acls.items() if name != topic)
@@ -107,7 +106,7 @@ def _info(name: str, acl: Acl) -> AclInfo:
 def _check_group_entries(group: str, public: bool, entries: Sequence[str]) -> None:
     if public:
         raise InvalidRequest(f"ACL {group} cannot be public: name the users and roles that may commit to the group")
-    with_right = [entry for entry in entries if ":" in entry]
+    with_right = [entry for entry in entries if parse_entry(entry)[0] != entry]
     if with_right:
         raise InvalidRequest(f"entry {with_right[0]!r} of ACL {group} has a right: name users and roles alone")
 

@@ -21,12 +21,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.broker.access import Principal
-from penstock.broker.limits import INT64_MAX, NAME_BYTES_MAX
+from penstock.broker.limits import INT64_MAX
 from penstock.broker.table import PreparedChange, Table
-from penstock.broker.topics import validate_name
 from penstock.clock import Clock
 from penstock.errors import AccessDenied, InvalidRequest, PenstockError, ProducerFenced
 from penstock.log.api import Engine
+from penstock.names import NAME_BYTES_MAX, validate_name
 
 APPLICATIONS_TOPIC: Final = "__applications"
 ENTRY_BYTES_MAX: Final = 1 << 10

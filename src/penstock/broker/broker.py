@@ -8,7 +8,9 @@ operation is awaited. Nothing here knows a protocol, opens a socket or reads a f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -22,7 +24,6 @@ from penstock.broker.access import (
     Resource,
     ResourceKind,
     is_allowed,
-    is_internal,
     on_broker,
     on_group,
     on_topic,
@@ -50,11 +51,12 @@ from penstock.broker.spreading import ALL_ROWS, OnPlaced, Placement
 from penstock.broker.staging.operations import Staging
 from penstock.broker.subscription import DeliveryPolicy
 from penstock.broker.subscriptions import Subscriptions
-from penstock.broker.topics import TopicDescription, check_topic_config, describe, validate_topic_name
+from penstock.broker.topics import TopicDescription, check_topic_config, describe
 from penstock.broker.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
 from penstock.log.api import Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
+from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
 
 
@@ -92,6 +94,7 @@ class Broker:
         self.users = self._accounts.users
         self.acls = self._accounts.acls
         self.audit = self._accounts.audit
+        self.logins = self._accounts.logins
         self.cluster = Cluster(engine, access)
         self.limits = limits
         self.topic_defaults = topic_defaults or TopicConfig()
@@ -154,7 +157,7 @@ class Broker:
             access=access,
             background=background,
             ensure_topic=partial(self.ensure_topic, SYSTEM),
-            delete_topic=partial(self.delete_topic, SYSTEM),
+            delete_topic=self._delete_topic,
             workers=self.workers,
         )
         self.subscriptions = Subscriptions(
@@ -167,7 +170,16 @@ class Broker:
             policy=deliveries or DeliveryPolicy(),
             ensure_topic=self.ensure_topic,
         )
-        self.api_keys = ApiKeys(engine, self.audit, clock=clock, limits=limits, access=access, background=background)
+        self.api_keys = ApiKeys(
+            engine,
+            self._accounts.directory,
+            self.audit,
+            self.logins,
+            clock=clock,
+            limits=limits,
+            access=access,
+            background=background,
+        )
         self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
         self.cache = Cache(clock=clock, limits=limits, access=access)
 
@@ -256,6 +268,9 @@ class Broker:
     @run_to_completion
     async def delete_topic(self, principal: Principal, name: str) -> None:
         """Delete a topic with its records and the offsets that groups committed in it."""
+        await self._delete_topic(principal, name)
+
+    async def _delete_topic(self, principal: Principal, name: str) -> None:
         async with self._topic_changes.of(name):
             await self._engine.delete_topic(self._topic(name).name)
             self._producer.forget_topic(name)
@@ -405,7 +420,16 @@ class Broker:
     @on_topic(Operation.READ)
     def lag(self, principal: Principal, topic: str, group: str, partition: int) -> Lag:
         """How many records the group is behind. Raises GroupNotFound."""
-        return self._lags.lag(topic, group, partition)
+        try:
+            return self._lags.lag(topic, group, partition)
+        except GroupNotFound:
+            subscribed = self.subscriptions.group_infos(group, topic)
+            if not subscribed:
+                raise
+            handle = self._engine.partition(topic, partition)
+            position = subscribed[0].offsets[partition].offset
+            behind = handle.committed_end - max(position, handle.start_offset)
+            return Lag(position, handle.committed_end, max(0, behind))
 
     @on_topic_group(Operation.COMMIT)
     @run_to_completion
@@ -432,19 +456,33 @@ class Broker:
 
     @on_broker(Operation.ADMIN)
     def list_groups(self, principal: Principal) -> Iterator[GroupInfo]:
-        """Iterate over every group, once for each topic it reads, by topic and name. To be taken without waiting in between."""
-        return self._groups.infos()
+        """Iterate over every group, once for each topic it reads, by topic and name; subscriptions among them.
+
+        To be taken without waiting in between.
+        """
+        return _by_topic_and_name(self._groups.infos(), self.subscriptions.group_infos())
 
     @on_group(Operation.ADMIN)
     def describe_group(self, principal: Principal, group: str, topic: str | None = None) -> list[GroupInfo]:
         """The group in one topic, or in each topic it reads. Raises GroupNotFound."""
-        return self._groups.describe(group, topic)
+        subscribed = self.subscriptions.group_infos(group, topic)
+        try:
+            return [*_by_topic_and_name(self._groups.describe(group, topic), subscribed)]
+        except GroupNotFound:
+            if not subscribed:
+                raise
+            return [*_by_topic_and_name((), subscribed)]
 
     @on_group(Operation.ADMIN)
     @run_to_completion
     async def delete_group(self, principal: Principal, group: str, topic: str | None = None) -> None:
-        """Forget the group's offsets and members in one topic, or in all. Raises GroupNotFound."""
-        await self._groups.delete(group, topic)
+        """Forget the group's offsets, members and subscriptions in one topic, or in all. Raises GroupNotFound."""
+        subscribed = await self.subscriptions.delete_group(group, topic)
+        try:
+            await self._groups.delete(group, topic)
+        except GroupNotFound:
+            if not subscribed:
+                raise
         self.audit.note(principal, "group.delete", group, details={"topic": topic or "*"})
 
     @on_broker(Operation.ADMIN)
@@ -489,3 +527,13 @@ class Broker:
             del self._creating[name]
         self.audit.note(principal, "topic.create", name, details={"partitions": str(config.partitions)})
         return info
+
+
+def _by_topic_and_name(groups: Iterable[GroupInfo], subscribed: Iterable[GroupInfo]) -> Iterator[GroupInfo]:
+    """Merge sorted groups with subscriptions; of several in one topic that have the same name, keep the first."""
+
+    def name(info: GroupInfo) -> tuple[str, str]:
+        return info.topic, info.group
+
+    merged = heapq.merge(groups, sorted(subscribed, key=name), key=name)
+    return (next(same) for _, same in itertools.groupby(merged, name))

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
 from penstock.broker.largest import Largest
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.topics import validate_topic_name
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, LimitExceeded
+from penstock.names import validate_topic_name
 
 ENTRY_BYTES: Final = 450
 """What an entry takes in memory beside the characters of its names and the bytes of its value."""
@@ -40,6 +41,12 @@ class _Entry(NamedTuple):
     expires_s: float | None
     """On the monotonic clock; None for never."""
     size_bytes: int
+
+
+class _Evicted(NamedTuple):
+    tenant: str
+    place: tuple[str, str]
+    entry: _Entry
 
 
 class _Part:
@@ -110,29 +117,39 @@ class Cache:
             self._remove(tenant, place, before)
         expires_s = None if ttl_ms is None else self._clock.monotonic() + ttl_ms / 1000
         self._add(tenant, place, _Entry(value, expires_s, size_bytes))
+        evicted: list[_Evicted] = []
         while self._size_bytes > self._limits.cache_bytes_max or self._count > self._limits.cache_entries_max:
-            if not self._make_way(place):
+            made_way = self._make_way(place)
+            if made_way is None:
                 self._remove(tenant, place, self._parts[tenant].entries[place])
+                self._restore(evicted)
                 if before is not None:
                     self._add(tenant, place, before)
                 raise LimitExceeded(
                     f"a value of {len(value)} bytes does not fit into the cache beside what other tenants keep: put a smaller one"
                 )
+            evicted.append(made_way)
         self.stats.puts += 1
+        self.stats.evicted += len(evicted)
 
-    def _make_way(self, kept: tuple[str, str]) -> bool:
-        """Evict one value, but not the one that was put just now; False where all others are of tenants that keep to their part."""
+    def _make_way(self, kept: tuple[str, str]) -> _Evicted | None:
+        """Evict one value, but not the one that was put just now; None where all others are of tenants that keep to their part."""
         largest = self._largest.find()
         assert largest is not None
         place, entry = next(iter(self._parts[largest].entries.items()))
         if place == kept:
             largest = self._largest.find(besides=largest)
             if largest is None or not self._has_its_part(largest):
-                return False
+                return None
             place, entry = next(iter(self._parts[largest].entries.items()))
         self._remove(largest, place, entry)
-        self.stats.evicted += 1
-        return True
+        return _Evicted(largest, place, entry)
+
+    def _restore(self, evicted: Sequence[_Evicted]) -> None:
+        """Put evicted values back as the least recently used ones of their tenants."""
+        for tenant, place, entry in reversed(evicted):
+            self._add(tenant, place, entry)
+            self._parts[tenant].entries.move_to_end(place, last=False)
 
     @on_topic(Operation.READ)
     def get(self, principal: Principal, cache: str, key: str) -> bytes | None:

@@ -19,10 +19,11 @@ from typing import Final
 
 import msgspec
 
-from penstock.broker.limits import INT64_MAX, NAME_BYTES_MAX
+from penstock.broker.limits import INT64_MAX
 from penstock.broker.visibility import visible_rows
 from penstock.errors import CorruptBlock
 from penstock.log.block import Block, decode_headers, encode_headers
+from penstock.names import NAME_BYTES_MAX
 
 HEADER_PREFIX: Final = "penstock-dlq-"
 # A letter must fit into a reply frame where the record did; the reason is a part of what is left beside a record.

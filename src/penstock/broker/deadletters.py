@@ -25,13 +25,14 @@ from penstock.background import Background, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic
 from penstock.broker.deadletter_entries import DeadLetter, FailedRecord, headers_with_story, letters_of
 from penstock.broker.keyed_locks import KeyedLocks
-from penstock.broker.limits import NAME_BYTES_MAX, BrokerLimits
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.producer import ANY_PARTITION, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, appended_together
 from penstock.clock import Clock
 from penstock.errors import EntryNotFound, InvalidRequest, TopicNotFound
 from penstock.log.api import Batch, BatchFor, Engine, TopicInfo
+from penstock.names import NAME_BYTES_MAX
 from penstock.workers import Check, WorkerPool
 
 DEADLETTERS_TOPIC: Final = "__deadletters"
@@ -76,7 +77,7 @@ class DeadLetters:
         access: AccessPolicy,
         background: Background,
         ensure_topic: Callable[[str], Awaitable[None]],
-        delete_topic: Callable[[str], Awaitable[None]],
+        delete_topic: Callable[[Principal, str], Awaitable[None]],
         workers: WorkerPool,
     ) -> None:
         self.access = access
@@ -227,7 +228,7 @@ class DeadLetters:
         async with self._changing.of(topic):
             info = self._dead_letter_topic(topic)
             if info is not None:
-                await self._delete_topic(info.name)
+                await self._delete_topic(principal, info.name)
                 await self._change_marks([(key, None) for key, _ in self._marks.items() if key.topic_id == info.id])
 
     # -- inside -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Three tables (`__users`, `__roles`, `__acls`) hold them. What follows from them,
 cover a topic, is worked out once and kept until one of them changes, because it is asked for with every request.
 
 An ACL stands for one topic or, where its name ends in `*`, for every topic that begins with what is before it. Its entries are names
-of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Several ACLs may cover a topic: each of them
+of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Among the users may be API keys (`key:worker`) and
+tenants (`tenant:t1`). Several ACLs may cover a topic: each of them
 adds people, none takes anyone away.
 
 An ACL whose name begins with `group://`, which no topic's name does, stands for groups in the same way: the users and roles that it
@@ -13,17 +14,18 @@ names may commit to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
 from penstock.broker.access import Operation
-from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.broker.table import Table
 from penstock.errors import InvalidRequest
 from penstock.log.api import Engine
+from penstock.names import NAME_BYTES_MAX, validate_name
 
 USERS_TOPIC: Final = "__users"
 ROLES_TOPIC: Final = "__roles"
@@ -31,6 +33,7 @@ ACLS_TOPIC: Final = "__acls"
 USERS_MAX: Final = 10_000
 ROLES_MAX: Final = 1_000
 ACLS_MAX: Final = 10_000
+ROLES_PER_PRINCIPAL_MAX: Final = 64
 ROLE_BYTES_MAX: Final = 64
 """Deployed clients read a role's name behind a one-byte length."""
 CACHED_MAX: Final = 10_000
@@ -38,6 +41,10 @@ CACHED_MAX: Final = 10_000
 
 PERMISSIONS: Final = tuple(operation.value for operation in Operation)
 ADMIN_ROLE: Final = "admin"
+KEY_PRINCIPAL_PREFIX: Final = "key:"
+TENANT_PRINCIPAL_PREFIX: Final = "tenant:"
+PRINCIPAL_PREFIXES: Final = (KEY_PRINCIPAL_PREFIX, TENANT_PRINCIPAL_PREFIX)
+"""Of principals that are no users. A user's name has no colon."""
 GROUP_ACL_PREFIX: Final = "group://"
 """Of the names of ACLs on groups. A topic's name has no empty level, so it cannot begin like this."""
 
@@ -101,9 +108,9 @@ def _compiled(entries: Iterable[str]) -> dict[str, _Operations]:
 
 
 def parse_entry(entry: str) -> tuple[str, _Operations]:
-    """`bob`, `bob:read` or `bob:write` as a name and what it may do."""
+    """Return the name in `bob`, `bob:read` or `bob:write` and what it may do. `key:read` is the key called read."""
     name, colon, right = entry.rpartition(":")
-    if colon and right in _ENTRY_OPERATIONS:
+    if name + colon not in PRINCIPAL_PREFIXES and right in _ENTRY_OPERATIONS:
         return name, _ENTRY_OPERATIONS[right]
     return entry, _READ_AND_WRITE
 
@@ -142,6 +149,10 @@ class Directory:
         self.users = Table(engine, USERS_TOPIC, str, User, entries_max=USERS_MAX)
         self.roles = Table(engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, on_change=self._role_changed)
         self.acls = Table(engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, on_change=self._acl_changed)
+        self.changing = asyncio.Lock()
+        """Held while users, roles or API keys change: what one change checks, no other undoes meanwhile."""
+        self.role_holders: list[Callable[[str], Iterator[str]]] = []
+        """What has roles beside users and ACLs: each finds the holders of a role, in words."""
         self._topic_acls = _Coverage()
         self._group_acls = _Coverage()
         self._permissions: dict[frozenset[str], _Operations] = {}
@@ -161,6 +172,24 @@ class Directory:
     def all_roles(self) -> dict[str, Role]:
         """The built-in ones first, then the others by name."""
         return {**BUILT_IN_ROLES, **dict(sorted(self.roles.items()))}
+
+    def checked_roles(self, roles: Sequence[str], what: str) -> tuple[str, ...]:
+        """Return roles, each once, that a user or key may have. Raises InvalidRequest."""
+        if len(roles) > ROLES_PER_PRINCIPAL_MAX:
+            raise InvalidRequest(f"{len(roles)} roles are too many for one {what}: at most {ROLES_PER_PRINCIPAL_MAX}")
+        self.check_roles(roles)
+        return tuple(dict.fromkeys(roles))
+
+    def holders_of(self, role: str) -> Iterator[str]:
+        """Everything that has a role, in words."""
+        for name, user in self.users.items():
+            if role in user.roles:
+                yield f"user {name}"
+        for topic, acl in self.acls.items():
+            if any(parse_entry(entry)[0] == role for entry in acl.roles):
+                yield f"the ACL of {topic}"
+        for find in self.role_holders:
+            yield from find(role)
 
     def check_roles(self, names: Iterable[str]) -> None:
         for name in names:
@@ -218,6 +247,15 @@ def _keep(cache: dict[Any, Any], key: object, answer: object) -> None:
     if len(cache) >= CACHED_MAX:
         cache.clear()
     cache[key] = answer
+
+
+def check_principal_name(name: str) -> None:
+    """Check the name of a user, or of an API key or tenant with its prefix."""
+    prefix = next((each for each in PRINCIPAL_PREFIXES if name.startswith(each)), None)
+    if prefix is None:
+        check_name("user name", name)
+    else:
+        validate_name(name.removeprefix(prefix), f"{prefix.rstrip(':')} name", NAME_BYTES_MAX - len(prefix))
 
 
 def check_name(what: str, name: str, bytes_max: int = NAME_BYTES_MAX) -> None:

@@ -27,7 +27,6 @@ import structlog
 
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.table import PreparedChange, Table
-from penstock.broker.topics import validate_group_name, validate_topic_name
 from penstock.broker.truncation import position_of_client, valid_position
 from penstock.clock import Clock
 from penstock.errors import (
@@ -39,6 +38,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.log.api import PARTITIONS_MAX, Engine, TopicInfo
+from penstock.names import validate_group_name, validate_topic_name
 
 GROUPS_TOPIC: Final = "__groups"
 # An offset with its topic's id takes about 60 bytes.

@@ -10,9 +10,8 @@ from typing import Final
 
 from penstock.errors import ConfigError
 from penstock.log.api import PARTITIONS_MAX
+from penstock.names import NAME_BYTES_MAX
 
-# Every protocol's length field holds it, and it leaves room for a suffix in a 255-byte file name.
-NAME_BYTES_MAX: Final = 249
 # Offsets and times travel as signed 64-bit numbers in the log and in every protocol.
 INT64_MAX: Final = (1 << 63) - 1
 # Frames end at 32 MiB; 1 KiB of that is left for the topic name and the lengths around a record.
@@ -117,6 +116,9 @@ class BrokerLimits:
 
     subscriptions_max: int = 10_000
     """Each takes about 1 KiB of memory and an entry of a table; those that nobody uses end by themselves."""
+
+    subscriptions_per_principal_max: int = 2_000
+    """Created by one principal; clients of listeners without authentication have no bound of their own."""
 
     api_keys_max: int = 10_000
     """As many as users."""

@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.broker.access import BROKER, AccessPolicy, Operation, Principal, authorize, on_broker
-from penstock.broker.limits import INT64_MAX, NAME_BYTES_MAX, BrokerLimits
+from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.table import Table
-from penstock.broker.topics import validate_name
 from penstock.clock import Clock
 from penstock.errors import AccessDenied, EntryNotFound, InvalidRequest, PenstockError
 from penstock.log.api import Engine
+from penstock.names import NAME_BYTES_MAX, validate_name
 
 PIPELINES_TOPIC: Final = "__pipelines"
 STAGES_MAX: Final = 256

@@ -137,6 +137,8 @@ class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
     name: str = ""
     """Readers that give the same name share a subscription; empty where it is known by its number alone."""
     created_ms: int = 0
+    owner: str = ""
+    """The principal that created it; empty if its listener asks nobody who they are."""
 
     def continued(self, partitions: Sequence[Partition]) -> StoredSubscription:
         """Return the subscription with its cursors as they are valid in the log as it is now."""
@@ -195,6 +197,7 @@ class Subscription:
         "deleted",
         "id",
         "name",
+        "owner",
         "policy",
         "qos",
         "taken_back",
@@ -220,6 +223,7 @@ class Subscription:
         self.qos = stored.qos
         self.name = stored.name
         self.created_ms = stored.created_ms
+        self.owner = stored.owner
         self.used_s = 0.0
         self.deleted = False
         self.taken_back = 0
@@ -380,6 +384,11 @@ class Subscription:
         return len(self._in_flight) + len(self._exhausted) + sum(cursor.behind for cursor in self._cursors)
 
     @property
+    def positions(self) -> list[int]:
+        """The next offset to be delivered for the first time, by partition."""
+        return [cursor.read_to for cursor in self._cursors]
+
+    @property
     def watched(self) -> bool:
         return bool(self._watchers)
 
@@ -466,7 +475,7 @@ class Subscription:
             StoredCursor(cursor.start, cursor.read_to, _runs(offsets), cursor.handle.epoch, cursor.tag_base)
             for cursor, offsets in zip(self._cursors, unsettled, strict=True)
         )
-        return StoredSubscription(self.topic, self.topic_id, self.qos, cursors, self.name, self.created_ms)
+        return StoredSubscription(self.topic, self.topic_id, self.qos, cursors, self.name, self.created_ms, self.owner)
 
     # -- inside -----------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Deliveries are taken back when somebody reads; the sweep does the same for subsc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from penstock.background import Background, Loop, run_to_completion
 from penstock.broker.access import AccessPolicy, Operation, Principal, on_topic_group
 from penstock.broker.cursor import NOT_IN_MEMORY, NotInMemory
 from penstock.broker.deadletters import DeadLetters
+from penstock.broker.groups import GroupInfo, GroupOffset
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.subscription import (
@@ -44,6 +46,7 @@ from penstock.errors import (
     TopicNotFound,
 )
 from penstock.log.api import Engine, Partition, TopicInfo
+from penstock.names import validate_group_name
 
 SUBSCRIPTIONS_TOPIC: Final = "__subscriptions"
 SWEEP_S: Final = 0.2
@@ -109,6 +112,8 @@ class Subscriptions:
         self._naming: KeyedLocks[tuple[str, str]] = KeyedLocks()
         """By topic and name: two who ask for the same one at once get the same subscription."""
         self._arriving = 0
+        self._owned: Counter[str] = Counter()
+        """Subscriptions by owner, those that are being created among them."""
         self._next_id = 1
         self._reading: dict[int, Subscription] = {}
         """Those that may have something in flight or blocks in memory: what the sweep looks at."""
@@ -174,6 +179,7 @@ class Subscriptions:
         if not name:
             subscription = await self._create(principal, topic, qos, name, start)
         else:
+            validate_group_name(name, self._limits.group_name_bytes_max)
             async with self._naming.of((topic, name)):
                 known = self._by_name.get((topic, name))
                 subscription = known or await self._create(principal, topic, qos, name, start)
@@ -310,6 +316,30 @@ class Subscriptions:
         """Write a batch of dead letters of every subscription that has some to write, as the background loop does."""
         await self._writer.dead_letter_exhausted()
 
+    def group_infos(self, group: str | None = None, topic: str | None = None) -> list[GroupInfo]:
+        """Return subscriptions as groups, all or those of one name or topic."""
+        return [
+            GroupInfo(
+                each.topic,
+                _group_name(each),
+                (),
+                tuple(GroupOffset(index, offset, each.created_ms) for index, offset in enumerate(each.positions)),
+            )
+            for each in self._of_group(group, topic)
+        ]
+
+    async def delete_group(self, group: str, topic: str | None) -> bool:
+        """Delete the subscriptions of a group, in one topic or in all; return whether there were any."""
+        ended = self._of_group(group, topic)
+        self._forget(ended)
+        await self._delete([subscription.id for subscription in ended])
+        return bool(ended)
+
+    def _of_group(self, group: str | None, topic: str | None) -> list[Subscription]:
+        return [
+            each for each in self._by_id.values() if group in (None, _group_name(each)) and topic in (None, each.topic)
+        ]
+
     async def forget_topic(self, topic: str) -> None:
         """The topic was deleted, and so are its subscriptions."""
         ended = [subscription for subscription in self._by_id.values() if subscription.topic == topic]
@@ -341,12 +371,10 @@ class Subscriptions:
     async def _create(
         self, principal: Principal, topic: str, qos: int, name: str, start: Literal["earliest", "latest"]
     ) -> Subscription:
-        if len(self._by_id) + self._arriving >= self._limits.subscriptions_max:
-            raise LimitExceeded(
-                f"there are {len(self._by_id)} subscriptions, the most allowed: raise limits.subscriptions_max, or lower "
-                "subscriptions.idle_ms_max, after which unused ones end"
-            )
+        owner = "" if principal.trusted else principal.name
+        self._check_room(owner)
         self._arriving += 1
+        self._owned[owner] += 1
         try:
             if topic not in self._engine.topics():
                 await self._create_topic(principal, topic)
@@ -363,6 +391,7 @@ class Subscriptions:
                 ),
                 name,
                 self._clock.now_ms(),
+                owner,
             )
             subscription_id = self._next_id
             self._next_id += 1
@@ -370,6 +399,7 @@ class Subscriptions:
             await self._table.change([(_NUMBERS, numbers), (subscription_id, stored)])
         finally:
             self._arriving -= 1
+            self._disown(owner)
         now = self._engine.topics().get(topic)
         if now is None or now.id != info.id:
             await self._delete_leftovers([subscription_id])
@@ -377,6 +407,25 @@ class Subscriptions:
         subscription = Subscription(subscription_id, stored, handles, self._policy)
         self._add(subscription, self._clock.monotonic())
         return subscription
+
+    def _check_room(self, owner: str) -> None:
+        advice = (
+            "delete some with penstock group delete, or lower subscriptions.idle_ms_max, after which unused ones end"
+        )
+        if len(self._by_id) + self._arriving >= self._limits.subscriptions_max:
+            raise LimitExceeded(
+                f"there are {len(self._by_id)} subscriptions, the most allowed: raise limits.subscriptions_max, {advice}"
+            )
+        if owner and self._owned[owner] >= self._limits.subscriptions_per_principal_max:
+            raise LimitExceeded(
+                f"{owner} has {self._owned[owner]} subscriptions, the most of one principal: "
+                f"raise limits.subscriptions_per_principal_max, {advice}"
+            )
+
+    def _disown(self, owner: str) -> None:
+        self._owned[owner] -= 1
+        if not self._owned[owner]:
+            del self._owned[owner]
 
     async def _create_topic(self, principal: Principal, topic: str) -> None:
         """Create a topic for its first reader, with that reader's rights."""
@@ -416,19 +465,24 @@ class Subscriptions:
     def _add(self, subscription: Subscription, now_s: float) -> None:
         subscription.used_s = now_s
         self._by_id[subscription.id] = subscription
+        self._owned[subscription.owner] += 1
         if subscription.name:
             self._by_name[subscription.topic, subscription.name] = subscription
 
     async def _end(self, subscriptions: Sequence[Subscription]) -> None:
+        self._forget(subscriptions)
+        await self._delete_leftovers([subscription.id for subscription in subscriptions])
+
+    def _forget(self, subscriptions: Sequence[Subscription]) -> None:
         for subscription in subscriptions:
             subscription.deleted = True
             subscription.wake()
             del self._by_id[subscription.id]
+            self._disown(subscription.owner)
             if subscription.name:
                 del self._by_name[subscription.topic, subscription.name]
             self._reading.pop(subscription.id, None)
             self._writer.forget(subscription)
-        await self._delete_leftovers([subscription.id for subscription in subscriptions])
 
     async def _delete_leftovers(self, ids: Sequence[int]) -> None:
         # What cannot be deleted now is found again at the next start: its topic is gone, or nobody uses it.
@@ -456,3 +510,8 @@ class Subscriptions:
         self.sweep()
         await self.end_idle()
         return SWEEP_S
+
+
+def _group_name(subscription: Subscription) -> str:
+    """Return the name of a group; a subscription without one is known by its number."""
+    return subscription.name or f"#{subscription.id}"

@@ -23,10 +23,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.broker.access import is_internal
 from penstock.errors import CorruptBlock, CorruptMetadata, InvalidRequest, LimitExceeded, PenstockError, ShuttingDown
 from penstock.log.api import Appended, Batch, BatchFor, Engine, OnAllAppended, Partition, TopicConfig
 from penstock.log.block import Block
+from penstock.names import is_internal
 
 # Compaction works on sealed segments; small ones keep a busy table from growing far beyond what it holds. An acknowledged change
 # is always on disk, whatever the default for user topics.

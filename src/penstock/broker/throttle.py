@@ -10,10 +10,11 @@ from its own), so whoever guesses from elsewhere locks nobody out.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.clock import Clock
+from penstock.names import NAME_BYTES_MAX
 from penstock.units import network_of
 
 TRACKED_MAX: Final = 10_000
@@ -30,6 +31,14 @@ class _Failures(NamedTuple):
     failures: int
     last_s: float
     not_before_s: float
+
+
+class Budget(NamedTuple):
+    """How many attempts of one user or address may be looked at together."""
+
+    key: tuple[str, str]
+    attempts_max: Callable[[], int]
+    """As many as have to fail for the next to wait, and at least one."""
 
 
 class Throttle:
@@ -58,6 +67,14 @@ class Throttle:
         self._count(self._sources, source_of(address), FREE_FAILURES_OF_ADDRESS)
         return self.wait_s(user, address)
 
+    def user_budget(self, user: str) -> Budget:
+        name = _bounded(user)
+        return Budget(("user", name), lambda: self._left_free(self._users.get(name), FREE_FAILURES_OF_USER))
+
+    def source_budget(self, address: str) -> Budget:
+        source = source_of(address)
+        return Budget(("source", source), lambda: self._left_free(self._sources.get(source), FREE_FAILURES_OF_ADDRESS))
+
     def succeeded(self, user: str, address: str) -> None:
         """The user's failures are forgiven; those of the address are not, or an account of one's own would buy more guesses."""
         user = _bounded(user)
@@ -75,13 +92,20 @@ class Throttle:
         for key in [key for key in self._known if key[0] == user]:
             del self._known[key]
 
+    def _left_free(self, failures: _Failures | None, free: int) -> int:
+        counted = 0 if failures is None or self._is_old(failures) else failures.failures
+        return max(1, free + 1 - counted)
+
+    def _is_old(self, failures: _Failures) -> bool:
+        return self._clock.monotonic() - failures.last_s > FORGET_S
+
     def _left_s(self, failures: _Failures | None) -> float:
         return 0.0 if failures is None else max(0.0, failures.not_before_s - self._clock.monotonic())
 
     def _count(self, tracked: OrderedDict[str, _Failures], name: str, free: int) -> None:
         now_s = self._clock.monotonic()
         before = tracked.pop(name, None)
-        count = 1 if before is None or now_s - before.last_s > FORGET_S else before.failures + 1
+        count = 1 if before is None or self._is_old(before) else before.failures + 1
         beyond = count - free
         # The exponent is bounded where the delay has reached its maximum long since.
         delay_s = min(DELAY_S_MAX, DELAY_S_FIRST * 2 ** min(beyond - 1, 16)) if beyond > 0 else 0.0

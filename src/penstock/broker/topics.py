@@ -1,7 +1,4 @@
-"""Topic names, topic settings as text, and what a topic looks like from outside.
-
-A name is what clients, files, metrics and people all see, so it must be safe in each of them: no way out of a directory, nothing
-invisible, bounded in length. "/" is legal, because clients use levels as in `site/hall/sensor`.
+"""Topic settings as text, and what a topic looks like from outside.
 
 Settings travel as pairs of strings (in FlyMQ's CREATE_TOPIC and METADATA); `parse_topic_config` and `format_topic_config` turn
 them into a TopicConfig and back. Numbers may carry a unit ("64 MiB", "7d"); what is written back is plain. The bounds are checked
@@ -10,19 +7,16 @@ on the TopicConfig, so that settings from the configuration file meet the same o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.broker.limits import INT64_MAX, NAME_BYTES_MAX
-from penstock.errors import InvalidRequest, InvalidTopicName
+from penstock.broker.limits import INT64_MAX
+from penstock.errors import InvalidRequest
 from penstock.log.api import PARTITIONS_MAX, Durability, Engine, TopicConfig, TopicInfo
 from penstock.units import parse_duration_ms, parse_size
 
 FOREVER: Final = "forever"
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 # name: lowest, highest. Segments below 64 KiB cost more files than they save; an index addresses 2 GiB; a segment is not rolled
 # more often than once a second.
@@ -61,47 +55,6 @@ def describe(engine: Engine, info: TopicInfo) -> TopicDescription:
             )
         )
     return TopicDescription(info, tuple(partitions))
-
-
-# -- names ----------------------------------------------------------------------------------------------------------------
-
-
-def validate_topic_name(name: str) -> None:
-    """Raises InvalidTopicName, which says what is wrong with the name."""
-    size = _size_bytes(name)
-    if size == 0:
-        raise InvalidTopicName("topic name is empty: give the topic a name")
-    if size > NAME_BYTES_MAX:
-        raise InvalidTopicName(f"topic name has {size} bytes: use at most {NAME_BYTES_MAX}")
-    if _CONTROL.search(name):
-        raise InvalidTopicName(f"topic name {name!r} contains a control character: use printable ones")
-    if "\\" in name:
-        raise InvalidTopicName(f'topic name {name!r} contains a backslash: separate levels with "/"')
-    for level in name.split("/"):
-        if level in ("", ".", ".."):
-            raise InvalidTopicName(
-                f'topic name {name!r} has a level {level!r}: begin and end without "/", and leave no level empty, "." or ".."'
-            )
-
-
-def validate_group_name(name: str, bytes_max: int) -> None:
-    validate_name(name, "group name", bytes_max)
-
-
-def validate_name(name: str, what: str, bytes_max: int) -> None:
-    """Of anything but topics. Raises InvalidRequest."""
-    size = _size_bytes(name)
-    if not 1 <= size <= bytes_max:
-        raise InvalidRequest(f"{what} has {size} bytes: use 1 to {bytes_max}")
-    if _CONTROL.search(name):
-        raise InvalidRequest(f"{what} {name!r} contains a control character: use printable ones")
-
-
-def _size_bytes(name: str) -> int:
-    try:
-        return len(name.encode())
-    except UnicodeEncodeError:
-        raise InvalidTopicName(f"name {name!r} is not valid Unicode text") from None
 
 
 # -- settings -------------------------------------------------------------------------------------------------------------

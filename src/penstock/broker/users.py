@@ -10,12 +10,10 @@ Until there is an administrator, nobody could create one. `open_setup` makes a s
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock.background import Background, run_to_completion
@@ -30,19 +28,15 @@ from penstock.broker.directory import (
     Role,
     User,
     check_name,
-    parse_entry,
 )
+from penstock.broker.logins import Logins
 from penstock.broker.passwords import Passwords
 from penstock.broker.policy import SETUP_NAME
-from penstock.broker.throttle import Throttle
 from penstock.clock import Clock
-from penstock.errors import AuthenticationFailed, InvalidRequest, LimitExceeded, UserExists, UserNotFound
+from penstock.errors import AuthenticationFailed, InvalidRequest, UserExists, UserNotFound
 
-ROLES_PER_USER_MAX: Final = 64
 DESCRIPTION_BYTES_MAX: Final = 1024
 TOKEN_BYTES: Final = 32
-HOLD_S_MAX: Final = 1.0
-"""A refusal is held back for as long as the next attempt has to wait, up to this: one connection then guesses about once a second."""
 WRONG: Final = "invalid username or password"
 
 
@@ -69,20 +63,12 @@ class Standing(NamedTuple):
     permissions: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class LoginStats:
-    succeeded: int = 0
-    failed: int = 0
-    throttled: int = 0
-    """Refused without a look at the password: too soon after failures, or too many at once."""
-
-
 class Users:
     def __init__(
         self,
         directory: Directory,
         passwords: Passwords,
-        throttle: Throttle,
+        logins: Logins,
         clock: Clock,
         access: AccessPolicy,
         audit: Audit,
@@ -90,24 +76,21 @@ class Users:
         *,
         development: Mapping[str, str] | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.access = access
         self.background = background
-        self.stats = LoginStats()
         self._directory = directory
         self._passwords = passwords
-        self._throttle = throttle
+        self._logins = logins
         self._clock = clock
         self._audit = audit
         self._development = development or {}
         """Names and passwords that are administrators of this run and are stored nowhere."""
         self._random_bytes = random_bytes
-        self._sleep = sleep
         self._digest_key = random_bytes(TOKEN_BYTES)
         self._proved: dict[str, tuple[str, bytes]] = {}
         self._setup_token: str | None = None
-        self._changing = asyncio.Lock()
+        self._changing = directory.changing
 
     def close(self) -> None:
         self._passwords.close()
@@ -116,36 +99,18 @@ class Users:
 
     async def authenticate(self, name: str, password: str, address: str) -> Principal:
         """The principal that these credentials prove. Raises AuthenticationFailed, or LimitExceeded where too many log in at once."""
-        wait_s = self._throttle.wait_s(name, address)
-        if wait_s:
-            self.stats.throttled += 1
-            self._note_failure(name, address)
-            await self._sleep(min(wait_s, HOLD_S_MAX))
-            raise AuthenticationFailed(f"too many failed attempts: try again in {wait_s:.1f} s")
-        user = self._directory.users.get(name)
-        try:
-            granted = await self._granted(name, user, password)
-        except LimitExceeded:
-            self.stats.throttled += 1
-            await self._sleep(HOLD_S_MAX)
-            raise
+        granted = await self._logins.prove(name, address, lambda: self._granted(name, password))
         if granted is None:
-            self.stats.failed += 1
-            wait_s = self._throttle.failed(name, address)
-            self._note_failure(name, address)
-            if wait_s:
-                await self._sleep(min(wait_s, HOLD_S_MAX))
             raise AuthenticationFailed(WRONG)
         principal = Principal(name, granted, address=address)
+        user = self._directory.users.get(name)
         if user is not None and not user.enabled:
             self._audit.note_refusal(principal, "auth.failure", name, "login", "disabled")
             raise AuthenticationFailed("user account is disabled")
-        self.stats.succeeded += 1
-        self._throttle.succeeded(name, address)
-        self._audit.note(principal, "auth.success", name, action="login")
+        self._logins.succeeded(principal, name)
         return principal
 
-    async def _granted(self, name: str, user: User | None, password: str) -> frozenset[str] | None:
+    async def _granted(self, name: str, password: str) -> frozenset[str] | None:
         """The roles that come with a login itself, None where the password is wrong."""
         if name == SETUP_NAME:
             token = self._setup_token
@@ -154,6 +119,7 @@ class Users:
             return None
         if name in self._development and _equal(self._development[name], password):
             return frozenset({ADMIN_ROLE})
+        user = self._directory.users.get(name)
         stored = None if user is None else user.password_hash
         if stored is not None and self._is_proved(name, stored, password):
             return frozenset()
@@ -171,9 +137,6 @@ class Users:
 
     def _digest(self, password: str) -> bytes:
         return hashlib.blake2b(password.encode(), key=self._digest_key, digest_size=32).digest()
-
-    def _note_failure(self, name: str, address: str) -> None:
-        self._audit.note_refusal(Principal(name, address=address), "auth.failure", name, "login", "failure")
 
     def open_setup(self) -> str | None:
         """The secret that lets the first administrator be made; None where there is one."""
@@ -201,14 +164,14 @@ class Users:
         if not name or not password:
             raise InvalidRequest("username and password are required")
         check_name("user name", name)
-        roles = self._checked_roles(roles)
+        roles = self._directory.checked_roles(roles, "user")
         password_hash = await self._passwords.hash(password)
         async with self._changing:
             if self._directory.users.get(name) is not None:
                 raise UserExists(f'user "{name}" already exists')
             now_ms = self._clock.now_ms()
             await self._directory.users.put(name, User(password_hash, roles, True, now_ms, now_ms))
-        self._throttle.forget(name)
+        self._logins.forget(name)
         self._audit.note(principal, "user.create", name, details={"roles": ",".join(roles)})
         return self._info(name)
 
@@ -230,7 +193,7 @@ class Users:
         self, principal: Principal, name: str, roles: Sequence[str] = (), enabled: bool | None = None
     ) -> None:
         """Change roles (none: unchanged) and whether the user may log in (None: unchanged). Raises UserNotFound."""
-        roles = self._checked_roles(roles)
+        roles = self._directory.checked_roles(roles, "user")
         async with self._changing:
             before = self._user(name)
             after = User(
@@ -266,10 +229,11 @@ class Users:
     @run_to_completion
     async def change_own_password(self, principal: Principal, old: str, new: str) -> None:
         """One's own, for which the old one is needed. Raises AuthenticationFailed."""
-        stored = self._user(principal.name).password_hash
-        if self._throttle.wait_s(principal.name, principal.address) or not await self._passwords.verify(stored, old):
-            self._throttle.failed(principal.name, principal.address)
-            self._note_failure(principal.name, principal.address)
+        self._user(principal.name)
+        if (
+            await self._logins.prove(principal.name, principal.address, lambda: self._granted(principal.name, old))
+            is None
+        ):
             raise AuthenticationFailed("invalid current password")
         await self._store_password(principal, principal.name, await self._passwords.hash(new))
 
@@ -283,13 +247,7 @@ class Users:
 
     def _forget(self, name: str) -> None:
         self._proved.pop(name, None)
-        self._throttle.forget(name)
-
-    def _checked_roles(self, roles: Sequence[str]) -> tuple[str, ...]:
-        if len(roles) > ROLES_PER_USER_MAX:
-            raise InvalidRequest(f"{len(roles)} roles are too many for one user: at most {ROLES_PER_USER_MAX}")
-        self._directory.check_roles(roles)
-        return tuple(dict.fromkeys(roles))
+        self._logins.forget(name)
 
     def _check_admin_stays(self, name: str, before: User, after: User | None) -> None:
         directory = self._directory
@@ -342,21 +300,13 @@ class Users:
         if name in BUILT_IN_ROLES:
             raise InvalidRequest(f"role {name} is built in and stays")
         async with self._changing:
-            in_use = next(self._uses_of(name), None)
+            in_use = next(self._directory.holders_of(name), None)
             if in_use is not None:
                 raise InvalidRequest(f"role {name} is in use by {in_use}: take it away there first")
             if self._directory.roles.get(name) is None:
                 return
             await self._directory.roles.delete(name)
         self._audit.note(principal, "role.delete", name)
-
-    def _uses_of(self, role: str) -> Iterator[str]:
-        for name, user in self._directory.users.items():
-            if role in user.roles:
-                yield f"user {name}"
-        for topic, acl in self._directory.acls.items():
-            if any(parse_entry(entry)[0] == role for entry in acl.roles):
-                yield f"the ACL of {topic}"
 
 
 def _equal(secret: str, given: str) -> bool:

@@ -33,7 +33,10 @@ def set_acl(
     user: Annotated[
         list[str] | None,
         typer.Option(
-            "--user", "-u", metavar="USER[:RIGHT]", help="May read and write; with :read or :write only that."
+            "--user",
+            "-u",
+            metavar="USER[:RIGHT]",
+            help="May read and write; with :read or :write only that. Also key:NAME, an API key, and tenant:NAME.",
         ),
     ] = None,
     role: Annotated[
@@ -54,7 +57,7 @@ def set_acl(
     Examples:
     $ penstock acl set orders --user alice --user bob:read
     $ penstock acl set "orders.*" --role team-billing
-    $ penstock acl set group://billing --user alice
+    $ penstock acl set group://billing --user alice --user key:worker
     """
     with connected(context, server) as client:
         client.access.set_acl(topic, user or [], role or [], public=public)

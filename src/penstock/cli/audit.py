@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,8 @@ app = typer.Typer(no_args_is_help=True, help="Read the audit trail.")
 
 TAIL_INTERVAL_S = 1.0
 TAIL_EVENTS_MAX = 10_000
+TAIL_OVERLAP_S = 5
+"""Asked for again each time: the topics of the trail are written independently, so an event may appear after a later one."""
 
 TypeOption = Annotated[
     list[str] | None,
@@ -29,7 +32,9 @@ UserOption = Annotated[str, typer.Option("--user", "-u", metavar="USER", help="O
 ResourceOption = Annotated[
     str, typer.Option("--resource", metavar="NAME", help="Only about this topic, user or group.")
 ]
-ResultOption = Annotated[str, typer.Option("--result", metavar="RESULT", help="success, failure, denied or disabled.")]
+ResultOption = Annotated[
+    str, typer.Option("--result", metavar="RESULT", help="success, failure, throttled, denied or disabled.")
+]
 SearchOption = Annotated[str, typer.Option("--search", metavar="TEXT", help="Only events that contain this text.")]
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="TIME", help="From a time on, or how long ago: -1h.")
@@ -86,19 +91,20 @@ def tail(
     as_json = wants_json(context, as_json)
     with connected(context, server) as client:
         page = client.access.audit(_query(kind, user, "", "", "", None, limit))
-        seen = -1
+        seen: dict[str, int] = {}
         while True:
             for event in reversed(page.events):
-                if int(event.id) > seen:
-                    seen = int(event.id)
+                topic, number = _split_id(event.id)
+                if number > seen.get(topic, -1):
+                    seen[topic] = number
                     _print_line(event, as_json)
             terminal.flush()
             if not follow:
                 return
             time.sleep(TAIL_INTERVAL_S)
             query = _query(kind, user, "", "", "", None, TAIL_EVENTS_MAX)
-            # The second of the last event again, because more may have come in it; what was printed is told by its id.
-            query.start_s = page.events[0].ts_ms // 1000 if page.events else query.start_s
+            if page.events:
+                query.start_s = max(0, page.events[0].ts_ms // 1000 - TAIL_OVERLAP_S)
             newer = client.access.audit(query)
             page = newer if newer.events else page
 
@@ -152,6 +158,12 @@ def _since_s(since: str | None) -> int:
     if not isinstance(position, datetime):
         raise InvalidRequest(f"--since {since}: write a time, as in 2026-01-31T12:00, or how long ago, as in -1h")
     return int(position.timestamp())
+
+
+def _split_id(event_id: str) -> tuple[str, int]:
+    """Return the prefix of an event's id, which stands for its topic, and the offset in it."""
+    number = event_id.lstrip(string.ascii_letters)
+    return event_id.removesuffix(number), int(number)
 
 
 def _columns(event: AuditRecord) -> tuple[object, ...]:

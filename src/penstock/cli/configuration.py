@@ -46,20 +46,13 @@ def check(
 
 
 def _check_as_the_server_does(config: Config) -> None:
-    """What only starting would find out otherwise: topic names, and what the TLS files hold."""
-    from penstock.broker.topics import validate_topic_name
+    """What only starting would find out otherwise: what the TLS files hold."""
     from penstock.config import QuicListener
     from penstock.errors import ConfigError, PenstockError
     from penstock.net.quic_tls import quic_server_tls
     from penstock.net.tls import server_context
 
     problems = []
-    for index, topic in enumerate(config.topics):
-        try:
-            validate_topic_name(topic.name)
-        except PenstockError as error:
-            origin = config.origins[f"topics[{index}].name"].removeprefix("file ")
-            problems.append(f"{origin}: topics[{index}].name: {error}")
     for name, listener in config.listeners.enabled():
         if listener.tls is not None:
             try:

@@ -30,6 +30,8 @@ TopicOption = Annotated[
 def list_groups(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
     """List the groups, with how many records each has yet to read.
 
+    Subscriptions of BlipMQ have a number instead of a name: #17.
+
     Examples:
     $ penstock group list
     """
@@ -145,7 +147,7 @@ def delete(
     yes: YesOption = False,
     server: ServerOption = None,
 ) -> None:
-    """Forget a group's committed offsets, in one topic or in all.
+    """Forget a group's committed offsets and subscriptions, in one topic or in all.
 
     Asks first; [bold]--yes[/bold] does not.
 

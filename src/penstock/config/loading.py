@@ -89,6 +89,9 @@ def load_config(
     if file is not None and not any(config.listeners.enabled()):
         raise ConfigError(f"{file}: no listener is on, so no client could connect: add a [listeners.flymq] section")
     config.remember_origins({dotted(path): origin for path, origin in origins.items()})
+    beyond = [f"{_led_by(config.origins[key])}: {key}: {why}" for key, why in config.topics_beyond_limits()]
+    if beyond:
+        raise ConfigError("\n".join(beyond))
     return config
 
 

@@ -110,8 +110,10 @@ def _problem(path: Path, problem: Mapping[str, Any]) -> str:
             return f"{shown} is neither true nor false"
         case "string_type" | "path_type":
             return f'{shown} is not a text: write it between quotes, as in {key} = "..."'
-        case "string_too_short":
+        case "string_too_short" | "too_short":
             return f"{key} is empty: give it a value"
+        case "string_too_long" | "too_long":
+            return f"{key} is too long: at most {context['max_length']} characters"
         case "list_type":
             return f"{shown} is not a list: write [[{key}]] sections in the file, or a JSON list in the environment"
         case "model_type" | "model_attributes_type":

@@ -11,62 +11,32 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.errors import InvalidRequest
+from penstock.config.values import (
+    ApiKey,
+    Bind,
+    Compression,
+    DurabilityText,
+    DurationMs,
+    ExpandedPath,
+    FelixName,
+    GroupName,
+    OptionalDurationMs,
+    OptionalSize,
+    Seconds,
+    SegmentBytes,
+    SegmentMs,
+    Size,
+    TopicName,
+)
 from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
-from penstock.units import is_loopback, parse_address, parse_duration_ms, parse_duration_s, parse_size
+from penstock.units import is_loopback, parse_address
 
-FOREVER = "forever"
 RECORD_BYTES_MAX = (
     32 << 20
 ) - 1024  # a frame ends at 32 MiB; the rest is for the topic name and the lengths around a record
-
-
-def _number(value: object) -> int | float | str:
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        return value
-    raise ValueError("write a number, or a text with a unit")
-
-
-def _durability(text: object) -> str:
-    try:
-        return str(Durability.parse(str(text)))
-    except InvalidRequest as error:
-        raise ValueError(str(error)) from None
-
-
-def _address(text: str) -> str:
-    return str(parse_address(text))
-
-
-def _none_if_forever(value: object) -> object:
-    return None if isinstance(value, str) and value.strip().lower() == FOREVER else value
-
-
-Size = Annotated[int, BeforeValidator(lambda value: parse_size(_number(value)))]
-DurationMs = Annotated[int, BeforeValidator(lambda value: parse_duration_ms(_number(value)))]
-Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration_s(_number(value)))]
-OptionalSize = Annotated[Size | None, BeforeValidator(_none_if_forever)]
-OptionalDurationMs = Annotated[DurationMs | None, BeforeValidator(_none_if_forever)]
-DurabilityText = Annotated[str, BeforeValidator(_durability)]
-Bind = Annotated[str, AfterValidator(_address)]
-SegmentBytes = Annotated[Size, Field(ge=1 << 16, le=1 << 31)]
-SegmentMs = Annotated[DurationMs, Field(ge=1000)]
-ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
-Compression = Literal["none", "zstd"]
-ApiKey = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
-FelixName = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^/]+$")]
 
 
 class Section(BaseModel):
@@ -169,7 +139,7 @@ class BlipMQListener(TcpListener):
     """A connection over which nothing moves for so long is closed; deployed publishers hold theirs open and say nothing."""
     api_keys: list[ApiKey] = []
     """Keys that are accepted beside those made with `penstock key create`. Each may publish, subscribe and read."""
-    message_ttl_ms: OptionalDurationMs = None
+    message_ttl_ms: OptionalDurationMs = Field(None, ge=1)
     """How long a published message may be read, by any protocol; "forever" without end."""
 
     @model_validator(mode="after")
@@ -196,8 +166,8 @@ class RustLogListener(TcpListener):
 class FujinAlias(Section):
     """`[listeners.fujin.aliases.<name>]`: what a name that Fujin clients use stands for."""
 
-    topic: str = Field(min_length=1)
-    group: str | None = Field(None, min_length=1)
+    topic: TopicName
+    group: GroupName | None = None
     """Whose readers share the records; that of the listener where none is given."""
     start: Literal["earliest", "latest"] | None = None
     """Where a group that reads for the first time begins; as the listener says where it is not given."""
@@ -211,7 +181,7 @@ class FujinListener(QuicListener):
     """Whether clients without a certificate that `tls.client_ca` accepts are strangers; auto: where `listeners.flymq.auth` is required."""
     aliases: dict[str, FujinAlias] = {}
     """Names that stand for topics; any other name is the topic itself."""
-    group: str = Field("fujin", min_length=1)
+    group: GroupName = "fujin"
     """The group of readers where no alias names another."""
     start: Literal["earliest", "latest"] = "earliest"
     """Where a group that reads for the first time begins."""
@@ -363,7 +333,7 @@ class Log(Section):
 class Topic(Section):
     """`[[topics]]`: a topic that is created at start where it is missing. What is left out comes from `[log]`."""
 
-    name: str = Field(min_length=1)
+    name: TopicName
     partitions: int = Field(1, ge=1, le=PARTITIONS_MAX)
     durability: DurabilityText | None = None
     retention_ms: OptionalDurationMs = None
@@ -405,7 +375,9 @@ class Limits(Section):
     group_members_max: int = Field(100_000, ge=1)
     """Subscriptions of open connections, over all groups."""
     subscriptions_max: int = Field(10_000, ge=1)
-    """Subscriptions (BlipMQ) that exist, whether anybody is connected or not."""
+    """Subscriptions (BlipMQ) and groups that share records (Fujin, Felix), whether anybody is connected or not."""
+    subscriptions_per_principal_max: int = Field(2_000, ge=1)
+    """The same, created by one principal; clients of listeners without authentication have no bound of their own."""
     schemas_max: int = Field(10_000, ge=1)
     """Schema names, also those whose versions are all deleted."""
     schema_versions_max: int = Field(1_000, ge=1)
@@ -541,6 +513,25 @@ class Config(BaseSettings):
                     "or leave dev out and create users"
                 )
         return self
+
+    def topics_beyond_limits(self) -> Iterator[tuple[str, str]]:
+        """Each topic that `[limits]` would refuse at start, by the dotted key of the setting, and why."""
+        limits, partitions = self.limits, 0
+        for index, topic in enumerate(self.topics):
+            partitions += topic.partitions
+            key, count = f"topics[{index}].partitions", topic.partitions
+            if count > limits.partitions_per_topic_max:
+                yield (
+                    key,
+                    f"{count} partitions are too many: limits.partitions_per_topic_max is {limits.partitions_per_topic_max}",
+                )
+            elif partitions > limits.partitions_max:
+                yield (
+                    key,
+                    f"all topics together have more partitions than limits.partitions_max, {limits.partitions_max}",
+                )
+            if index >= limits.topics_max:
+                yield f"topics[{index}].name", f"there are more topics than limits.topics_max, {limits.topics_max}"
 
     @property
     def topic_defaults(self) -> TopicConfig:

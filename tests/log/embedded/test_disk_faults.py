@@ -91,13 +91,15 @@ async def test_a_failed_flush_is_final_for_its_partition_and_no_other(
     await two_topics(engine)
     partition = engine.partition("orders", 0)
     disk.fail_next_fsync()
-    with pytest.raises(OutcomeUnknown, match=r"orders.*restart"):
+    with pytest.raises(
+        OutcomeUnknown, match=r"whether these records are on disk is unknown: flushing topic 'orders'.*restart"
+    ):
         await append(partition, [b"unknown"])
     assert partition.failure is not None
     assert partition.committed_end == 1
     assert await read_values(partition) == [b"before"], "what is not known to be on disk is not shown"
     for _ in range(3):
-        with pytest.raises(NotWritten):
+        with pytest.raises(NotWritten, match=r"^nothing was written(?!.*unknown).*flushing topic 'orders'.*restart"):
             await append(partition, [b"refused"])
     assert engine.stats.commit_errors == 1
     assert (await append(engine.partition("other", 0), [b"sound"])).base_offset == 1

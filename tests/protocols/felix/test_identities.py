@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.access import ANONYMOUS, SYSTEM
+from penstock.broker.audit import AuditQuery
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.policy import AccessSettings
@@ -128,6 +129,13 @@ async def test_failures_make_the_next_attempts_wait(peer: Peer, clock: ManualClo
     assert await talk.ask(Auth(tenant_id="t1", token="one")) == Ok()
 
 
+async def test_wrong_tokens_lock_no_holder_of_an_api_key_out(peer: Peer, broker: Broker) -> None:
+    key = await broker.api_keys.create(SYSTEM, "worker")
+    for _ in range(FREE_FAILURES_OF_USER + 1):
+        await refused(peer.open(), Auth(tenant_id="t1", token="guess"))
+    assert await peer.open().ask(Auth(tenant_id="t1", token=key)) == Ok()
+
+
 async def test_nobody_says_twice_who_they_are(peer: Peer) -> None:
     talk = await peer.log_in("t1", "one")
     answer = await talk.ask(Auth(tenant_id="t2", token="two"))
@@ -181,3 +189,9 @@ async def test_a_failed_login_is_in_the_audit_trail(peer: Peer, broker: Broker) 
     await refused(peer.open(), Auth(tenant_id="t1", token="guess"))
     await broker.audit.written()
     assert broker.audit.stats.written > noted
+
+
+async def test_a_login_is_in_the_audit_trail(peer: Peer, broker: Broker) -> None:
+    await peer.log_in("t1", "one")
+    [event] = (await broker.audit.query(SYSTEM, AuditQuery(types=["auth.success"]))).events
+    assert event.user == "tenant:t1"

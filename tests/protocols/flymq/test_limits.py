@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.directory import USERS_MAX
+from penstock.broker.directory import ROLES_PER_PRINCIPAL_MAX, USERS_MAX
 from penstock.broker.pipelines import STAGES_MAX as BROKER_STAGES_MAX
 from penstock.broker.staging.operations import WINNERS_MAX
-from penstock.broker.users import ROLES_PER_USER_MAX
 from penstock.log.api import PARTITIONS_MAX
 from penstock.protocols.bytes import I64, U32, U64, blob32, text16, texts16
 from penstock.protocols.flymq import limits
@@ -70,7 +69,7 @@ def test_the_query_of_an_export_has_the_same_bound() -> None:
 
 
 def test_a_list_may_have_whatever_the_broker_accepts() -> None:
-    assert limits.ROLES_MAX >= ROLES_PER_USER_MAX
+    assert limits.ROLES_MAX >= ROLES_PER_PRINCIPAL_MAX
     assert limits.ACL_USERS_MAX >= USERS_MAX
     assert limits.STAGES_MAX >= BROKER_STAGES_MAX
     assert limits.STAGED_ATTEMPTS_MAX >= WINNERS_MAX

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 import penstock
+from penstock.broker.access import SYSTEM
 from penstock.config import RustLogListener
-from penstock.errors import PenstockError
+from penstock.errors import AccessDenied, PenstockError
+from penstock.log.embedded import EmbeddedEngine
+from penstock.protocols.rustlog.metrics import RustLogStats
+from penstock.protocols.rustlog.operations import Operations
+from penstock.protocols.rustlog.session import RustLog
 from penstock.protocols.rustlog.wire import LOGIN_PAYLOAD_BYTES_MAX
 from penstock.testing import RunningBroker
+from penstock.testing.clock import ManualClock
+from tests.broker.accounts import broker_with_users, user
 from tests.protocols.rustlog.wire_client import WireClient
 
 
@@ -69,3 +77,15 @@ def test_beyond_loopback_it_needs_certificates_on_both_sides(settings: dict[str,
     with pytest.raises(ValidationError, match=r"tls\.client_ca"):
         RustLogListener(bind="0.0.0.0:9292", **settings)
     assert RustLogListener(bind="0.0.0.0:9292", insecure=True, **settings).insecure
+
+
+async def test_a_produce_without_records_needs_the_right_to_write(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = broker_with_users(engine, clock)
+    await broker.start()
+    await broker.ensure_topic(SYSTEM, "orders")
+    for role, may in (("consumer", False), ("producer", True)):
+        principal = await user(broker, role, role)
+        session = Operations(broker, RustLog(broker, clock=clock).fetcher, clock, principal, RustLogStats())
+        with nullcontext() if may else pytest.raises(AccessDenied, match="may not write topic orders"):
+            session.check_partition("orders", 0)
+    await broker.close()

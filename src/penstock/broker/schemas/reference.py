@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple, get_args
 
-from penstock.broker.limits import NAME_BYTES_MAX
 from penstock.errors import InvalidRequest, SchemaInvalid
+from penstock.names import NAME_BYTES_MAX
 
 LATEST: Final = 0
 VERSION_MAX: Final = (1 << 32) - 1

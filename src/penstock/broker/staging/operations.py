@@ -45,10 +45,10 @@ from penstock.broker.staging.publication import Changes, Publication
 from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
 from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
-from penstock.broker.topics import validate_name
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
 from penstock.log.api import Engine
+from penstock.names import validate_name
 
 SWEEP_S: Final = 5.0
 FORGET_EVERY_SWEEPS: Final = 120

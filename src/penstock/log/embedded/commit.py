@@ -204,7 +204,7 @@ class Committer:
         except Exception as error:  # noqa: BLE001 - a bug: the outcome is unknown, and saying so is the only safe answer
             _log.exception("unexpected error in a commit")
             for part in parts:
-                self._fail(part, OutcomeUnknown(f"unexpected error in a commit ({error}); restart the broker"))
+                self._fail(part, f"unexpected error in a commit ({error}); restart the broker")
         return time.perf_counter() - started
 
     def _write_group(self, parts: list[PartitionCommit]) -> None:
@@ -318,10 +318,8 @@ class Committer:
                 self._abandon_journal()
                 self._fail(
                     part,
-                    OutcomeUnknown(
-                        f"writing to {part.partition} failed after it was recorded in the journal: {error}; "
-                        "restart the broker to recover it"
-                    ),
+                    f"writing to {part.partition} failed after it was recorded in the journal: {error}; "
+                    "restart the broker to recover it",
                 )
             self._unsynced[part.partition] = None
         self._spread_failures(parts)
@@ -373,14 +371,14 @@ class Committer:
         reached: set[AtomicAppend] = set()
         failed = [part for part in parts if part.error is not None]
         while failed:
-            error = failed[0].error
+            reason = failed[0].partition.failure
+            assert reason is not None
             reached |= {append.whole for part in failed for append in part.appends if append.whole is not None}
             failed = [
                 part for part in parts if part.error is None and any(append.whole in reached for append in part.appends)
             ]
             for part in failed:
-                assert isinstance(error, OutcomeUnknown)
-                self._fail(part, error)
+                self._fail(part, reason)
 
     def _abandon_journal(self) -> None:
         """Begin a new journal file and never delete the present one in this run: only a restart can tell what it holds."""
@@ -433,7 +431,7 @@ class Committer:
                 self._disk.fdatasync(fd)
             except OSError as error:
                 retired = None
-                partition.fail(str(_flush_failed(error, partition)))
+                partition.fail(_flush_failed(error, partition))
             finally:
                 os.close(fd)
         if retired is not None and all(partition.failure is None for partition, _ in work):
@@ -450,10 +448,10 @@ class Committer:
             # Only the next start is slower for it.
             _log.warning("index not saved", segment=str(writer.segment.path), error=str(error))
 
-    def _fail(self, part: PartitionCommit, error: OutcomeUnknown) -> None:
+    def _fail(self, part: PartitionCommit, reason: str) -> None:
         """Nobody knows whether the part is stored, so its partition refuses writes until a restart has looked."""
-        part.error = part.error or error
-        part.partition.fail(str(error))
+        part.error = part.error or OutcomeUnknown(f"whether these records are on disk is unknown: {reason}")
+        part.partition.fail(reason)
 
     def forget(self, partition: EmbeddedPartition) -> None:
         """Everything the partition wrote is synced, or it is closed or deleted; in the commit thread."""
@@ -480,20 +478,14 @@ class Committer:
         try:
             partition.writer.file.sync()
         except OSError as error:
-            partition.fail(str(_flush_failed(error, partition)))
+            partition.fail(_flush_failed(error, partition))
             return False
         return True
 
 
-def _write_failed(error: OSError, partition: EmbeddedPartition) -> OutcomeUnknown:
-    return OutcomeUnknown(
-        f"writing to {partition} failed: {error.strerror or error}; whether the last records are on disk is unknown; "
-        "check the disk, then restart the broker"
-    )
+def _write_failed(error: OSError, partition: EmbeddedPartition) -> str:
+    return f"writing to {partition} failed: {error.strerror or error}; check the disk, then restart the broker"
 
 
-def _flush_failed(error: OSError, partition: EmbeddedPartition) -> OutcomeUnknown:
-    return OutcomeUnknown(
-        f"flushing {partition} to disk failed: {error.strerror or error}; whether the last records are on disk is unknown; "
-        "check the disk, then restart the broker"
-    )
+def _flush_failed(error: OSError, partition: EmbeddedPartition) -> str:
+    return f"flushing {partition} to disk failed: {error.strerror or error}; check the disk, then restart the broker"

@@ -149,7 +149,11 @@ class EmbeddedPartition(Partition):
         """Why an append made now would not be taken."""
         if self._closed is not None:
             return self._gone()
-        return None if self._failure is None else NotWritten(self._failure)
+        return (
+            None
+            if self._failure is None
+            else NotWritten(f"nothing was written, because the partition has failed: {self._failure}")
+        )
 
     def refuse_waiting(self) -> None:
         """Before a commit is put together: where the topic was deleted or the partition failed meanwhile, what waits is not written,

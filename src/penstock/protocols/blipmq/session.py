@@ -20,13 +20,12 @@ from typing import Any, Final
 import structlog
 
 from penstock.broker.access import Principal
-from penstock.broker.api_keys import DEFAULT_ROLES, PRINCIPAL_PREFIX, digest_of
+from penstock.broker.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, Login, digest_of
 from penstock.broker.broker import Broker
 from penstock.broker.cursor import NOT_IN_MEMORY
 from penstock.broker.producer import ANY_PARTITION
 from penstock.broker.spreading import OnPlaced, Placement, Scattered
 from penstock.broker.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Delivery, Subscription
-from penstock.broker.throttle import Throttle
 from penstock.clock import Clock
 from penstock.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from penstock.net.session import Connection
@@ -42,9 +41,6 @@ MESSAGE_BYTES_MIN: Final = 256
 FRAMES_PER_TURN_MAX: Final = 256
 """Frames other than publishes that one session deals with before it lets others have their turn of the loop."""
 SILENCE: Final = b""
-CONFIGURED_KEY: Final = PRINCIPAL_PREFIX + "configured"
-UNKNOWN_KEY: Final = PRINCIPAL_PREFIX + "unknown"
-"""What the audit trail calls whoever presents a key that nobody has."""
 _HELLO, _AUTH, _PUBLISH, _SUBSCRIBE, _ACK = (int(kind) for kind in list(FrameType)[:5])
 _PING, _POLL = int(FrameType.PING), int(FrameType.POLL)
 
@@ -78,28 +74,16 @@ class BlipMQ:
         self.message_ttl_ms = message_ttl_ms
         self.stats = BlipMQStats()
         self._configured = frozenset(map(digest_of, api_keys))
-        self._throttle = Throttle(clock)
 
-    def authenticate(self, key: str, address: str) -> tuple[Principal, bytes | None]:
-        """Return who presents the key, and its digest if it can be revoked. Raises AuthenticationFailed.
-
-        Failures are audited and make later attempts from the same address wait. Keys that the broker made are exempt: nobody guesses
-        256 random bits, so a wrong key elsewhere on a shared address need not lock their holders out.
-        """
-        digest = digest_of(key)
-        principal = self.broker.api_keys.authenticate(key, address)
-        if principal is not None:
-            return principal, digest
-        wait_s = self._throttle.wait_s(None, address)
-        if not wait_s and digest in self._configured:
-            return Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES), address=address), None
-        self.broker.audit.note_refusal(
-            Principal(UNKNOWN_KEY, address=address), "auth.failure", UNKNOWN_KEY, "login", "failure"
+    def authenticate(self, key: str, address: str) -> Login:
+        """Raises AuthenticationFailed."""
+        configured = Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES), address=address)
+        login = self.broker.api_keys.authenticate(
+            key, address, lambda digest: configured if digest in self._configured else None
         )
-        if wait_s:
-            raise AuthenticationFailed(wire.TOO_MANY_ATTEMPTS.format(wait_s))
-        self._throttle.failed(None, address)
-        raise AuthenticationFailed(wire.INVALID_API_KEY)
+        if login is None:
+            raise AuthenticationFailed(wire.INVALID_API_KEY)
+        return login
 
     def __call__(self, connection: Connection) -> BlipMQSession:
         return BlipMQSession(self, connection)

@@ -1,8 +1,8 @@
 """Who is asking: a tenant by its token, somebody by an API key, the subject of a certificate, or nobody in particular.
 
 A token of the configuration stands for its tenant and opens nothing else. An API key is the broker's own: it stands for its name and
-roles, whatever tenant its holder says to be, and the access rules decide. Tokens are compared by their digests, in constant time;
-after some failures the next attempts are refused unseen for a while, by tenant and by address.
+roles, whatever tenant its holder says to be, and the access rules decide. Tokens are compared by their digests, in constant time, under
+the rules that all logins have (`penstock.broker.logins`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
-from penstock.broker.api_keys import DEFAULT_ROLES, PRINCIPAL_PREFIX, digest_of
+from penstock.broker.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, digest_of
 from penstock.broker.broker import Broker
-from penstock.broker.throttle import Throttle
-from penstock.clock import Clock
+from penstock.broker.directory import TENANT_PRINCIPAL_PREFIX
 from penstock.errors import AuthenticationFailed
 
-TENANT_PREFIX: Final = "tenant:"
-CONFIGURED_KEY: Final = PRINCIPAL_PREFIX + "configured"
 NO_DIGEST: Final = bytes(32)
 """No token has it; so that an unknown tenant takes as long to refuse as a known one."""
 
@@ -39,7 +36,6 @@ class Identities:
         self,
         broker: Broker,
         *,
-        clock: Clock,
         required: bool,
         tokens: Mapping[str, str] | None = None,
         api_keys: Iterable[str] = (),
@@ -47,7 +43,6 @@ class Identities:
         """`api_keys` are accepted beside those that the broker keeps."""
         self.required = required
         self._broker = broker
-        self._throttle = Throttle(clock)
         self._tokens = {tenant: digest_of(token) for tenant, token in (tokens or {}).items()}
         self._configured = frozenset(map(digest_of, api_keys))
 
@@ -59,27 +54,18 @@ class Identities:
         """Raises AuthenticationFailed. Where nobody is asked who they are, everybody is whom they were before."""
         if not self.required:
             return stranger
-        address = stranger.principal.address
-        wait_s = self._throttle.wait_s(tenant_id, address)
-        if wait_s:
-            raise AuthenticationFailed(f"auth failed: too many failed attempts, try again in {wait_s:.1f} s")
-        digest = digest_of(token)
-        identity = self._known(tenant_id, token, digest, address)
-        if identity is None:
-            self._throttle.failed(tenant_id, address)
-            claimed = Principal(TENANT_PREFIX + tenant_id, address=address)
-            self._broker.audit.note_refusal(claimed, "auth.failure", tenant_id, "login", "failure")
-            raise AuthenticationFailed(f"auth failed: this token is not accepted for tenant {tenant_id}")
-        self._throttle.succeeded(tenant_id, address)
-        return identity
+        address, tenant = stranger.principal.address, TENANT_PRINCIPAL_PREFIX + tenant_id
+        roles = frozenset(DEFAULT_ROLES)
 
-    def _known(self, tenant_id: str, token: str, digest: bytes, address: str) -> Identity | None:
-        if hmac.compare_digest(self._tokens.get(tenant_id, NO_DIGEST), digest):
-            return Identity(Principal(TENANT_PREFIX + tenant_id, frozenset(DEFAULT_ROLES), address=address), tenant_id)
-        if digest in self._configured:
-            return Identity(Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES), address=address))
-        principal = self._broker.api_keys.authenticate(token, address)
-        return None if principal is None else Identity(principal, key_digest=digest)
+        def find_configured(digest: bytes) -> Principal | None:
+            if hmac.compare_digest(self._tokens.get(tenant_id, NO_DIGEST), digest):
+                return Principal(tenant, roles, address=address)
+            return Principal(CONFIGURED_KEY, roles, address=address) if digest in self._configured else None
+
+        login = self._broker.api_keys.authenticate(token, address, find_configured, tenant)
+        if login is None:
+            raise AuthenticationFailed(f"auth failed: this token is not accepted for tenant {tenant_id}")
+        return Identity(login.principal, tenant_id if login.principal.name == tenant else None, login.key_digest)
 
     def holds(self, identity: Identity) -> bool:
         """Whether what an identity rests on has not been revoked since."""

@@ -14,15 +14,27 @@ from penstock.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
     CorruptBlock,
+    CorruptMetadata,
     EntryNotFound,
     GroupNotFound,
+    InvalidRequest,
     LimitExceeded,
     MissingSegment,
-    NoSpace,
+    NotSupported,
+    NotWritten,
+    OffsetOutOfRange,
     PartitionNotFound,
     PenstockError,
+    ProducerFenced,
+    ProtocolViolation,
+    SchemaNotFound,
     ShuttingDown,
+    TopicExists,
     TopicNotFound,
+    TransactionNotActive,
+    TransactionNotFound,
+    UserExists,
+    UserNotFound,
     WriteFailed,
 )
 from penstock.protocols.felix.scopes import Scope
@@ -55,6 +67,21 @@ INTERNAL_ERROR: Final = ErrorCode("internal", 13, "outcome_unknown")
 _NOT_FOUND: Final = ErrorCode("not_found", 3, "fatal")
 _UNREADABLE: Final = ErrorCode("storage", 14, "fatal")
 _UNAUTHENTICATED: Final = ErrorCode("unauthenticated", 1, "fatal")
+_INVALID: Final[tuple[type[PenstockError], ...]] = (
+    InvalidRequest,
+    ProtocolViolation,
+    NotSupported,
+    TopicExists,
+    OffsetOutOfRange,
+    SchemaNotFound,
+    TransactionNotFound,
+    TransactionNotActive,
+    ProducerFenced,
+    UserNotFound,
+    UserExists,
+)
+"""Refused before anything happens, and would be again."""
+_NOT_WRITTEN: Final = ErrorCode("storage", 14, "retry_after")
 _CODES: Final[tuple[tuple[type[PenstockError], ErrorCode], ...]] = (
     (AuthenticationRequired, _UNAUTHENTICATED),
     (AuthenticationFailed, _UNAUTHENTICATED),
@@ -66,11 +93,13 @@ _CODES: Final[tuple[tuple[type[PenstockError], ErrorCode], ...]] = (
     (LimitExceeded, ErrorCode("limit_exceeded", 11, "fatal")),
     (ShuttingDown, ErrorCode("draining", 12, "retry")),
     (CorruptBlock, _UNREADABLE),
+    (CorruptMetadata, _UNREADABLE),
     (MissingSegment, _UNREADABLE),
-    (NoSpace, ErrorCode("storage", 14, "retry_after")),
+    (NotWritten, _NOT_WRITTEN),
     (WriteFailed, ErrorCode("storage", 14, "outcome_unknown")),
+    *((kind, INVALID_REQUEST) for kind in _INVALID),
 )
-"""The first that fits. What is not listed is refused before anything happens, and would be again."""
+"""The first that fits. What is not listed is the broker's fault."""
 
 _DENIALS = (AccessDenied, AuthenticationFailed, AuthenticationRequired)
 
@@ -86,7 +115,7 @@ def refusal(error: PenstockError, scope: Scope | None = None) -> str:
 
 
 def code_of(error: PenstockError) -> ErrorCode:
-    return next((code for kind, code in _CODES if isinstance(error, kind)), INVALID_REQUEST)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL_ERROR)
 
 
 def shortened(text: str) -> str:

@@ -37,7 +37,7 @@ class Felix:
     ) -> None:
         """`required`: clients must present their tenant's token, or an API key; `api_keys` are accepted beside those of the broker."""
         self.stats = FelixStats()
-        identities = Identities(broker, clock=clock, required=required, tokens=tokens, api_keys=api_keys)
+        identities = Identities(broker, required=required, tokens=tokens, api_keys=api_keys)
         feeds = Feeds(
             broker,
             identities,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from penstock.broker.access import Principal
+from penstock.broker.access import Operation, Principal, Resource, ResourceKind, authorize
 from penstock.broker.broker import Broker
 from penstock.broker.lag import LagReport
 from penstock.broker.truncation import position_of_client
@@ -161,7 +161,8 @@ class Operations:
         return REPLIES[dialect].encode_partition(body.topic, partitions[body.partition])
 
     def check_partition(self, topic: str, partition: int) -> None:
-        """Raises where there is no such partition, for a PRODUCE that brings no records."""
+        """Raises if there is no such partition or it may not be written, for a PRODUCE that brings no records."""
+        authorize(self._broker.access, self._principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
         if partition >= len(self._partitions(topic)):
             raise PartitionNotFound(f"partition {partition} not found in topic {topic}")
 

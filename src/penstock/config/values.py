@@ -1,0 +1,71 @@
+"""The types of settings: what a value may be, in which units, and what is told if it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from penstock.errors import InvalidRequest
+from penstock.log.api import Durability
+from penstock.names import INTERNAL_PREFIX, NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
+from penstock.units import parse_address, parse_duration_ms, parse_duration_s, parse_size
+
+FOREVER = "forever"
+
+
+def _number(value: object) -> int | float | str:
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        return value
+    raise ValueError("write a number, or a text with a unit")
+
+
+def _durability(text: object) -> str:
+    try:
+        return str(Durability.parse(str(text)))
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+
+
+def _address(text: str) -> str:
+    return str(parse_address(text))
+
+
+def _topic_name(name: str) -> str:
+    try:
+        validate_topic_name(name)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+    if is_internal(name):
+        raise ValueError(f"topic {name} is internal: names beginning with {INTERNAL_PREFIX} belong to the broker")
+    return name
+
+
+def _group_name(name: str) -> str:
+    try:
+        validate_group_name(name, NAME_BYTES_MAX)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+def _none_if_forever(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() == FOREVER else value
+
+
+Size = Annotated[int, BeforeValidator(lambda value: parse_size(_number(value)))]
+DurationMs = Annotated[int, BeforeValidator(lambda value: parse_duration_ms(_number(value)))]
+Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration_s(_number(value)))]
+OptionalSize = Annotated[Size | None, BeforeValidator(_none_if_forever)]
+OptionalDurationMs = Annotated[DurationMs | None, BeforeValidator(_none_if_forever)]
+DurabilityText = Annotated[str, BeforeValidator(_durability)]
+Bind = Annotated[str, AfterValidator(_address)]
+SegmentBytes = Annotated[Size, Field(ge=1 << 16, le=1 << 31)]
+SegmentMs = Annotated[DurationMs, Field(ge=1000)]
+ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
+Compression = Literal["none", "zstd"]
+TopicName = Annotated[str, Field(min_length=1), AfterValidator(_topic_name)]
+GroupName = Annotated[str, Field(min_length=1), AfterValidator(_group_name)]
+ApiKey = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
+FelixName = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^/]+$")]
