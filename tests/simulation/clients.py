@@ -268,6 +268,8 @@ class Churner(Actor):
         if not exists:
             await client.create_topic(topic, self.chance.randint(1, 3))
             self.history.topics[topic] = True
+            if old := [record.value async for record in client.records(topic)]:
+                self.history.violations.append(f"{topic} was created and holds {old[:3]}")
             await client.send_many(topic, self.values(3))
         else:
             await client.delete_topic(topic)

@@ -8,7 +8,7 @@ The rules for records are those of `penstock.testing.checker`. Beyond them:
 - a compacted topic holds the latest value of each key;
 - a group's committed offset is the last one that was acknowledged or one that was sent after it, and not beyond the end of the log;
 - what was subscribed to is delivered at least once;
-- a topic exists from the acknowledged creation to the deletion.
+- a topic exists from the acknowledged creation to the deletion, and is empty when it is created.
 """
 
 from __future__ import annotations
