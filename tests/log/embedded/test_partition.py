@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
 from penstock.log.api import TopicConfig
+from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.disk import Disk
+from penstock.testing.clock import ManualClock
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import partition_of
-from tests.log.records import append, records_of
+from tests.log.embedded.storage import partition_of, segment_files
+from tests.log.records import append, read_all, records_of
 
 
 class ReadCounter(Disk):
@@ -48,3 +56,58 @@ async def test_what_was_read_from_disk_goes_on_with_what_was_not(open_engine: Op
     assert [block.base_offset for block in await partition.read(1, 3500)] == [1, 2, 3]
     assert [block.base_offset for block in await partition.read(1)] == [1, 2, 3, 4, 5]
     assert [block.base_offset for block in partition.read_cached(2) or ()] == [2, 3, 4, 5]
+
+
+class RemovalFails(Disk):
+    """The next operation of this name on the way to removing a segment fails."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self._operation = operation
+        self.armed = False
+
+    def _fail(self, operation: str) -> None:
+        if self.armed and operation == self._operation:
+            self.armed = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def rename(self, old: Path, new: Path) -> None:
+        if new.suffix == ".deleted":
+            self._fail("rename")
+        super().rename(old, new)
+
+    def sync_directory(self, path: Path) -> None:
+        if any(path.glob("*.deleted")):
+            self._fail("sync")
+        super().sync_directory(path)
+
+    def unlink(self, path: Path) -> None:
+        if path.suffix == ".deleted":
+            self._fail("unlink")
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("operation", ["rename", "sync", "unlink"])
+async def test_a_segment_that_cannot_be_removed_stays_the_oldest_one(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path, operation: str
+) -> None:
+    disk = RemovalFails(operation)
+    engine = await open_engine(disk=disk, options=EngineOptions(tail_bytes_max=0))
+    await engine.create_topic("orders", TopicConfig(segment_bytes=400, retention_ms=10_000))
+    partition = partition_of(engine)
+    for _ in range(12):
+        await append(partition, [b"v" * 100])
+    before = await read_all(partition)
+    clock.advance(10.5)
+    disk.armed = True
+    await engine.maintain()
+    assert not disk.armed
+    assert partition.start_offset == 0
+    assert await read_all(partition) == before
+    await engine.maintain()
+    assert partition.start_offset == partition.segments[-1].base_offset > 0
+    assert segment_files(data_dir) == [partition.segments[-1].path]
+    left = await read_all(partition)
+    await engine.close()
+    engine = await open_engine()
+    assert await read_all(partition_of(engine)) == left

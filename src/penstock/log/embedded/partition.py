@@ -370,6 +370,8 @@ class EmbeddedPartition(Partition):
     # -- retention -------------------------------------------------------------------------------------------------------
 
     async def delete_before(self, offset: int) -> int:
+        if self._failure is not None:
+            raise NotWritten(self._failure)
         async with self.replacing:
             sealed_after = [segment.base_offset for segment in self.segments[1:]]
             try:
@@ -383,14 +385,10 @@ class EmbeddedPartition(Partition):
         count = min(count, len(self.segments) - 1)
         if count <= 0:
             return
-        dropped, self.segments = self.segments[:count], self.segments[count:]
-        await self._in_reader(lambda: _remove_segments(dropped))
-
-
-def _remove_segments(segments: Sequence[Segment]) -> None:
-    # Oldest first: a crash in between leaves a log that begins later, not one with a hole.
-    for segment in segments:
-        segment.remove()
+        # Oldest first, and each is in the list until it is gone: neither a crash nor an error in between leaves a log with a hole.
+        for segment in self.segments[:count]:
+            await self._in_reader(segment.remove)
+            self.segments = self.segments[1:]
 
 
 def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
@@ -40,10 +41,16 @@ _SECTOR_BYTES: Final = 4096
 # A seal that differs from the right one by so few bits is damaged; that of another file differs by about 32.
 _FLIPPED_BITS_MAX: Final = 4
 _OPENING: Final = threading.Lock()
+_NAME: Final = re.compile(r"[0-9]{20}(-[0-9]{20})?")
 
 
 def log_path(directory: Path, base_offset: int) -> Path:
     return directory / f"{base_offset:020d}{LOG_SUFFIX}"
+
+
+def segment_paths(directory: Path, suffix: str = LOG_SUFFIX) -> list[Path]:
+    """Return the files of a partition that are named as its segments are, by offset. Others with the suffix are not ours."""
+    return sorted(path for path in directory.glob(f"*{suffix}") if _NAME.fullmatch(path.stem))
 
 
 def offset_range(path: Path) -> tuple[int, int | None]:
@@ -297,10 +304,11 @@ class Segment:
         self.detached = True
 
     def remove(self) -> None:
-        """Take the files away. Renamed first, so that what a crash leaves is recognisable as meant to go."""
+        """Remove the files. Renamed first, so that what a crash leaves is recognisable as meant to go. Can be repeated after an error."""
         self.detach()
         doomed = self.path.with_suffix(DELETED_SUFFIX)
-        self._disk.rename(self.path, doomed)
+        if self.path.exists():
+            self._disk.rename(self.path, doomed)
         # One after the other for good: if a later one could vanish first, a power cut would leave a hole in the log.
         self._disk.sync_directory(self.path.parent)
         self._disk.unlink(self.index_path)
