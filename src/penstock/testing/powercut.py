@@ -89,6 +89,11 @@ class PowerCutDisk(Disk):
     def is_off(self) -> bool:
         return self._final_names is not None
 
+    def cut_after(self, operations: int) -> None:
+        """The power goes at the last of this many more operations."""
+        with self._lock:
+            self._left = operations
+
     def cut(self) -> None:
         """The power goes now."""
         with self._lock:

@@ -36,6 +36,7 @@ from penstock.log.embedded.segment import (
     load_index,
     log_path,
     offset_range,
+    segment_paths,
 )
 from penstock.log.salts import PartitionSalts
 
@@ -60,7 +61,7 @@ class PartitionRecovery:
         self, info: TopicInfo, directory: Path, salts: PartitionSalts, now_ms: int
     ) -> tuple[list[Segment], SegmentWriter]:
         self._tidy(directory)
-        paths = sorted(directory.glob(f"*{LOG_SUFFIX}"))
+        paths = segment_paths(directory)
         # A last segment that nothing was written to may stem from a roll that failed, after which the one before went on.
         unused = paths.pop() if len(paths) > 1 and is_unused(self._disk, paths[-1]) else None
         segments: list[Segment] = []
@@ -110,6 +111,8 @@ class PartitionRecovery:
         for path in sorted(directory.iterdir()):
             if path.suffix in (DRAFT_SUFFIX, DELETED_SUFFIX, TMP_SUFFIX):
                 self._disk.unlink(path)
+        for path in sorted(set(directory.glob(f"*{LOG_SUFFIX}")) - set(segment_paths(directory))):
+            _log.warning("file ignored: its name is not that of a segment", file=str(path))
         finish_interrupted_rewrites(self._disk, directory)
 
     def _open_sealed(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
@@ -349,7 +352,7 @@ class RedoTargets:
     def _not_sealed(self, directory: Path) -> set[Path]:
         """The last segment that was written to, and those after it."""
         found: set[Path] = set()
-        for path in sorted(directory.glob(f"*{LOG_SUFFIX}"), reverse=True):
+        for path in reversed(segment_paths(directory)):
             found.add(path)
             if not is_unused(self._disk, path):
                 break

@@ -30,8 +30,8 @@ from penstock.log.embedded.manifest import (
 )
 from penstock.log.embedded.overlay import OverlayDisk
 from penstock.log.embedded.recovery import TMP_SUFFIX, RedoTargets, is_unused
-from penstock.log.embedded.rewrite import DRAFT_SUFFIX, SWAP_SUFFIX
-from penstock.log.embedded.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, offset_range
+from penstock.log.embedded.rewrite import DRAFT_SUFFIX, SWAP_SUFFIX, is_superseded, swap_paths
+from penstock.log.embedded.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, offset_range, segment_paths
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles, decode_topic
 from penstock.log.embedded.verify_segment import Progress, SegmentCheck, Where
 from penstock.log.salts import METADATA_COPY, METADATA_FILE
@@ -41,7 +41,7 @@ CheckRecords = Callable[[str, Block], str | None]
 
 _CLEAN_FILE: Final = "clean-shutdown"
 _JOURNAL_DIRECTORY: Final = "journal"
-_SEGMENT_NAME: Final = re.compile(r"[0-9]{20}(-[0-9]{20})?")
+_NOT_OURS: Final = "not a file of the log; it is ignored"
 _TORN_SUFFIX: Final = re.compile(r"\.torn-at-[0-9]+")
 
 
@@ -127,7 +127,10 @@ class _Verification:
         topics: list[StoredTopic] = []
         names: dict[str, Path] = {}
         for directory in sorted((self._root / TOPICS_DIRECTORY).iterdir()):
-            if not directory.is_dir() or directory.name.endswith(DELETED_SUFFIX):
+            if not directory.is_dir():
+                self._note(Kind.FILE, directory, None, _NOT_OURS)
+                continue
+            if directory.name.endswith(DELETED_SUFFIX):
                 self._leftover(directory, None)
                 continue
             topic = self._load_topic(directory)
@@ -287,25 +290,20 @@ class _Verification:
 
     def _segment_paths(self, topic: StoredTopic, directory: Path) -> list[Path]:
         """The segments that a start would open; an interrupted rewrite counts as finished."""
-        logs: list[Path] = []
-        swaps: list[Path] = []
-        for path in sorted(directory.iterdir()):
-            named_as_ours = _SEGMENT_NAME.fullmatch(path.stem) is not None
-            if path.suffix == LOG_SUFFIX and named_as_ours:
-                logs.append(path)
-            elif path.suffix == SWAP_SUFFIX and named_as_ours and "-" in path.stem:
-                swaps.append(path)
-                self._note(
-                    Kind.FILE, path, None, "a rewrite was interrupted; the next start finishes it", topic.info.name
-                )
-            elif path.suffix == LOG_SUFFIX:
-                self._damage(Kind.FILE, path, None, "no name of a segment; a start fails on it", topic.info.name)
-            elif path.suffix != INDEX_SUFFIX:
+        logs, swaps = segment_paths(directory), swap_paths(directory)
+        for path in sorted(set(directory.iterdir()) - {*logs, *swaps}):
+            if path.suffix != INDEX_SUFFIX:
                 self._leftover(path, topic.info.name)
-        for swap in swaps:
-            base, end = offset_range(swap)
-            assert end is not None
-            logs = [path for path in logs if not base <= offset_range(path)[0] < end]
+        for swap in list(swaps):
+            if is_superseded(swap, logs):
+                swaps.remove(swap)
+                text = "left by a rewrite that a later one has superseded; the next start removes it"
+            else:
+                base, end = offset_range(swap)
+                assert end is not None
+                logs = [path for path in logs if not base <= offset_range(path)[0] < end]
+                text = "a rewrite was interrupted; the next start finishes it"
+            self._note(Kind.FILE, swap, None, text, topic.info.name)
         # Named by its first offset, so that a file that covers no offsets stands before the one that begins where it ends.
         return sorted([*logs, *swaps], key=lambda path: (path.stem, path.suffix))
 
@@ -327,7 +325,7 @@ class _Verification:
         elif path.suffix == ".damaged":
             text = "a journal in which a start found damage; it can be deleted once nobody needs it"
         else:
-            text = "not a file of the log; it is ignored"
+            text = _NOT_OURS
         self._note(Kind.FILE, path, None, text, topic)
 
     def _damage(self, kind: Kind, path: Path, position: int | None, text: str, topic: str | None = None) -> None:
