@@ -42,7 +42,7 @@ from penstock.log.salts import PartitionSalts
 
 _log = structlog.get_logger(__name__)
 TMP_SUFFIX: Final = ".tmp"
-_ZERO_STEP_BYTES: Final = 1 << 20
+_STEP_BYTES: Final = 1 << 20
 
 
 class PartitionRecovery:
@@ -138,8 +138,9 @@ class PartitionRecovery:
             segment.index = SegmentIndex(segment.base_offset, last_timestamp_ms)
         elif self._clean and index.covers == size:
             return segment
-        segment.end = self._scan(segment, segment.index.covers, size, flushed=flushed)
+        segment.end, whole = self._scan(segment, segment.index.covers, size, flushed=flushed)
         self._cut(segment, size)
+        self._write_again(segment, whole)
         return segment
 
     def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
@@ -158,18 +159,21 @@ class PartitionRecovery:
             )
         return segment
 
-    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> int:
-        """Check and index the blocks from `position` on; returns where the last whole commit ends.
+    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> tuple[int, list[tuple[int, int]]]:
+        """Check and index the blocks from `position` on; returns where the last whole commit ends, and the ranges of whole blocks.
 
         In a topic that does not wait for flushes, a power cut may keep a later commit and lose an earlier one: what counts there is the
         part before that.
         """
         end = position
+        whole: list[tuple[int, int]] = []
         commit: list[tuple[Block, int]] = []  # read so far of the commit that `end` is the beginning of
         while position < size:
             try:
+                whole.append((position, position))
                 for block_at, block in segment.blocks_from(position, size):
                     position = block_at + block.size_bytes
+                    whole[-1] = (whole[-1][0], position)
                     if block.flags & BEGINS:
                         # What lies before was flushed, whole or not: it stays, and its offsets are not given out again.
                         _index(segment, commit)
@@ -182,13 +186,13 @@ class PartitionRecovery:
             except CorruptBlock as error:
                 following = commit[-1][0].next_offset if commit else segment.index.next_offset
                 if not flushed or segment.next_whole_block(position, size, following, begins=True) is None:
-                    return end
+                    return end, whole
                 behind = segment.next_whole_block(position, size, following)
                 assert behind is not None, "the one that begins a commit is whole"
                 self._stats.corrupt_blocks += 1
                 _log.error("corrupt block; the blocks after it stay readable", error=str(error), resumes_at=behind[0])
                 position = behind[0]
-        return end
+        return end, whole
 
     def _cut(self, segment: Segment, size: int) -> None:
         end = segment.end
@@ -209,7 +213,21 @@ class PartitionRecovery:
                         next_offset=segment.index.next_offset,
                     )
                 self._disk.truncate(fd, end)
-            # What is readable from here on must not vanish in a power cut, so it is synced before anyone reads it.
+        finally:
+            os.close(fd)
+
+    def _write_again(self, segment: Segment, ranges: list[tuple[int, int]]) -> None:
+        """Sync what is readable from here on, so that no power cut can take it back.
+
+        It is written first, although it reads right: after a failed flush the system counts the pages as clean and keeps showing them,
+        and a sync alone would not bring them to the disk.
+        """
+        fd = self._disk.open_append(segment.path, create=False)
+        try:
+            for start, stop in ranges:
+                end = min(stop, segment.end)
+                for at in range(start, end, _STEP_BYTES):
+                    self._disk.write_all(fd, self._disk.pread(fd, min(_STEP_BYTES, end - at), at), at)
             self._disk.fdatasync(fd)
         finally:
             os.close(fd)
@@ -276,7 +294,7 @@ def end_of_data(disk: Disk, fd: int, position: int, size: int) -> int:
     """Where the last byte that is not zero ends; `position` if all are."""
     end = position
     while position < size:
-        window = disk.pread(fd, min(_ZERO_STEP_BYTES, size - position), position)
+        window = disk.pread(fd, min(_STEP_BYTES, size - position), position)
         kept = window.rstrip(b"\0")
         if kept:
             end = position + len(kept)
