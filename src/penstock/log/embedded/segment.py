@@ -279,8 +279,9 @@ class Segment:
             if not loaded:
                 self.rebuild_index(self.end)
 
-    def rebuild_index(self, end: int) -> None:
-        """Make the index anew from the log, passing over damage."""
+    def rebuild_index(self, end: int) -> CorruptBlock | None:
+        """Make the index anew from the log, passing over damage; returns the first there was."""
+        damage: CorruptBlock | None = None
         index = SegmentIndex(self.base_offset, self.index.last_timestamp_ms)
         index.sealed = self.index.sealed
         position = 0
@@ -289,7 +290,8 @@ class Segment:
                 for block_at, block in self.blocks_from(position, end):
                     index.add(block, block_at)
                     position = block_at + block.size_bytes
-            except CorruptBlock:
+            except CorruptBlock as error:
+                damage = damage or error
                 behind = self.next_whole_block(position, end, index.next_offset)
                 if behind is None:
                     break
@@ -297,6 +299,7 @@ class Segment:
         index.covers = end
         index.next_offset = max(index.next_offset, self.index.next_offset)
         self.index = index
+        return damage
 
     def detach(self) -> None:
         """Before the file is removed or replaced: keep it open for readers that hold this object."""
@@ -318,25 +321,44 @@ class Segment:
         self._disk.write_file(self.index_path, encoded, sync=sync)
 
 
-def load_index(segment_path: Path, base_offset: int, size_bytes: int, disk: Disk, salt: int) -> SegmentIndex | None:
-    """The head of the saved index, if it is whole and belongs to this log file."""
+def read_head(path: Path) -> SegmentIndex | None:
+    """Return the head of the index of a segment, whether or not that is there; None if there is no whole one."""
     try:
-        with segment_path.with_suffix(INDEX_SUFFIX).open("rb") as file:
-            index = SegmentIndex.decode_head(file.read(HEAD_BYTES), base_offset)
+        with path.with_suffix(INDEX_SUFFIX).open("rb") as file:
+            return SegmentIndex.decode_head(file.read(HEAD_BYTES), offset_range(path)[0])
     except OSError:
         return None
+
+
+def _first_header(segment_path: Path, disk: Disk, salt: int) -> BlockHeader | None:
+    """Return the header at the start of a segment, if it was written there."""
+    fd = disk.open_read(segment_path)
+    try:
+        header = BlockHeader(disk.pread(fd, HEADER_BYTES, 0))
+    except CorruptBlock:
+        return None
+    finally:
+        os.close(fd)
+    return header if header.seal == seal_at(salt, 0) else None
+
+
+def saved_head(segment_path: Path, disk: Disk, salt: int) -> SegmentIndex | None:
+    """Return the head of the saved index, unless it is damaged or the segment's first block shows that it was made from another file.
+
+    An index is saved after its segment is synced: whatever the file holds now, what the head covers was on the disk.
+    """
+    index = read_head(segment_path)
+    first = _first_header(segment_path, disk, salt) if index is not None and index.covers else None
+    return None if index is not None and first is not None and first.checksum != index.first_checksum else index
+
+
+def load_index(segment_path: Path, size_bytes: int, disk: Disk, salt: int) -> SegmentIndex | None:
+    """The head of the saved index, if it is whole and belongs to this log file."""
+    index = saved_head(segment_path, disk, salt)
     if index is None or index.covers > size_bytes or (index.sealed and index.covers != size_bytes):
         return None
-    if index.covers:
-        fd = disk.open_read(segment_path)
-        try:
-            first = BlockHeader(disk.pread(fd, HEADER_BYTES, 0))
-            if first.checksum != index.first_checksum or first.seal != seal_at(salt, 0):
-                return None
-        except CorruptBlock:
-            return None
-        finally:
-            os.close(fd)
+    if index.covers and _first_header(segment_path, disk, salt) is None:
+        return None
     return index
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.block import Block
+from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, read_clean_stop
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity, TopicReport
 from penstock.log.embedded.journal import journal_paths, read_records
 from penstock.log.embedded.manifest import (
@@ -31,7 +32,14 @@ from penstock.log.embedded.manifest import (
 from penstock.log.embedded.overlay import OverlayDisk
 from penstock.log.embedded.recovery import TMP_SUFFIX, RedoTargets, is_unused
 from penstock.log.embedded.rewrite import DRAFT_SUFFIX, SWAP_SUFFIX, is_superseded, swap_paths
-from penstock.log.embedded.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, offset_range, segment_paths
+from penstock.log.embedded.segment import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    offset_range,
+    read_head,
+    segment_paths,
+)
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles, decode_topic
 from penstock.log.embedded.verify_segment import Progress, SegmentCheck, Where
 from penstock.log.salts import METADATA_COPY, METADATA_FILE
@@ -39,7 +47,6 @@ from penstock.log.salts import METADATA_COPY, METADATA_FILE
 CheckRecords = Callable[[str, Block], str | None]
 """Returns what is wrong with the records of a block of a topic, or None."""
 
-_CLEAN_FILE: Final = "clean-shutdown"
 _JOURNAL_DIRECTORY: Final = "journal"
 _NOT_OURS: Final = "not a file of the log; it is ignored"
 _TORN_SUFFIX: Final = re.compile(r"\.torn-at-[0-9]+")
@@ -85,12 +92,14 @@ class _Verification:
             for index, span in enumerate(zip(topic.starts, topic.ends, strict=True))
         }
         """First offset and end of each partition, as the manifest has them."""
-        self._clean = manifest is not None or (data_dir / _CLEAN_FILE).exists()
         self._check_records = check_records
         self._progress = Progress(on_progress)
         self._disk = OverlayDisk()
         self._files = TopicFiles(self._disk, data_dir / TOPICS_DIRECTORY)
         self._report = Report(str(data_dir), None if manifest is None else manifest.moment_ms)
+        ends = self._read_clean_stop()
+        self._clean = manifest is not None or ends is not None
+        self._ends_at_stop = ends or {}
 
     def run(self) -> Report:
         for path in sorted(self._root.iterdir()):
@@ -107,6 +116,14 @@ class _Verification:
         return self._report
 
     # -- the directory ----------------------------------------------------------------------------------------------------
+
+    def _read_clean_stop(self) -> Ends | None:
+        try:
+            return read_clean_stop(self._root)
+        except ValueError as error:
+            text = f"the mark of a clean stop is damaged ({error}); the next start checks the log as after a crash"
+            self._damage(Kind.METADATA, self._root / CLEAN_STOP_FILE, None, text)
+            return None
 
     def _check_files(self, manifest: Manifest) -> None:
         """Hold the files against the manifest: all there, long enough, and with the checksums that a backup has."""
@@ -223,6 +240,7 @@ class _Verification:
         self._report.topics.append(report)
         damage_before = self._report.damage
         for index in range(info.config.partitions):
+            damage_before_this = self._report.damage
             directory = self._files.partition_directory(info, index)
             if directory.is_dir():
                 start, end = self._check_partition(topic, index, directory, report)
@@ -234,15 +252,29 @@ class _Verification:
             if self._report.damage == damage_before and promised != (start, end):
                 text = "holds offsets {} to {}, and the manifest says {} to {}".format(start, end, *promised)
                 self._damage(Kind.SEGMENT, directory, None, text, info.name)
+            stopped_at = dict(enumerate(self._ends_at_stop.get(info.id, ()))).get(index, 0)
+            if self._report.damage == damage_before_this and end < stopped_at:
+                text = f"ends at offset {end}, and ended at {stopped_at} at the clean stop: its last segment is missing or cut"
+                self._damage(Kind.SEGMENT, directory, None, text, info.name)
         report.damage = self._report.damage - damage_before
 
     def _check_partition(self, topic: StoredTopic, index: int, directory: Path, report: TopicReport) -> tuple[int, int]:
         """Check the segments of a partition in order; returns its first offset and the one after its last record."""
         paths = self._segment_paths(topic, directory)
-        for orphan in sorted(
-            set(directory.glob(f"*{INDEX_SUFFIX}")) - {path.with_suffix(INDEX_SUFFIX) for path in paths}
-        ):
-            self._note(Kind.INDEX, orphan, None, "an index without a segment", topic.info.name)
+        with_segment = {path.with_suffix(INDEX_SUFFIX) for path in paths}
+        start, end = self._check_segments(topic, index, directory, paths, report)
+        for orphan in sorted(set(directory.glob(f"*{INDEX_SUFFIX}")) - with_segment):
+            head = read_head(orphan) if orphan in segment_paths(directory, INDEX_SUFFIX) else None
+            if head is not None and head.next_offset > end:
+                text = f"the segment of this index is missing: it held records up to offset {head.next_offset - 1}"
+                self._damage(Kind.SEGMENT, orphan, None, text, topic.info.name)
+            else:
+                self._note(Kind.INDEX, orphan, None, "an index without a segment", topic.info.name)
+        return start, end
+
+    def _check_segments(
+        self, topic: StoredTopic, index: int, directory: Path, paths: list[Path], report: TopicReport
+    ) -> tuple[int, int]:
         if not paths:
             self._damage(Kind.SEGMENT, directory, None, "the partition has no segment", topic.info.name)
             return 0, 0
