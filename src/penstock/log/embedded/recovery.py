@@ -177,11 +177,6 @@ class PartitionRecovery:
         """A segment with its saved index, or an empty one if there is none that fits."""
         base_offset, _ = offset_range(path)
         size = path.stat().st_size
-        saved = saved_head(path, self._disk, salts.of(path.stem))
-        if saved is not None and saved.covers > size:
-            self._refuse_gap(
-                f"{path} has {size} bytes, and had {saved.covers} when its index was saved: its end is missing"
-            )
         index = load_index(path, size, self._disk, salts.of(path.stem))
         if index is not None:
             return Segment(self._disk, path, base_offset, index, size, salts)
@@ -191,6 +186,12 @@ class PartitionRecovery:
             raise MissingSegment(
                 f"{path} holds the blocks of another file: it was moved, renamed or swapped; put the right file back, or move this "
                 f"one away and start with {ACCEPT_GAPS} (nothing was changed)"
+            )
+        saved = saved_head(path, self._disk, segment.salt)
+        if saved is not None and saved.covers > size:
+            segment.close()
+            self._refuse_gap(
+                f"{path} has {size} bytes, and had {saved.covers} when its index was saved: its end is missing"
             )
         return segment
 
@@ -393,7 +394,8 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
     targets = RedoTargets(disk, partition_directory)
     for path in journal_paths(directory):
         positions: list[int] = []
-        for entries in read_records(path.read_bytes(), positions.append):
+        torn: list[int] = []
+        for entries in read_records(path.read_bytes(), positions.append, torn.append):
             for entry in entries:
                 target = targets.find(entry)
                 if target is None:
@@ -406,6 +408,8 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
                     os.close(fd)
                 touched.add(target)
                 applied += 1
+        if torn:
+            _log.warning("journal ends in a torn write", journal=str(path), position=torn[0])
         if positions:
             damaged.append(path)
             _log.error("journal damaged; what could be read was applied", journal=str(path), positions=positions)

@@ -224,9 +224,14 @@ class _Verification:
                     if target is not None:
                         self._disk.patch(target, entry.position, entry.data)
             for position in damaged:
-                self._damage(Kind.JOURNAL, path, position, "a record is damaged; others are applied by the next start")
+                self._damage(
+                    Kind.JOURNAL,
+                    path,
+                    position,
+                    "a record or head is damaged; whole records are applied by the next start",
+                )
             for position in torn:
-                text = "the last record is not whole: a torn write that was not acknowledged, and is not applied"
+                text = "a torn write of a commit that was not acknowledged; the next start applies it if its record is whole"
                 self._note(Kind.JOURNAL, path, position, text)
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if path.suffix != ".journal":
