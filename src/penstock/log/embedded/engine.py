@@ -84,6 +84,7 @@ class EmbeddedEngine(Engine):
         self._clock = clock or SystemClock()
         self._disk = disk or Disk()
         self._options = options or EngineOptions()
+        self.accept_gaps = self._options.accept_gaps
         self.stats = EngineStats()
         self._files = TopicFiles(self._disk, data_dir / "topics")
         self._reserve = SpaceReserve(self._disk, data_dir / _RESERVE, self._options.reserve_bytes)

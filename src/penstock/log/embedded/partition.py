@@ -309,7 +309,7 @@ class EmbeddedPartition(Partition):
         at = max(bisect_right(extents, offset, key=lambda extent: extent.segment.base_offset) - 1, 0)
         blocks: list[Block] = []
         size = 0
-        for segment, end in extents[at:]:
+        for number, (segment, end) in enumerate(extents[at:], at + 1):
             position = segment.position_of(offset)
             next_offset = segment.base_offset
             try:
@@ -331,6 +331,8 @@ class EmbeddedPartition(Partition):
                             return blocks  # whoever asks for what comes next gets the error
                         position = _behind(damage, segment, position, end, offset, next_offset)
             except CorruptBlock as error:
+                if error.next_offset is None and number < len(extents):
+                    error.next_offset = extents[number].segment.base_offset
                 self._stats.corrupt_blocks += 1
                 _log.error("corrupt block", topic=self.topic, partition=self.index, error=str(error))
                 raise
@@ -398,5 +400,7 @@ def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, off
         raise CorruptBlock(f"{damage}; no whole block follows it in this segment") from None
     resumes_at, block = behind
     if block.base_offset > offset:
-        raise CorruptBlock(f"{damage}; offset {block.base_offset} and later ones can be read") from None
+        error = CorruptBlock(f"{damage}; offset {block.base_offset} and later ones can be read")
+        error.next_offset = block.base_offset
+        raise error from None
     return resumes_at
