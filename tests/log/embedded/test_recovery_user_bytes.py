@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import MissingSegment
+from penstock.errors import CorruptBlock, MissingSegment
 from penstock.log.api import Batch, BatchFor, TopicConfig
 from penstock.log.block import SEAL_AT, SUMMED_AT, BlockHeader, encode_block, seal_at
 from penstock.log.embedded import EmbeddedEngine
@@ -22,7 +22,7 @@ from penstock.log.embedded.journal import (
 from penstock.log.salts import salt_beside
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import crash_image, files, partition_of, segment_files
-from tests.log.records import append, read_values, start_atomic_append
+from tests.log.records import append, read_from, read_values, start_atomic_append
 
 FORGED = encode_block(1_000_000, 1, [b"never sent as a record"])
 
@@ -171,6 +171,28 @@ async def test_a_damaged_seal_is_not_taken_for_that_of_another_file(
     else:
         assert partition_of(recovered).committed_end == 0
         assert path.with_suffix(".torn-at-0").read_bytes() == data
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["after a crash", "after a clean stop"])
+async def test_a_first_seal_that_is_lost_does_not_make_the_rest_of_the_file_anothers(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, clean: bool
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig())
+    for number in range(3):
+        await append(engine.partition("orders", 0), [b"%d" % number])
+    if clean:
+        await engine.close()
+    image = crash_image(data_dir, tmp_path / "image")
+    [path] = segment_files(image)
+    seal = int.from_bytes(path.read_bytes()[SEAL_AT:SUMMED_AT], "little")
+    replaced(path, SEAL_AT, (seal ^ 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"))
+    recovered = await open_engine(image)
+    assert recovered.stats.corrupt_blocks == 1
+    partition = partition_of(recovered)
+    assert [record.value for record in await read_from(partition, 1)] == [b"1", b"2"]
+    with pytest.raises(CorruptBlock, match="offset 1 and later ones can be read"):
+        await partition.read(0)
 
 
 async def test_a_block_that_was_written_to_the_wrong_place_is_noticed(open_engine: OpenEngine, data_dir: Path) -> None:
