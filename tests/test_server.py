@@ -28,6 +28,7 @@ from penstock.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
     ConfigError,
+    CorruptBlock,
     DataDirectoryInUse,
     InvalidTopicName,
     Unreachable,
@@ -77,6 +78,21 @@ async def test_a_record_is_stored_read_and_still_there_after_a_restart(tmp_path:
         assert [record.value for record in (await client.fetch("orders", 0, 0)).records] == [b"one"]
     async with running(config) as server, client_of(server) as client:
         assert [record.value for record in (await client.fetch("orders", 0, 0)).records] == [b"one"]
+
+
+async def test_a_damaged_internal_topic_is_refused_with_the_setting_that_starts_without_it(tmp_path: Path) -> None:
+    async with running(config_for(tmp_path)) as server, client_of(server) as client:
+        await client.send("orders", b"one")
+        for group in ("lost", "kept"):
+            await client.commit("orders", group, 0, 1)
+    [path] = (tmp_path / "data" / "topics").glob("__groups.*/0/*.log")
+    path.write_bytes(path.read_bytes().replace(b"lost", b"LOST"))
+    with pytest.raises(CorruptBlock, match=r"__groups.*--set log\.accept_gaps=true"):
+        await Server(config_for(tmp_path)).start()
+    async with running(config_for(tmp_path, log={"accept_gaps": True})) as server, client_of(server) as client:
+        assert [record.value for record in (await client.fetch("orders", 0, 0)).records] == [b"one"]
+        assert await client.committed("orders", "kept", 0) == 1
+        assert await client.committed("orders", "lost", 0) is None
 
 
 async def test_every_address_is_named_with_the_port_that_was_picked(tmp_path: Path) -> None:

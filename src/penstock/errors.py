@@ -156,6 +156,8 @@ class CorruptBlock(PenstockError):
     """Stored bytes fail their checksum. The message names the file and the position."""
 
     code = "corrupt_block"
+    next_offset: int | None = None
+    """For a read of a partition: the first offset after the damage that may be readable."""
 
 
 class CorruptMetadata(PenstockError):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.broker.table import KEY_BYTES_MAX, PreparedChange, Table, append_together
 from penstock.errors import (
@@ -19,7 +20,7 @@ from penstock.errors import (
     TopicNotFound,
 )
 from penstock.log.api import Appended, Batch, BatchFor, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.testing.clock import ManualClock
 
 
@@ -285,7 +286,40 @@ async def test_a_damaged_block_stops_the_start_and_the_text_names_file_and_posit
     await engine.start()
     with pytest.raises(CorruptBlock) as failure:
         await new_table(engine).load()
-    assert "table __settings cannot be loaded at offset 1" in failure.value.message
+    assert "internal topic __settings cannot be loaded at offset 1" in failure.value.message
     assert damaged[0].name in failure.value.message
-    assert "does not start with a part of its state" in failure.value.message
+    assert "--set log.accept_gaps=true" in failure.value.message
+    await engine.close()
+
+    engine = EmbeddedEngine(tmp_path, clock=clock, options=EngineOptions(accept_gaps=True))
+    await engine.start()
+    with capture_logs() as lines:
+        table = await loaded(engine)
+    assert dict(table.items()) == {"first": Setting("first"), "third": Setting("third")}
+    [line] = [line for line in lines if line["event"] == "damaged part of an internal topic left out"]
+    assert (line["log_level"], line["offset"], line["resumes_at"]) == ("error", 1, 2)
+    await table.put("fourth", Setting("fourth"))
+    await engine.close()
+    engine = EmbeddedEngine(tmp_path, clock=clock, options=EngineOptions(accept_gaps=True))
+    await engine.start()
+    assert list(dict((await loaded(engine)).items())) == ["first", "third", "fourth"]
+    await engine.close()
+
+
+@pytest.mark.parametrize("spoilt", [b"first", b"third"], ids=["first block", "last block"])
+async def test_a_damaged_block_at_either_end_is_left_out_if_gaps_are_accepted(
+    tmp_path: Path, clock: ManualClock, spoilt: bytes
+) -> None:
+    engine = EmbeddedEngine(tmp_path, clock=clock)
+    await engine.start()
+    table = await loaded(engine)
+    for text in ("first", "second", "third"):
+        await table.put(text, Setting(text))
+    await engine.close()
+    [damaged] = [path for path in tmp_path.rglob("*.log") if b"second" in path.read_bytes()]
+    damaged.write_bytes(damaged.read_bytes().replace(spoilt, spoilt.upper()))
+    engine = EmbeddedEngine(tmp_path, clock=clock, options=EngineOptions(accept_gaps=True))
+    await engine.start()
+    left = {text for text in ("first", "second", "third") if text.encode() != spoilt}
+    assert set(dict((await loaded(engine)).items())) == left
     await engine.close()

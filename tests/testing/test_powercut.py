@@ -39,6 +39,25 @@ def test_what_is_synced_is_there(tmp_path: Path) -> None:
     assert found == [b"x" * 4096] * len(SEEDS)
 
 
+def test_what_a_failed_flush_should_have_written_reads_right_and_no_later_flush_writes_it(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    disk = PowerCutDisk(source, cut_at=None)
+    fd = disk.open_append(source / "0.log", create=True)
+    disk.sync_directory(source)
+    disk.fail_next_flush()
+    disk.write_all(fd, b"lost", 0)
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.fdatasync(fd)
+    assert disk.pread(fd, 4, 0) == b"lost"
+    disk.write_all(fd, b"kept", 4)
+    disk.fdatasync(fd)
+    os.close(fd)
+    disk.cut()
+    disk.image(tmp_path / "image", random.Random(1), 0.0)
+    assert (tmp_path / "image" / "0.log").read_bytes() == bytes(4) + b"kept"
+
+
 def test_a_file_that_is_not_synced_may_lose_any_of_its_sectors(tmp_path: Path) -> None:
     found = [found_after_cut(tmp_path, seed, sync_file=False, sync_directory=True) for seed in SEEDS]
     assert None not in found

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from penstock.broker.due_times import Due, DueTimes, Int64s
-from penstock.broker.table import TABLE_CONFIG
+from penstock.broker.table import TABLE_CONFIG, read_state
 from penstock.errors import CorruptBlock, CorruptMetadata
 from penstock.log.api import Batch, BatchFor, Engine, OnAppended, Partition
 from penstock.log.block import Block
@@ -71,21 +71,8 @@ class ScheduleLog:
         """Create the topic where it is missing, else read it: what waits in it. Raises where a part of it cannot be read."""
         if SCHEDULE_TOPIC not in self._engine.topics():
             await self._engine.create_topic(SCHEDULE_TOPIC, TABLE_CONFIG)
-        partition = self._partition = self._engine.partition(SCHEDULE_TOPIC, 0)
-        columns: list[tuple[Int64s, Int64s, Int64s]] = []
-        offset = partition.start_offset
-        while offset < partition.committed_end:
-            try:
-                blocks = await partition.read(offset)
-            except CorruptBlock as error:
-                raise CorruptBlock(
-                    f"the delayed records in {SCHEDULE_TOPIC} cannot be loaded at offset {offset}: {error}; "
-                    "restore the file from a copy of the data directory"
-                ) from error
-            if not blocks:
-                break
-            columns += [_keys_of(block) for block in blocks]
-            offset = blocks[-1].next_offset
+        self._partition = self._engine.partition(SCHEDULE_TOPIC, 0)
+        columns = [_keys_of(block) async for block in read_state(self._engine, SCHEDULE_TOPIC)]
         return self._still_waiting(columns)
 
     def _still_waiting(self, columns: Sequence[tuple[Int64s, Int64s, Int64s]]) -> DueTimes:

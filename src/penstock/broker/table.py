@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, ItemsView, Sequence
+from collections.abc import AsyncIterator, Callable, ItemsView, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+import structlog
 
 from penstock.errors import CorruptBlock, CorruptMetadata, InvalidRequest, LimitExceeded, PenstockError, ShuttingDown
 from penstock.log.api import Appended, Batch, BatchFor, Engine, OnAllAppended, Partition, TopicConfig
@@ -34,9 +35,45 @@ TABLE_CONFIG: Final = TopicConfig(partitions=1, cleanup="compact", segment_bytes
 KEY_BYTES_MAX: Final = 4 << 10
 VALUE_BYTES_MAX: Final = 1 << 20
 
+_log = structlog.get_logger(__name__)
+
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
+    """Yield the blocks of an internal topic.
+
+    Raises CorruptBlock at damage, because the broker must not start with a part of its state unnoticed. If the operator has accepted
+    gaps, what cannot be read is logged and left out.
+    """
+    partition = engine.partition(topic, 0)
+    offset = partition.start_offset
+    while offset < partition.committed_end:
+        try:
+            blocks = await partition.read(offset)
+        except CorruptBlock as error:
+            if not engine.accept_gaps:
+                raise CorruptBlock(
+                    f"internal topic {topic} cannot be loaded at offset {offset}: {error}; the broker does not start with a part of "
+                    "its state: restore the file from a backup, or start with --set log.accept_gaps=true to load what can be read"
+                ) from error
+            following = partition.committed_end if error.next_offset is None else error.next_offset
+            _log.error(
+                "damaged part of an internal topic left out",
+                topic=topic,
+                offset=offset,
+                resumes_at=following,
+                error=str(error),
+            )
+            offset = max(following, offset + 1)
+            continue
+        if not blocks:
+            break
+        for block in blocks:
+            yield block
+        offset = blocks[-1].next_offset
 
 
 class Table(Generic[_Key, _Value]):
@@ -161,24 +198,12 @@ class Table(Generic[_Key, _Value]):
     # -- opening and closing ----------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Create the topic where it is missing and read it. Raises where a part of it cannot be read: better no start than half a table."""
+        """Create the topic where it is missing and read it. Raises CorruptBlock if a part of it cannot be read (`read_state`)."""
         if self.topic not in self._engine.topics():
             await self._engine.create_topic(self.topic, TABLE_CONFIG)
         partition = self._engine.partition(self.topic, 0)
-        offset = partition.start_offset
-        while offset < partition.committed_end:
-            try:
-                blocks = await partition.read(offset)
-            except CorruptBlock as error:
-                raise CorruptBlock(
-                    f"table {self.topic} cannot be loaded at offset {offset}: {error}; the broker does not start with a part of "
-                    "its state: restore the file from a copy of the data directory"
-                ) from error
-            if not blocks:
-                break
-            for block in blocks:
-                self._load_block(block)
-            offset = blocks[-1].next_offset
+        async for block in read_state(self._engine, self.topic):
+            self._load_block(block)
         self._applied_end = partition.committed_end
         self._partition = partition
 

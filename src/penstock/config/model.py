@@ -327,7 +327,7 @@ class Log(Section):
     reserve_bytes: Size = 8 << 20
     """Disk space held back so that group offsets can still be written when the disk is full."""
     accept_gaps: bool = False
-    """Start although a segment file is missing between two others."""
+    """Start although segment files are missing or cut, or internal topics are damaged: what they held is gone."""
 
 
 class Topic(Section):

@@ -244,7 +244,8 @@ class Partition(ABC):
         """Consecutive blocks, the first of which holds `offset` (or the first record after it, where compaction left a gap).
 
         At least one block where there is one, then more while they fit into `max_bytes`. Empty at the end of the log.
-        Raises OffsetOutOfRange below `start_offset` or above `committed_end`, CorruptBlock where the first block is damaged.
+        Raises OffsetOutOfRange below `start_offset` or above `committed_end`, CorruptBlock where the first block is damaged, with the
+        `next_offset` to continue at.
         """
 
     @abstractmethod
@@ -297,6 +298,8 @@ class Engine(ABC):
     """A log: topics, partitions, and an append that spans several of them."""
 
     stats: EngineStats
+    accept_gaps: bool = False
+    """Whether the operator has chosen to serve what is left of a damaged log, internal topics included."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -7,7 +7,8 @@ promise no more than POSIX does:
   anything in between;
 - a name that was created, renamed or removed since its directory was synced may be found in either state, each by itself; but a file
   that was renamed is there under one of its names.
-Files that are there at the beginning count as synced, and so does what others than the engine write.
+Files that are there at the beginning count as synced, and so does what others than the engine write. A flush can be told to fail
+(`fail_next_flush`).
 
 A failure is reproduced by its seed.
 """
@@ -30,7 +31,7 @@ SECTOR_BYTES: Final = 512
 
 @dataclass(slots=True)
 class _File:
-    """One inode: its content when it was last synced, and now. The two differ in the ranges `dirty` at most, and in size."""
+    """One inode: its content when it was last synced, and now. Only the ranges in `dirty` can still reach the disk."""
 
     synced: bytearray = field(default_factory=bytearray)
     current: bytearray = field(default_factory=bytearray)
@@ -91,16 +92,22 @@ class PowerCutDisk(Disk):
     def is_off(self) -> bool:
         return self._final_names is not None
 
+    def cut_after(self, operations: int) -> None:
+        """The power goes at the last of this many more operations."""
+        with self._lock:
+            self._left = operations
+
+    def fail_next_flush(self) -> None:
+        """The next flush of a segment or journal fails with EIO, as on Linux: the pages count as clean, so that no later flush writes
+        them, and readers find them in the cache until the power goes."""
+        with self._lock:
+            self._flushes_to_fail += 1
+
     def cut(self) -> None:
         """The power goes now."""
         with self._lock:
             directories = [self._root, *(path for path in self._root.rglob("*") if path.is_dir())]
             self._final_names = {directory: _names(directory) for directory in directories}
-
-    def fail_next_flush(self) -> None:
-        """Let the next flush of a file fail. What it should have written can be read, and no later flush writes it: the system takes it
-        for written from then on."""
-        self._flushes_to_fail += 1
 
     # -- operations ------------------------------------------------------------------------------------------------------
 
@@ -132,12 +139,13 @@ class PowerCutDisk(Disk):
     def fdatasync(self, fd: int) -> None:
         with self._lock:
             self._step()
-            if self._flushes_to_fail:
+            is_log = file_kind(path_of(fd)) in LOGS
+            if is_log and self._flushes_to_fail:
                 self._flushes_to_fail -= 1
                 self._file(fd).dirty.clear()
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             # Nothing is flushed for real: what is lost is decided here, and the image is made from memory.
-            if not (self._flushes_ignored and file_kind(path_of(fd)) in LOGS):
+            if not (self._flushes_ignored and is_log):
                 self._file(fd).sync()
 
     def open_append(self, path: Path, *, create: bool) -> int:
@@ -246,8 +254,9 @@ def _after_cut(file: _File, chance: random.Random, loss: float) -> bytes:
     if chance.random() < loss:
         size = chance.choice((len(synced), chance.randint(*sorted((len(synced), len(current))))))
     content = bytearray(synced[:size].ljust(size, b"\0"))
+    dirty = {sector for start, end in file.dirty for sector in range(start // SECTOR_BYTES, -(-end // SECTOR_BYTES))}
     for at in range(0, min(size, len(current)), SECTOR_BYTES):
-        if chance.random() >= loss:
+        if chance.random() >= loss and at // SECTOR_BYTES in dirty:
             sector = current[at : min(at + SECTOR_BYTES, size)]
             content[at : at + len(sector)] = sector
     return bytes(content)

@@ -29,7 +29,8 @@ class _Undo(NamedTuple):
 class FlushErrorDisk(Disk):
     """Some flushes of segments and journals, given by their numbers, fail with EIO, and what they should have written is gone.
 
-    That is how Linux does it: it marks the pages clean, and a later read finds what is on disk. A `silent` disk reports success.
+    That is what is left of it on Linux once the pages, which count as clean, are dropped from the cache; `PowerCutDisk.fail_next_flush`
+    shows what is found before that. A `silent` disk reports success.
     """
 
     def __init__(self, failing: frozenset[int], *, silent: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.errors import NotWritten, ShuttingDown, TopicNotFound
-from penstock.log.api import Batch, TopicConfig
+from penstock.log.api import Batch, BatchFor, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.commit import Committer
+from penstock.log.embedded.journal import journal_paths
+from penstock.testing.powercut import PowerCutDisk
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import CountingDisk
-from tests.log.records import append, read_values, start_append
+from tests.log.embedded.storage import CountingDisk, everything
+from tests.log.records import append, read_values, start_append, start_atomic_append
 
 MANY_BLOCKS = TopicConfig(segment_bytes=8000)
 
@@ -118,6 +122,43 @@ async def test_a_delete_whose_rename_fails_leaves_the_topic_as_it_was(open_engin
     await engine.close()
     engine = await open_engine()
     assert await read_values(engine.partition("orders", 0)) == []
+
+
+async def test_a_checkpoint_during_a_delete_that_fails_takes_nothing_from_the_topic(
+    open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """What the journal held of it must be synced before the journal goes: the topic is still there."""
+
+    class CheckpointThenFail(PowerCutDisk):
+        committer: Committer | None = None
+
+        def rename(self, old: Path, new: Path) -> None:
+            committer = self.committer
+            if committer is not None and old.is_dir():
+                asyncio.run_coroutine_threadsafe(
+                    committer.run(lambda: committer.checkpoint(wait=True)), engine._loop
+                ).result()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().rename(old, new)
+
+    source = tmp_path / "source"
+    source.mkdir()
+    disk = CheckpointThenFail(source, None)
+    engine = await open_engine(source, disk=disk)
+    await engine.create_topic("orders", TopicConfig(partitions=2))
+    for number in range(5):
+        parts = [BatchFor(engine.partition("orders", index), Batch([b"%d" % number])) for index in (0, 1)]
+        await start_atomic_append(engine, parts)
+    before = await everything(engine)
+    disk.committer = engine._committer
+    with pytest.raises(NotWritten, match="orders"):
+        await engine.delete_topic("orders")
+    assert journal_paths(source / "journal") == []
+    disk.sync_directory(source / "journal")  # it is gone for good, and the segments keep only what was synced
+    disk.cut()
+    await engine.close()
+    disk.image(tmp_path / "image", random.Random(1), 1.0)
+    assert await everything(await open_engine(tmp_path / "image")) == before
 
 
 async def test_a_delete_that_may_not_last_is_taken_back(open_engine: OpenEngine, data_dir: Path) -> None:

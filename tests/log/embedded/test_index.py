@@ -36,7 +36,7 @@ def written(directory: Path, blocks: int = 60, seed: int = 1) -> tuple[Segment, 
 
 
 def load_index(path: Path, size_bytes: int) -> SegmentIndex | None:
-    return load_index_of(path, BASE, size_bytes, Disk(), SALTS.of(path.stem))
+    return load_index_of(path, size_bytes, Disk(), SALTS.of(path.stem))
 
 
 def loaded(encoded: bytes) -> SegmentIndex | None:
@@ -146,7 +146,7 @@ def test_an_index_is_not_taken_for_a_file_that_was_put_in_the_place_of_its_own(t
     segment.save_index(segment.index.encode(), sync=False)
     assert load_index(segment.path, segment.end) is not None
     elsewhere = PartitionSalts(SALTS.topic_salt, 1)
-    moved = load_index_of(segment.path, BASE, segment.end, Disk(), elsewhere.of(segment.path.stem))
+    moved = load_index_of(segment.path, segment.end, Disk(), elsewhere.of(segment.path.stem))
     assert moved is None
 
 

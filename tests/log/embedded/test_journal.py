@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.journal import (
+    HEADS_AT,
     Journal,
     JournalEntry,
     JournalRecord,
@@ -47,7 +48,13 @@ def journal_of(*records: list[JournalEntry], salt: int = SALT) -> bytes:
 def read(data: bytes) -> tuple[list[list[JournalEntry]], list[int]]:
     """The records of a journal file, and where it is damaged."""
     damaged: list[int] = []
-    return list(read_records(data, damaged.append)), damaged
+    return list(read_records(data, damaged.append, lambda at: None)), damaged
+
+
+def torn_at(data: bytes) -> list[int]:
+    torn: list[int] = []
+    list(read_records(data, lambda at: None, torn.append))
+    return torn
 
 
 ENDS = [len(journal_of(*RECORDS[:count])) for count in range(len(RECORDS) + 1)]
@@ -58,9 +65,9 @@ def test_the_layout_on_disk_is_pinned() -> None:
     size = struct.pack("<Q", len(rest))
     checksum = struct.pack("<I", google_crc32c.value(size + rest))
     salt = struct.pack("<Q", SALT)
-    head = b"PnJ2" + struct.pack("<I", google_crc32c.value(salt)) + salt
-    assert head == HEAD
-    assert journal_of(RECORDS[2]) == head + b"PnJr" + checksum + struct.pack("<Q", SALT ^ 16) + size + rest
+    head = b"PnJ3" + struct.pack("<I", google_crc32c.value(salt)) + salt
+    assert head + bytes(4080) + head == HEAD
+    assert journal_of(RECORDS[2]) == HEAD + b"PnJr" + checksum + struct.pack("<Q", SALT ^ 4112) + size + rest
 
 
 @pytest.mark.parametrize("behind", [b"", bytes(4096), b"PnJr", b"torn" * 100])
@@ -82,19 +89,57 @@ def test_a_record_with_any_bit_flipped_is_told_and_the_others_are_read() -> None
         assert read(bytes(flipped)) == ([RECORDS[0], RECORDS[2]], [ENDS[1]])
 
 
-def test_a_journal_whose_head_is_damaged_is_told_and_read_by_the_seal_of_its_first_record() -> None:
+@pytest.mark.parametrize("at", HEADS_AT)
+def test_a_journal_of_which_one_head_is_damaged_is_told_and_read_by_the_other(at: int) -> None:
     data = journal_of(*RECORDS)
-    for bit in range(8 * len(HEAD)):
+    for bit in range(8 * at, 8 * (at + 16)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert read(bytes(flipped)) == (RECORDS, [0])
+        assert read(bytes(flipped)) == (RECORDS, [at])
 
 
-def test_a_journal_whose_head_and_first_record_are_damaged_is_told_and_not_read() -> None:
+@pytest.mark.parametrize("sector_bytes", [512, 4096])
+@pytest.mark.parametrize("at", HEADS_AT)
+def test_a_lost_sector_with_a_head_takes_no_record_that_is_not_in_it(at: int, sector_bytes: int) -> None:
+    large = [JournalEntry(TOPIC, 0, 0, 0, b"v" * sector_bytes)]
+    data = bytearray(journal_of(large, *RECORDS))
+    data[at : at + sector_bytes] = bytes(sector_bytes)
+    found, damaged = read(bytes(data))
+    assert found == ([large, *RECORDS] if at == 0 else RECORDS)
+    assert damaged == ([0] if at == 0 else [4096, 4112])
+
+
+def test_a_first_record_that_was_torn_with_a_head_is_torn_and_read_if_it_is_whole() -> None:
+    record = [JournalEntry(TOPIC, 0, 0, 0, b"v" * 9000)]
+    for lost, found, torn in ((0, [record], 0), (4096, [], 4096), (8192, [], 4112)):
+        data = bytearray(journal_of(record))
+        data[lost : lost + 512] = bytes(512)
+        assert read(bytes(data)) == (found, [])
+        assert torn_at(bytes(data)) == [torn]
+
+
+def test_a_damaged_head_is_damage_once_a_second_record_was_begun() -> None:
+    data = bytearray(journal_of(*RECORDS[:2]))
+    data[0] ^= 1
+    data[-1] ^= 1
+    assert read(bytes(data)) == ([RECORDS[0]], [0])
+    assert torn_at(bytes(data)) == [ENDS[1]]
+
+
+def test_a_damaged_record_that_another_damaged_one_follows_is_no_torn_write() -> None:
     data = bytearray(journal_of(*RECORDS))
-    data[8] ^= 1
-    data[50] ^= 1
-    assert read(bytes(data)) == ([], [0])
+    data[ENDS[2] - 1] ^= 1
+    data[ENDS[3] - 1] ^= 1
+    assert read(bytes(data)) == ([RECORDS[0]], [ENDS[1]])
+    assert torn_at(bytes(data)) == [ENDS[2]]
+
+
+def test_a_journal_that_lost_both_heads_is_taken_for_a_torn_one() -> None:
+    data = bytearray(journal_of(*RECORDS))
+    for at in HEADS_AT:
+        data[at] ^= 1
+    assert read(bytes(data)) == ([], [])
+    assert torn_at(bytes(data)) == [0]
 
 
 @pytest.mark.parametrize("data", [b"", HEAD[:5], HEAD, bytes(5000), HEAD + bytes(5000)])
@@ -102,7 +147,7 @@ def test_a_journal_that_nothing_was_written_to_is_no_damage(data: bytes) -> None
     assert read(data) == ([], [])
 
 
-ELSEWHERE = [journal_of(RECORDS[0])[16:], journal_of(RECORDS[0], salt=SALT + 1)[16:]]
+ELSEWHERE = [journal_of(RECORDS[0])[len(HEAD) :], journal_of(RECORDS[0], salt=SALT + 1)[len(HEAD) :]]
 
 
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"PnJr", bytes(40), *ELSEWHERE]), max_size=8))
@@ -205,7 +250,7 @@ def test_redo_names_a_damaged_journal_and_applies_what_it_can(tmp_path: Path) ->
     segment = tmp_path / "00000000000000000100.log"
     segment.write_bytes(b"12345")
     data = bytearray(journal_of([JournalEntry(TOPIC, 0, 100, 5, b"abc")], [JournalEntry(TOPIC, 0, 100, 8, b"def")]))
-    data[40] ^= 1
+    data[len(HEAD) + 24] ^= 1
     path = tmp_path / "journal" / "0.journal"
     path.write_bytes(data)
     assert redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path) == [path]

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.segment import Segment
+from penstock.testing.clock import ManualClock
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import partition_of, segment_files
-from tests.log.records import append, read_values, records_of
+from tests.log.records import append, read_all, read_values, records_of
 
 
 class ReadCounter(Disk):
@@ -114,3 +119,58 @@ async def test_the_size_follows_rolls_rewrites_retention_and_a_restart(open_engi
     partition = partition_of(await open_engine(options=options))
     assert partition.size_bytes == size_bytes
     assert await read_values(partition) == held
+
+
+class RemovalFails(Disk):
+    """The next operation of this name on the way to removing a segment fails."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self._operation = operation
+        self.armed = False
+
+    def _fail(self, operation: str) -> None:
+        if self.armed and operation == self._operation:
+            self.armed = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def rename(self, old: Path, new: Path) -> None:
+        if new.suffix == ".deleted":
+            self._fail("rename")
+        super().rename(old, new)
+
+    def sync_directory(self, path: Path) -> None:
+        if any(path.glob("*.deleted")):
+            self._fail("sync")
+        super().sync_directory(path)
+
+    def unlink(self, path: Path) -> None:
+        if path.suffix == ".deleted":
+            self._fail("unlink")
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("operation", ["rename", "sync", "unlink"])
+async def test_a_segment_that_cannot_be_removed_stays_the_oldest_one(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path, operation: str
+) -> None:
+    disk = RemovalFails(operation)
+    engine = await open_engine(disk=disk, options=EngineOptions(tail_bytes_max=0))
+    await engine.create_topic("orders", TopicConfig(segment_bytes=400, retention_ms=10_000))
+    partition = partition_of(engine)
+    for _ in range(12):
+        await append(partition, [b"v" * 100])
+    before = await read_all(partition)
+    clock.advance(10.5)
+    disk.armed = True
+    await engine.maintain()
+    assert not disk.armed
+    assert partition.start_offset == 0
+    assert await read_all(partition) == before
+    await engine.maintain()
+    assert partition.start_offset == partition.segments[-1].base_offset > 0
+    assert segment_files(data_dir) == [partition.segments[-1].path]
+    left = await read_all(partition)
+    await engine.close()
+    engine = await open_engine()
+    assert await read_all(partition_of(engine)) == left

@@ -266,7 +266,9 @@ async def test_a_missing_segment_is_refused_unless_the_gap_is_accepted(open_engi
     missing.unlink()
     before = files(data_dir)
     for _ in range(2):
-        with pytest.raises(MissingSegment, match=f"{int(missing.stem)}.*{segments[3].name}.*backup.*--accept-gap"):
+        with pytest.raises(
+            MissingSegment, match=f"{int(missing.stem)}.*{segments[3].name}.*backup.*--set log.accept_gaps=true"
+        ):
             await open_engine()
         assert files(data_dir) == before, "a refused start changes nothing"
     with capture_logs() as lines:

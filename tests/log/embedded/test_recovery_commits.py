@@ -169,3 +169,21 @@ async def test_a_power_cut_in_a_commit_of_several_blocks_leaves_no_damage(tmp_pa
     found = await read_values(partition)
     assert found[:RECORDS_PER_COMMIT] == values
     await recovered.close()
+
+
+@pytest.mark.parametrize("durability", ["none", "interval:60000"])
+async def test_without_fsync_the_log_ends_before_the_first_block_that_is_not_whole(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, durability: str
+) -> None:
+    """A power cut may keep a later commit and lose an earlier one: what follows a loss must not be served as if nothing was missing."""
+    engine = await open_engine(options=SMALL_BLOCKS)
+    config = TopicConfig(durability=Durability.parse(durability))
+    values = await committed(engine, 3, config)
+    image = crash_image(data_dir, tmp_path / "image")
+    [path] = segment_files(image)
+    second = headers(path)[BLOCKS_PER_COMMIT][0]
+    damage(path, second + 100)
+    recovered = await open_engine(image, options=SMALL_BLOCKS)
+    assert await read_values(recovered.partition("orders", 0)) == values[:RECORDS_PER_COMMIT]
+    assert (recovered.stats.torn_tails, recovered.stats.corrupt_blocks) == (1, 0)
+    assert path.with_suffix(f".torn-at-{second}").exists()

@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import MissingSegment
+from penstock.errors import CorruptBlock, MissingSegment
 from penstock.log.api import Batch, BatchFor, TopicConfig
 from penstock.log.block import SEAL_AT, SUMMED_AT, BlockHeader, encode_block, seal_at
 from penstock.log.embedded import EmbeddedEngine
-from penstock.log.embedded.journal import JournalEntry, JournalRecord, encode_file_head, journal_paths
+from penstock.log.embedded.journal import (
+    FIRST_RECORD_AT,
+    JournalEntry,
+    JournalRecord,
+    encode_file_head,
+    journal_paths,
+)
 from penstock.log.salts import salt_beside
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import crash_image, files, partition_of, segment_files
-from tests.log.records import append, read_values, start_atomic_append
+from tests.log.records import append, read_from, read_values, start_atomic_append
 
 FORGED = encode_block(1_000_000, 1, [b"never sent as a record"])
 
@@ -77,7 +83,7 @@ async def injected(engine: EmbeddedEngine, padding_bytes: int) -> None:
     await append(engine.partition("secret", 0), [b"acknowledged"])
     topic_id = bytes.fromhex(engine.topics()["secret"].id)
     record = JournalRecord([JournalEntry(topic_id, 0, 0, 0, encode_block(0, 1, [b"replaced by another tenant"]))])
-    inner = b"".join(record.pieces(0)) + encode_file_head(0) + b"".join(record.pieces(seal_at(0, 16)))
+    inner = b"".join(record.pieces(0)) + encode_file_head(0) + b"".join(record.pieces(seal_at(0, FIRST_RECORD_AT)))
     value = b"z" * 700 + inner + b"z" * padding_bytes
     await start_atomic_append(engine, [BatchFor(engine.partition("mine", at), Batch([value])) for at in (0, 1)])
 
@@ -88,9 +94,9 @@ async def test_a_journal_record_inside_a_torn_one_is_not_applied(
     engine = await open_engine()
     await injected(engine, 700)
     [journal] = journal_paths(data_dir / "journal")
-    for lost_bytes in (16, 20, 40, 512):
+    for lost_from, lost_bytes in ((4112, 16), (4112, 20), (4112, 40), (4096, 512), (0, 4608)):
         image = crash_image(data_dir, tmp_path / "image")
-        replaced(image / journal.relative_to(data_dir), 0 if lost_bytes > 100 else 16, bytes(lost_bytes))
+        replaced(image / journal.relative_to(data_dir), lost_from, bytes(lost_bytes))
         recovered = await open_engine(image)
         assert await read_values(recovered.partition("secret", 0)) == [b"acknowledged"]
         await recovered.close()
@@ -159,8 +165,34 @@ async def test_a_damaged_seal_is_not_taken_for_that_of_another_file(
     data[SEAL_AT + 3] ^= 0x10
     path.write_bytes(data)
     recovered = await open_engine(image)
-    assert partition_of(recovered).committed_end == 0
-    assert path.with_suffix(".torn-at-0").read_bytes() == data
+    if clean:  # the index tells that it was synced
+        assert (partition_of(recovered).committed_end, recovered.stats.corrupt_blocks) == (1, 1)
+        assert path.read_bytes() == data
+    else:
+        assert partition_of(recovered).committed_end == 0
+        assert path.with_suffix(".torn-at-0").read_bytes() == data
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["after a crash", "after a clean stop"])
+async def test_a_first_seal_that_is_lost_does_not_make_the_rest_of_the_file_anothers(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, clean: bool
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig())
+    for number in range(3):
+        await append(engine.partition("orders", 0), [b"%d" % number])
+    if clean:
+        await engine.close()
+    image = crash_image(data_dir, tmp_path / "image")
+    [path] = segment_files(image)
+    seal = int.from_bytes(path.read_bytes()[SEAL_AT:SUMMED_AT], "little")
+    replaced(path, SEAL_AT, (seal ^ 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"))
+    recovered = await open_engine(image)
+    assert recovered.stats.corrupt_blocks == 1
+    partition = partition_of(recovered)
+    assert [record.value for record in await read_from(partition, 1)] == [b"1", b"2"]
+    with pytest.raises(CorruptBlock, match="offset 1 and later ones can be read"):
+        await partition.read(0)
 
 
 async def test_a_block_that_was_written_to_the_wrong_place_is_noticed(open_engine: OpenEngine, data_dir: Path) -> None:

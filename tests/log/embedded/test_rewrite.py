@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
+import os
+import random
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import MissingSegment
+from penstock.errors import MissingSegment, NotWritten
 from penstock.log.api import TopicConfig
 from penstock.log.block import BEGINS, ENDS, encode_block
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -12,8 +15,10 @@ from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import SegmentIndex
 from penstock.log.embedded.rewrite import Rewriter
 from penstock.log.embedded.segment import Segment, log_path
+from penstock.log.embedded.verify import verify
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.crashing import CrashDisk
+from penstock.testing.powercut import PowerCutDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import (
     SALTS,
@@ -277,7 +282,11 @@ async def test_a_crash_at_any_point_of_a_rewrite_loses_and_changes_nothing(
     before = await read_all(engine.partition(topic, 0))
     await engine.maintain()
     after = await read_all(engine.partition(topic, 0))
-    done = {kind for kind, _ in disk.taken}
+    kinds = [kind for kind, _ in disk.taken]
+    done = set(kinds)
+    assert kinds[kinds.index("rename draft") + 1] == "sync directory", (
+        "what it replaces goes once its name cannot be lost"
+    )
     assert {"flush draft", "rename draft", "unlink segment", "sync directory", "rename swap", "rename index"} <= done
     for kind, image in disk.taken:
         recovered = await open_engine(image, options=OPTIONS)
@@ -289,6 +298,118 @@ async def test_a_crash_at_any_point_of_a_rewrite_loses_and_changes_nothing(
         assert {path.suffix for path in partition_directory(image, topic).iterdir()} == {".log", ".index"}
         await recovered.maintain()
         assert latest(await read_all(recovered.partition(topic, 0))) == latest(before)
+        await recovered.close()
+
+
+class SwapSyncFails(Disk):
+    """The next `failures` syncs of a directory with a swap file in it fail."""
+
+    failures = 0
+
+    def sync_directory(self, path: Path) -> None:
+        if self.failures and any(path.glob("*.swap")):
+            self.failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync_directory(path)
+
+
+async def hours(engine: EmbeddedEngine, clock: ManualClock, *names: str) -> None:
+    """A segment of the compacted topic for each name, all its keys distinct, and a pass over the one before."""
+    if "table" not in engine.topics():
+        await engine.create_topic("table", TopicConfig(cleanup="compact", segment_ms=3_600_000))
+    for name in names:
+        await change(engine, *((f"{name}{number}", "x") for number in range(5)))
+        clock.advance(3601)
+        await engine.maintain()
+
+
+async def test_a_rewrite_that_fails_before_it_counts_leaves_no_swap_file(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path
+) -> None:
+    disk = SwapSyncFails()
+    engine = await open_engine(disk=disk, options=OPTIONS)
+    disk.failures = 1
+    await hours(engine, clock, "a")
+    assert not list(partition_directory(data_dir, "table").glob("*.swap"))
+    await hours(engine, clock, "b", "c")
+    before = await table(engine)
+    assert len(before) == 15
+    await engine.close()
+    assert await table(await open_engine(options=OPTIONS)) == before
+
+
+async def test_a_swap_file_that_cannot_be_removed_stops_the_partition_until_a_restart(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path
+) -> None:
+    class UnlinkFails(SwapSyncFails):
+        def unlink(self, path: Path) -> None:
+            if path.suffix == ".swap":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().unlink(path)
+
+    disk = UnlinkFails()
+    engine = await open_engine(disk=disk, options=OPTIONS)
+    disk.failures = 1
+    await hours(engine, clock, "a")
+    before = await table(engine)
+    partition = partition_of(engine, "table")
+    assert "swap" in (partition.failure or "")
+    with pytest.raises(NotWritten, match=r"swap.*restart the broker"):
+        await change(engine, ("b", "x"))
+    with pytest.raises(NotWritten, match=r"swap.*restart the broker"):
+        await partition.delete_before(5)
+    await engine.close()
+    engine = await open_engine(options=OPTIONS)
+    assert await table(engine) == before
+    await hours(engine, clock, "c")
+    assert {path.suffix for path in partition_directory(data_dir, "table").iterdir()} == {".log", ".index"}
+
+
+async def test_a_swap_file_that_a_later_rewrite_has_superseded_removes_nothing(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path
+) -> None:
+    engine = await open_engine(options=OPTIONS)
+    await hours(engine, clock, "a")
+    narrow = segment_files(data_dir, "table")[0]
+    stale = narrow.read_bytes()
+    await hours(engine, clock, "b", "c")
+    before = await table(engine)
+    assert not narrow.exists(), "a wider one has taken its place"
+    await engine.close()
+    swap = narrow.with_suffix(".swap")
+    swap.write_bytes(stale)
+    report = verify(data_dir)
+    assert [(finding.severity, finding.path) for finding in report.findings] == [
+        ("note", str(swap.relative_to(data_dir)))
+    ]
+    assert sum(topic.records for topic in report.topics) == len(before)
+    assert await table(await open_engine(options=OPTIONS)) == before
+    assert not swap.exists()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_power_cut_at_any_point_of_a_rewrite_loses_nothing(
+    open_engine: OpenEngine, clock: ManualClock, tmp_path: Path, seed: int
+) -> None:
+    cut_at, cut = 0, True
+    while cut:
+        cut_at += 1
+        place = tmp_path / str(cut_at)
+        (place / "data").mkdir(parents=True)
+        disk = PowerCutDisk(place / "data", None)
+        engine = await open_engine(place / "data", disk=disk, options=OPTIONS)
+        await engine.create_topic("orders", TopicConfig(segment_bytes=600))
+        for number in range(14):
+            await append(engine.partition("orders", 0), [b"%d" % number])
+        before = await everything(engine)
+        disk.cut_after(cut_at)
+        await engine.maintain()
+        cut = disk.is_off
+        disk.cut()
+        await engine.close()
+        disk.image(place / "image", random.Random(seed), 0.5)
+        recovered = await open_engine(place / "image", options=OPTIONS)
+        assert await everything(recovered) == before, f"operation {cut_at}"
         await recovered.close()
 
 

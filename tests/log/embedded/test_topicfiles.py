@@ -129,11 +129,12 @@ def test_what_a_crash_left_of_a_creation_goes_and_what_holds_records_stays(topic
     (tmp_path / "begun.1" / "0").mkdir(parents=True)
     (tmp_path / "odd.2" / "0").mkdir(parents=True)
     (tmp_path / "odd.2" / "0" / "00000000000000000000.log").write_bytes(b"records")
-    (tmp_path / "notes.txt").write_bytes(b"")
+    (tmp_path / "notes.deleted").write_bytes(b"a file, and topics are directories")
     with capture_logs() as lines:
         assert topics.load_all() == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "odd.2"]
-    assert [line["log_level"] for line in lines] == ["error"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.deleted", "odd.2"]
+    assert [line["log_level"] for line in lines] == ["warning", "error"]
+    assert lines[0]["file"] == str(tmp_path / "notes.deleted")
 
 
 def test_two_directories_of_one_topic_are_not_chosen_between(topics: TopicFiles) -> None:

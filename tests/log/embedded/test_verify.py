@@ -13,6 +13,7 @@ from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
 from penstock.log.block import HEADER_BYTES
 from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.findings import FINDINGS_MAX, Finding, Kind, Report, Severity
+from penstock.log.embedded.journal import FIRST_RECORD_AT
 from penstock.log.embedded.verify import verify
 from penstock.log.salts import METADATA_COPY, METADATA_FILE, decode_metadata, encode_metadata
 from tests.log.embedded.conftest import OpenEngine
@@ -132,15 +133,46 @@ async def test_a_damaged_journal_is_named_with_its_position(open_engine: OpenEng
     image = crash_image(tmp_path / "data", tmp_path / "image")
     [journal] = (image / "journal").iterdir()
     assert verify(image).damage == 0
-    flip(journal, 16 + 40)
+    flip(journal, FIRST_RECORD_AT + 40)
     [found] = damage(verify(image))
-    assert (found.kind, image / found.path, found.position) == (Kind.JOURNAL, journal, 16)
-    flip(journal, 16 + 40)
+    assert (found.kind, image / found.path, found.position) == (Kind.JOURNAL, journal, FIRST_RECORD_AT)
+    flip(journal, FIRST_RECORD_AT + 40)
     end = len(journal.read_bytes().rstrip(b"\0"))
     flip(journal, end - 1)
     report = verify(image)
     assert damage(report) == []
     assert [(each.kind, image / each.path) for each in notes(report)] == [(Kind.JOURNAL, journal)]
+
+
+@pytest.mark.parametrize("commits", [1, 20])
+@pytest.mark.parametrize("lost_at", [0, 4096])
+async def test_a_journal_that_lost_a_sector_at_its_start_is_judged_alike_by_a_check_and_a_start(
+    open_engine: OpenEngine, tmp_path: Path, lost_at: int, commits: int
+) -> None:
+    """What follows a lost record proves that it was there; of a first commit nobody can tell."""
+    engine = await open_engine()
+    await engine.create_topic("pairs", TopicConfig(partitions=2))
+    parts = [engine.partition("pairs", index) for index in (0, 1)]
+    for number in range(commits):
+        await start_atomic_append(engine, [BatchFor(part, Batch([b"%d" % number * 300])) for part in parts])
+    image = crash_image(tmp_path / "data", tmp_path / "image")
+    for path in image.glob("topics/*/*/*.log"):
+        path.write_bytes(b"")  # a power cut: only the journal was synced
+    [journal] = (image / "journal").iterdir()
+    data = bytearray(journal.read_bytes())
+    data[lost_at : lost_at + 512] = bytes(512)
+    journal.write_bytes(data)
+    whole = commits if lost_at == 0 else commits - 1
+    torn = commits == 1
+    report = verify(image)
+    assert bool(damage(report)) is not torn
+    assert {finding.path for finding in report.findings if finding.kind is Kind.JOURNAL} == {f"journal/{journal.name}"}
+    recovered = await open_engine(image)
+    assert [path.suffix for path in (image / "journal").iterdir()] == ([] if torn else [".damaged"])
+    for index in (0, 1):
+        [path] = segment_files(image, "pairs", index)
+        assert path.read_bytes().count(b"PnB2") == whole
+    await recovered.close()
 
 
 async def test_what_the_journal_will_put_back_is_not_missing(open_engine: OpenEngine, tmp_path: Path) -> None:

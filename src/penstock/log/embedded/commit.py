@@ -394,16 +394,12 @@ class Committer:
         unsynced, self._unsynced = self._unsynced, {}
         work = []
         for partition in unsynced:
-            if partition.deleted:
-                continue
             writer = partition.writer
             try:
                 # If the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
                 if partition.failure is not None:
                     raise OSError(errno.EIO, "the partition refuses writes")
-                # Opened again, not duplicated: the system reports an error of writing back to each opening of a file once, and what
-                # this thread's own flushes meet from here on must not be hidden from the checkpoint's.
-                work.append((partition, self._disk.open_append(writer.file.path, create=False)))
+                work.append((partition, self._open_for_sync(partition)))
                 self._covered.append((partition, writer, writer.segment.index.encode()))
             except OSError as error:
                 _log.error("journal kept", path=str(retired), partition=str(partition), error=str(error))
@@ -411,6 +407,15 @@ class Committer:
         self._checkpoint = self._checkpointer.submit(self._sync_segments, work, retired)
         if wait:
             self._finish_checkpoint()
+
+    def _open_for_sync(self, partition: EmbeddedPartition) -> int:
+        file = partition.writer.file
+        if partition.deleted:
+            # Its directory may be renamed already. It is synced all the same: if the delete fails, the topic stays.
+            return os.dup(file.fd)
+        # Opened again, not duplicated: the system reports an error of writing back to each opening of a file once, and what this
+        # thread's own flushes meet from here on must not be hidden from the checkpoint's.
+        return self._disk.open_append(file.path, create=False)
 
     def _finish_checkpoint(self) -> None:
         """Wait for a checkpoint under way; what it synced need not be scanned after a crash."""
@@ -420,8 +425,8 @@ class Committer:
         self._checkpoint = None
         covered, self._covered = self._covered, []
         for partition, writer, index in covered:
-            # Sealed meanwhile, it has its last index; closed, its topic was deleted.
-            if partition.failure is None and not writer.segment.index.sealed and not writer.file.closed:
+            # Sealed meanwhile, it has its last index.
+            if partition.failure is None and not partition.deleted and not writer.segment.index.sealed:
                 self._save_index(writer, index)
 
     def _sync_segments(self, work: list[tuple[EmbeddedPartition, int]], retired: Path | None) -> None:

@@ -199,10 +199,6 @@ class AppendFile:
             # Whatever the system says (a full disk, too), what was written may be gone, and trying again would not tell.
             raise OSError(errno.EIO, f"the flush failed: {error.strerror or error}") from error
 
-    @property
-    def closed(self) -> bool:
-        return self.fd < 0
-
     def close(self) -> None:
         fd, self.fd = self.fd, -1  # the number may soon name another file
         os.close(fd)

@@ -1,7 +1,7 @@
 """The embedded engine: a log in a directory, for one process.
 
     <data dir>/LOCK                 held while a broker runs; tells one run from another, for readers of the files
-    <data dir>/clean-shutdown       there only between a clean stop and the next start
+    <data dir>/clean-shutdown       there only between a clean stop and the next start, see clean_stop.py
     <data dir>/reserve              space given up when the disk is full
     <data dir>/journal/             see journal.py
     <data dir>/snapshots/           see snapshot.py
@@ -44,6 +44,7 @@ from penstock.log.api import (
     TopicConfig,
     TopicInfo,
 )
+from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, encode_clean_stop, read_clean_stop
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
 from penstock.log.embedded.epochs import Epochs
@@ -68,7 +69,6 @@ _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 _LOCK: Final = "LOCK"
-_CLEAN: Final = "clean-shutdown"
 _RESERVE: Final = "reserve"
 _DAMAGED_SUFFIX: Final = ".damaged"
 
@@ -90,6 +90,7 @@ class EmbeddedEngine(Engine):
         self._disk = disk or Disk()
         self._options = options or EngineOptions()
         self._threads = threads or Threads()
+        self.accept_gaps = self._options.accept_gaps
         self.stats = EngineStats()
         self._files = TopicFiles(self._disk, data_dir / "topics")
         self._reserve = SpaceReserve(self._disk, data_dir / _RESERVE, self._options.reserve_bytes)
@@ -131,7 +132,8 @@ class EmbeddedEngine(Engine):
             self._disk.make_directory(directory)
         self._disk.sync_directory(self._data_dir)
         self._snapshots.remove_unheld()
-        self._clean_stop = (self._data_dir / _CLEAN).exists()
+        self._ends_at_stop = self._read_clean_stop()
+        self._clean_stop = self._ends_at_stop is not None
         self._loaded = self._files.load_all()
         self._damaged_journals: list[Path] = []
         if not self._clean_stop:
@@ -142,6 +144,13 @@ class EmbeddedEngine(Engine):
                 return None if info is None else self._files.partition_directory(info, index)
 
             self._damaged_journals = redo_journal(self._disk, journal_directory, partition_directory)
+
+    def _read_clean_stop(self) -> Ends | None:
+        try:
+            return read_clean_stop(self._data_dir)
+        except ValueError as error:
+            _log.error("mark of a clean stop damaged; the log is checked as after a crash", error=str(error))
+            return None
 
     async def _open_all(self, opened: Opened) -> None:
         options = self._options
@@ -201,11 +210,12 @@ class EmbeddedEngine(Engine):
     def _open_partitions(self, recovery: PartitionRecovery, topic: StoredTopic) -> OpenedParts:
         now_ms = self._clock.now_ms()
         info = topic.info
+        ends = dict(enumerate((self._ends_at_stop or {}).get(info.id, ())))
         parts: OpenedParts = []
         try:
             for index in range(info.config.partitions):
                 directory = self._files.partition_directory(info, index)
-                parts.append(recovery.open(info, directory, topic.salts(index), now_ms))
+                parts.append(recovery.open(info, directory, topic.salts(index), now_ms, ends.get(index, 0)))
         except BaseException:
             _close_writers(parts)
             raise
@@ -219,7 +229,7 @@ class EmbeddedEngine(Engine):
             else:
                 self._disk.unlink(path)
         self._disk.sync_directory(self._data_dir / "journal")
-        self._disk.unlink(self._data_dir / _CLEAN)
+        self._disk.unlink(self._data_dir / CLEAN_STOP_FILE)
         self._disk.sync_directory(self._data_dir)
         self._reserve.hold()
 
@@ -240,7 +250,7 @@ class EmbeddedEngine(Engine):
                 segment.close()
         try:
             if clean:
-                self._disk.write_file(self._data_dir / _CLEAN, b"")
+                self._disk.write_file(self._data_dir / CLEAN_STOP_FILE, encode_clean_stop(self._ends()))
         except OSError as error:
             # Everything is synced; the next start only has to look.
             _log.warning("clean stop not marked", error=str(error))
@@ -264,6 +274,12 @@ class EmbeddedEngine(Engine):
             clean = clean and partition.failure is None
             writer.file.close()
         return clean and not journal_paths(self._data_dir / "journal")
+
+    def _ends(self) -> Ends:
+        return {
+            info.id: [partition.writer.next_offset for partition in self._partitions[name]]
+            for name, info in self._topics.items()
+        }
 
     def _stop_threads(self) -> None:
         self._maintenance.stop()

@@ -5,7 +5,7 @@ under one checksum, to the journal; one `fdatasync` of that file makes the commi
 segments without waiting for the disk. After a crash the journal is read and every block put where it belongs again (`redo`), which
 is harmless where it already is there. Once the segments themselves are synced (a checkpoint) the journal file is deleted.
 
-    file:   magic "PnJ2", CRC-32C of the salt, salt (u64, random); then records
+    file:   head: magic "PnJ3", CRC-32C of the salt, salt (u64, random); a copy of it at byte 4096, in another sector; then records
     record: magic "PnJr", CRC-32C of everything from byte 16 on, seal (u64), length of the rest after this field (u64), number of
             blocks (u32), then for each block topic id (16 bytes), partition (u32), segment's base offset (i64), position in its file
             (i64), length (u32); then all blocks back to back
@@ -28,8 +28,11 @@ from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.disk import AppendFile, Disk
 
 JOURNAL_SUFFIX: Final = ".journal"
-_FILE_MAGIC: Final = b"PnJ2"
+_FILE_MAGIC: Final = b"PnJ3"
 _FILE_HEAD = struct.Struct("<4sIQ")
+HEADS_AT: Final = (0, 4096)
+"""Where the salt is: without it no record can be told from what a client wrote, so no single sector may take it away."""
+FIRST_RECORD_AT: Final = HEADS_AT[-1] + _FILE_HEAD.size
 _MAGIC: Final = b"PnJr"
 _SEALED_HEAD = struct.Struct("<4sIQ")
 _REST_HEAD = struct.Struct("<QI")
@@ -80,25 +83,20 @@ class JournalRecord:
 
 
 def encode_file_head(salt: int) -> bytes:
+    """Encode everything before the first record: the head and its copy."""
     salted = salt.to_bytes(8, "little")
-    return _FILE_HEAD.pack(_FILE_MAGIC, google_crc32c.value(salted), salt)
+    head = _FILE_HEAD.pack(_FILE_MAGIC, google_crc32c.value(salted), salt)
+    return head.ljust(HEADS_AT[1], b"\0") + head
 
 
-def _salt_of(data: bytes) -> int | None:
-    """The salt in the head of a journal file, None if the head is damaged."""
-    if len(data) < _FILE_HEAD.size:
+def _salt_at(data: bytes, at: int) -> int | None:
+    """Return the salt in the head of a journal file at this position, None if the head is damaged."""
+    if len(data) < at + _FILE_HEAD.size:
         return None
-    magic, checksum, salt = _FILE_HEAD.unpack_from(data)
-    if magic != _FILE_MAGIC or google_crc32c.value(data[8 : _FILE_HEAD.size]) != checksum:
+    magic, checksum, salt = _FILE_HEAD.unpack_from(data, at)
+    if magic != _FILE_MAGIC or google_crc32c.value(data[at + 8 : at + _FILE_HEAD.size]) != checksum:
         return None
     return int(salt)
-
-
-def _salt_of_first_record(data: bytes) -> int | None:
-    """The salt that the seal of the first record was made with, if that is whole."""
-    at = _FILE_HEAD.size
-    salt = seal_at(int.from_bytes(data[at + 8 : at + 16], "little"), at)
-    return None if decode_record(data, at, salt) is None else salt
 
 
 def _end_of(data: bytes, at: int, salt: int) -> int | None:
@@ -134,39 +132,36 @@ def decode_record(data: bytes, at: int, salt: int) -> tuple[list[JournalEntry], 
 
 
 def read_records(
-    data: bytes, on_damage: Callable[[int], None], on_torn: Callable[[int], None] | None = None
+    data: bytes, on_damage: Callable[[int], None], on_torn: Callable[[int], None]
 ) -> Iterator[list[JournalEntry]]:
-    """Whole records of a journal file in order, with the positions of damage told to `on_damage`.
+    """Yield the whole records of a journal file in order; positions of damage go to `on_damage`, that of a torn write to `on_torn`.
 
-    A record that is not whole at the end of the file is a torn write and no damage; `on_torn` hears of it. So it does of a file without a
-    head and a whole first record, which are flushed together; without `on_torn` that counts as damage, to be on the safe side. Records
-    after damage are read too: each names its own places, so order is not needed to apply them. They are found by their seals, which no
-    client can have put into a value.
+    What is not whole at the end of the file is a torn write: nobody was told of it. What another record follows is damage, since every
+    record is flushed before the next is written, and the heads with the first one. Records after damage are read too: each names its own
+    places, so order is not needed to apply them. They are found by their seals, which no client can have put into a value.
     """
-    salt = _salt_of(data)
-    if salt is None and data[_FILE_HEAD.size :].strip(b"\0"):
-        salt = _salt_of_first_record(data)
-        (on_damage if salt is not None or on_torn is None else on_torn)(0)
-    if salt is None:
-        return
-    at = _FILE_HEAD.size
-    damaged_at: int | None = None
-    while at < len(data):
+    salts = {at: _salt_at(data, at) for at in HEADS_AT}
+    broken_heads = [at for at, salt in salts.items() if salt is None]
+    salt = next((salt for salt in salts.values() if salt is not None), None)
+    at = FIRST_RECORD_AT
+    while salt is not None and at < len(data):
         record = decode_record(data, at, salt)
-        if record is None:
-            damaged_at = at if damaged_at is None else damaged_at
-            following = _next_record(data, at, salt)
-            if following is None:
-                if on_torn is not None and data[damaged_at:].strip(b"\0"):
-                    on_torn(damaged_at)
-                return
-            at = following
-        else:
-            if damaged_at is not None:
-                on_damage(damaged_at)
-                damaged_at = None
+        following = _next_record(data, at, salt) if record is None else None
+        if following is not None or (at > FIRST_RECORD_AT and _end_of(data, at, salt) is not None):
+            for position in broken_heads:
+                on_damage(position)
+            broken_heads.clear()
+        if record is not None:
             entries, at = record
             yield entries
+        elif following is not None:
+            on_damage(at)
+            at = following
+        else:
+            break
+    torn = [*broken_heads, at] if data[at:].strip(b"\0") else broken_heads
+    if torn and data[FIRST_RECORD_AT:].strip(b"\0"):
+        on_torn(torn[0])
 
 
 def _next_record(data: bytes, at: int, salt: int) -> int | None:

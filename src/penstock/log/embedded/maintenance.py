@@ -21,7 +21,14 @@ from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.disk import Disk, is_full, storage_error
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
-from penstock.log.embedded.rewrite import KeepRow, LatestOffsets, Rewriter, half_expired_ms, keep_until
+from penstock.log.embedded.rewrite import (
+    KeepRow,
+    LatestOffsets,
+    Rewriter,
+    UnfinishedRewriteError,
+    half_expired_ms,
+    keep_until,
+)
 from penstock.log.embedded.segment import Segment
 
 _log = structlog.get_logger(__name__)
@@ -53,6 +60,9 @@ class Maintenance:
                 else:
                     await self._merge(partition)
                     await self._expire(partition)
+        except UnfinishedRewriteError as error:
+            if not partition.deleted:
+                partition.fail(f"{error}; check the disk, then restart the broker, which finishes it")
         except (OSError, CorruptBlock) as error:
             if partition.deleted:
                 return

@@ -44,4 +44,4 @@ class EngineOptions:
     """Disk space held back so that internal topics (group offsets) can still be written when the disk is full."""
 
     accept_gaps: bool = False
-    """Start although a segment file is missing between two others."""
+    """Start although segment files are missing or cut, or internal topics are damaged."""

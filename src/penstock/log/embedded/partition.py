@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -338,7 +337,8 @@ class EmbeddedPartition(Partition):
     def _read_view(self, view: _ReadView, offset: int, max_bytes: int) -> list[Block]:
         blocks: list[Block] = []
         size = 0
-        for segment, end in view.starting_at(view.index_of(offset)):
+        first = view.index_of(offset)
+        for number, (segment, end) in enumerate(view.starting_at(first), first + 1):
             position = segment.position_of(offset)
             next_offset = segment.base_offset
             try:
@@ -360,6 +360,8 @@ class EmbeddedPartition(Partition):
                             return blocks  # whoever asks for what comes next gets the error
                         position = _behind(damage, segment, position, end, offset, next_offset)
             except CorruptBlock as error:
+                if error.next_offset is None and number < len(view.segments):
+                    error.next_offset = view.segments[number].base_offset
                 self._stats.corrupt_blocks += 1
                 _log.error("corrupt block", topic=self.topic, partition=self.index, error=str(error))
                 raise
@@ -399,6 +401,8 @@ class EmbeddedPartition(Partition):
     # -- retention -------------------------------------------------------------------------------------------------------
 
     async def delete_before(self, offset: int) -> int:
+        if self._failure is not None:
+            raise NotWritten(self._failure)
         async with self.replacing:
             sealed_after = [segment.base_offset for segment in self.segments[1:]]
             try:
@@ -412,16 +416,10 @@ class EmbeddedPartition(Partition):
         count = min(count, len(self.segments) - 1)
         if count <= 0:
             return
-        dropped = deque(self.segments[:count])
-        self.replace_segments(dropped, [])
-        await self._in_reader(lambda: _remove_segments(dropped))
-
-
-def _remove_segments(segments: deque[Segment]) -> None:
-    # Oldest first: a crash in between leaves a log that begins later, not one with a hole. Each is let go, and its file with it, unless
-    # somebody reads it.
-    while segments:
-        segments.popleft().remove()
+        # Oldest first, and each is in the list until it is gone: neither a crash nor an error in between leaves a log with a hole.
+        for segment in self.segments[:count]:
+            await self._in_reader(segment.remove)
+            self.replace_segments([segment], [])
 
 
 def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:
@@ -431,5 +429,7 @@ def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, off
         raise CorruptBlock(f"{damage}; no whole block follows it in this segment") from None
     resumes_at, block = behind
     if block.base_offset > offset:
-        raise CorruptBlock(f"{damage}; offset {block.base_offset} and later ones can be read") from None
+        error = CorruptBlock(f"{damage}; offset {block.base_offset} and later ones can be read")
+        error.next_offset = block.base_offset
+        raise error from None
     return resumes_at

@@ -9,8 +9,9 @@ last saved, every block checked:
 - damage that a later commit follows is no torn tail, since a commit is flushed before the next is written. It stays where it is and is
   reported; the blocks around it stay readable.
 
-What the journal holds is put back first (`redo`), so that scanning sees the log as it was promised. What was scanned is written again
-and synced: it may stem from a flush that failed.
+A log that ends before its saved indexes or the mark of a clean stop say has lost records that were synced: that is refused.
+
+What the journal holds is put back first (`redo`), so that scanning sees the log as it was promised.
 """
 
 from __future__ import annotations
@@ -31,19 +32,23 @@ from penstock.log.embedded.journal import JournalEntry, journal_paths, read_reco
 from penstock.log.embedded.rewrite import DRAFT_SUFFIX, finish_interrupted_rewrites
 from penstock.log.embedded.segment import (
     DELETED_SUFFIX,
+    INDEX_SUFFIX,
     LOG_SUFFIX,
     Segment,
     SegmentWriter,
     load_index,
     log_path,
     offset_range,
+    read_head,
+    saved_head,
+    segment_paths,
 )
 from penstock.log.salts import PartitionSalts
 
 _log = structlog.get_logger(__name__)
 TMP_SUFFIX: Final = ".tmp"
-_ZERO_STEP_BYTES: Final = 1 << 20
-_REWRITE_STEP_BYTES: Final = 1 << 20
+ACCEPT_GAPS: Final = "--set log.accept_gaps=true"
+_STEP_BYTES: Final = 1 << 20
 
 
 class PartitionRecovery:
@@ -59,10 +64,11 @@ class PartitionRecovery:
         self._accept_gaps = accept_gaps
 
     def open(
-        self, info: TopicInfo, directory: Path, salts: PartitionSalts, now_ms: int
+        self, info: TopicInfo, directory: Path, salts: PartitionSalts, now_ms: int, end_at_stop: int = 0
     ) -> tuple[list[Segment], SegmentWriter]:
+        """Open a partition, which ended at `end_at_stop` or later. Raises MissingSegment if segments are missing, cut or misplaced."""
         self._tidy(directory)
-        paths = sorted(directory.glob(f"*{LOG_SUFFIX}"))
+        paths = segment_paths(directory)
         # A last segment that nothing was written to may stem from a roll that failed, after which the one before went on.
         unused = paths.pop() if len(paths) > 1 and is_unused(self._disk, paths[-1]) else None
         segments: list[Segment] = []
@@ -75,9 +81,9 @@ class PartitionRecovery:
                 segments.append(self._open_sealed(path, salts, last_timestamp_ms))
             last_timestamp_ms = segments[-1].index.last_timestamp_ms
         self._check_sequence(info, segments, unused)
-        least_offset = offset_range(unused)[0] if unused else 0
+        least_offset = self._check_end(info, directory, salts, segments, unused, end_at_stop)
         if not segments or segments[-1].index.sealed or segments[-1].index.next_offset < least_offset:
-            return self._begin_segment(directory, salts, segments, unused, now_ms)
+            return self._begin_segment(directory, salts, segments, unused, least_offset, now_ms)
         if unused is not None:
             self._disk.unlink(unused)
         last = segments[-1]
@@ -91,11 +97,19 @@ class PartitionRecovery:
         return segments, writer
 
     def _begin_segment(
-        self, directory: Path, salts: PartitionSalts, segments: list[Segment], unused: Path | None, now_ms: int
+        self,
+        directory: Path,
+        salts: PartitionSalts,
+        segments: list[Segment],
+        unused: Path | None,
+        least_offset: int,
+        now_ms: int,
     ) -> tuple[list[Segment], SegmentWriter]:
         before = segments[-1].index if segments else SegmentIndex(0)
-        # Where the last records are lost, only the unused segment knows how far offsets were given out.
-        base_offset = max(before.next_offset, offset_range(unused)[0] if unused else 0)
+        if segments and not before.sealed:
+            before.sealed = True
+            self._save_index(segments[-1])
+        base_offset = max(before.next_offset, least_offset)
         path = log_path(directory, base_offset)
         if unused is not None and unused != path:
             self._disk.unlink(unused)
@@ -112,6 +126,8 @@ class PartitionRecovery:
         for path in sorted(directory.iterdir()):
             if path.suffix in (DRAFT_SUFFIX, DELETED_SUFFIX, TMP_SUFFIX):
                 self._disk.unlink(path)
+        for path in sorted(set(directory.glob(f"*{LOG_SUFFIX}")) - set(segment_paths(directory))):
+            _log.warning("file ignored: its name is not that of a segment", file=str(path))
         finish_interrupted_rewrites(self._disk, directory)
 
     def _open_sealed(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
@@ -121,32 +137,47 @@ class PartitionRecovery:
             segment.index.sealed = True
             segment.index.next_offset = base_offset if end_offset is None else end_offset
             segment.rebuild_index(segment.end)
-            try:
-                segment.save_index(segment.index.encode(), sync=False)
-            except OSError as error:
-                # A full disk must not keep the log from opening; the next start makes the index again.
-                _log.warning("index not saved", segment=str(path), error=str(error))
+            self._save_index(segment)
         return segment
+
+    def _save_index(self, segment: Segment) -> None:
+        try:
+            segment.save_index(segment.index.encode(), sync=False)
+        except OSError as error:
+            # A full disk must not keep the log from opening; the next start makes the index again.
+            _log.warning("index not saved", segment=str(segment.path), error=str(error))
 
     def _open_last(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int, *, flushed: bool) -> Segment:
         segment = self._load(path, salts, last_timestamp_ms)
         index, size = segment.index, segment.end
         if index.sealed:
             return segment
-        if not index.loaded and not _load_entries(segment):
-            segment.index = SegmentIndex(segment.base_offset, last_timestamp_ms)
-        elif self._clean and index.covers == size:
+        if index.loaded or not _load_entries(segment):
+            self._rebuild_saved(segment)
+        if self._clean and segment.index.covers == size:
             return segment
-        scanned_from = segment.index.covers
-        segment.end = self._scan(segment, scanned_from, size, flushed=flushed)
-        self._cut(segment, scanned_from, size)
+        segment.end, whole = self._scan(segment, segment.index.covers, size, flushed=flushed)
+        self._cut(segment, size)
+        self._write_again(segment, whole)
         return segment
+
+    def _rebuild_saved(self, segment: Segment) -> None:
+        """Make the index anew, as far as the saved one covered the segment. What is wrong there is no torn tail, since it was synced."""
+        saved = saved_head(segment.path, self._disk, segment.salt)
+        if saved is None or saved.covers > segment.end:
+            return
+        saved.sealed = False
+        segment.index = saved
+        damage = segment.rebuild_index(saved.covers)
+        if damage is not None:
+            self._stats.corrupt_blocks += 1
+            _log.error("corrupt block; the blocks after it stay readable", error=str(damage))
 
     def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
         """A segment with its saved index, or an empty one if there is none that fits."""
         base_offset, _ = offset_range(path)
         size = path.stat().st_size
-        index = load_index(path, base_offset, size, self._disk, salts.of(path.stem))
+        index = load_index(path, size, self._disk, salts.of(path.stem))
         if index is not None:
             return Segment(self._disk, path, base_offset, index, size, salts)
         segment = Segment(self._disk, path, base_offset, SegmentIndex(base_offset, last_timestamp_ms), size, salts)
@@ -154,22 +185,31 @@ class PartitionRecovery:
             segment.close()
             raise MissingSegment(
                 f"{path} holds the blocks of another file: it was moved, renamed or swapped; put the right file back, or move this "
-                "one away and start with --accept-gap (nothing was changed)"
+                f"one away and start with {ACCEPT_GAPS} (nothing was changed)"
+            )
+        saved = saved_head(path, self._disk, segment.salt)
+        if saved is not None and saved.covers > size:
+            segment.close()
+            self._refuse_gap(
+                f"{path} has {size} bytes, and had {saved.covers} when its index was saved: its end is missing"
             )
         return segment
 
-    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> int:
-        """Check and index the blocks from `position` on; returns where the last whole commit ends.
+    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> tuple[int, list[tuple[int, int]]]:
+        """Check and index the blocks from `position` on; returns where the last whole commit ends, and the ranges of whole blocks.
 
         In a topic that does not wait for flushes, a power cut may keep a later commit and lose an earlier one: what counts there is the
         part before that.
         """
         end = position
+        whole: list[tuple[int, int]] = []
         commit: list[tuple[Block, int]] = []  # read so far of the commit that `end` is the beginning of
         while position < size:
             try:
+                whole.append((position, position))
                 for block_at, block in segment.blocks_from(position, size):
                     position = block_at + block.size_bytes
+                    whole[-1] = (whole[-1][0], position)
                     if block.flags & BEGINS:
                         # What lies before was flushed, whole or not: it stays, and its offsets are not given out again.
                         _index(segment, commit)
@@ -182,15 +222,15 @@ class PartitionRecovery:
             except CorruptBlock as error:
                 following = commit[-1][0].next_offset if commit else segment.index.next_offset
                 if not flushed or segment.next_whole_block(position, size, following, begins=True) is None:
-                    return end
+                    return end, whole
                 behind = segment.next_whole_block(position, size, following)
                 assert behind is not None, "the one that begins a commit is whole"
                 self._stats.corrupt_blocks += 1
                 _log.error("corrupt block; the blocks after it stay readable", error=str(error), resumes_at=behind[0])
                 position = behind[0]
-        return end
+        return end, whole
 
-    def _cut(self, segment: Segment, scanned_from: int, size: int) -> None:
+    def _cut(self, segment: Segment, size: int) -> None:
         end = segment.end
         fd = self._disk.open_append(segment.path, create=False)
         try:
@@ -209,25 +249,30 @@ class PartitionRecovery:
                         next_offset=segment.index.next_offset,
                     )
                 self._disk.truncate(fd, end)
-            # What is readable from here on must not vanish in a power cut, so it is synced before anyone reads it.
-            self._write_again(fd, scanned_from, end)
-            self._disk.fdatasync(fd)
         finally:
             os.close(fd)
 
-    def _write_again(self, fd: int, position: int, end: int) -> None:
-        """Write what was scanned once more. A flush that failed leaves data in memory that the system believes to be on disk: it is read
-        like any other, and only writing it again makes the next flush write it."""
+    def _write_again(self, segment: Segment, ranges: list[tuple[int, int]]) -> None:
+        """Sync what is readable from here on, so that no power cut can take it back.
+
+        It is written first, although it reads right: after a failed flush the system counts the pages as clean and keeps showing them,
+        and a sync alone would not bring them to the disk.
+        """
+        fd = self._disk.open_append(segment.path, create=False)
         try:
-            while position < end:
-                data = self._disk.pread(fd, min(end - position, _REWRITE_STEP_BYTES), position)
-                self._disk.write_all(fd, data, position)
-                position += len(data)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            # A full disk must not keep the log from opening.
-            _log.warning("scanned data not written again", error=str(error))
+            try:
+                for start, stop in ranges:
+                    end = min(stop, segment.end)
+                    for at in range(start, end, _STEP_BYTES):
+                        self._disk.write_all(fd, self._disk.pread(fd, min(_STEP_BYTES, end - at), at), at)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                # A full disk must not keep the log from opening; only file systems that copy on write need space for this.
+                _log.error("no space to write the tail again", file=str(segment.path), error=str(error))
+            self._disk.fdatasync(fd)
+        finally:
+            os.close(fd)
 
     def _keep_aside(self, kept: Path, fd: int, position: int, end: int) -> bool:
         """Copy a torn tail to a file of its own; False if even the reserve and the tail itself do not make enough room."""
@@ -256,15 +301,45 @@ class PartitionRecovery:
             begins, ends = offset_range(after)[0], before.index.next_offset
             if begins == ends or (after is unused and begins < ends):
                 continue
-            text = (
+            self._refuse_gap(
                 f"topic {info.name!r}: {before.path} ends at offset {ends}, but the next segment, {after.name}, begins at "
                 f"{begins}; a segment file is missing or damaged at its end"
             )
-            if not self._accept_gaps:
-                raise MissingSegment(
-                    f"{text}; restore it from a backup, or start with --accept-gap to serve what is there"
-                )
-            _log.error("gap accepted", detail=text)
+
+    def _check_end(
+        self,
+        info: TopicInfo,
+        directory: Path,
+        salts: PartitionSalts,
+        segments: list[Segment],
+        unused: Path | None,
+        end_at_stop: int,
+    ) -> int:
+        """Compare the end of the log with what is known of it from elsewhere; returns the offset that new records begin at or after."""
+        found = max(segments[-1].index.next_offset if segments else 0, offset_range(unused)[0] if unused else 0)
+        known = max([end_at_stop, *self._saved_ends(directory, salts)])
+        if found < known:
+            self._refuse_gap(
+                f"topic {info.name!r}: the log in {directory} ends at offset {found}, and ended at {known} or later before; its last "
+                "segment file is missing or damaged at its end"
+            )
+        return max(found, known)
+
+    def _saved_ends(self, directory: Path, salts: PartitionSalts) -> list[int]:
+        """Return where the log ended at least, by the indexes of its last segment and of segments that are not there."""
+        *sealed, last = segment_paths(directory) or [log_path(directory, 0)]
+        known = {path.stem for path in (*sealed, last)}
+        heads = [read_head(path) for path in segment_paths(directory, INDEX_SUFFIX) if path.stem not in known]
+        if last.exists():
+            heads.append(saved_head(last, self._disk, salts.of(last.stem)))
+        return [head.next_offset for head in heads if head is not None]
+
+    def _refuse_gap(self, text: str) -> None:
+        if not self._accept_gaps:
+            raise MissingSegment(
+                f"{text}; restore it from a backup, or start with {ACCEPT_GAPS} to serve what is there"
+            )
+        _log.error("gap accepted", detail=text)
 
 
 def _index(segment: Segment, commit: list[tuple[Block, int]]) -> None:
@@ -276,7 +351,8 @@ def _index(segment: Segment, commit: list[tuple[Block, int]]) -> None:
 
 def is_unused(disk: Disk, path: Path) -> bool:
     """Whether nothing was ever written to a segment file; it may hold reserved space."""
-    if offset_range(path)[1] is not None:
+    head = read_head(path)
+    if offset_range(path)[1] is not None or (head is not None and head.covers):
         return False
     fd = disk.open_read(path)
     try:
@@ -291,7 +367,7 @@ def end_of_data(disk: Disk, fd: int, position: int, size: int) -> int:
     """Where the last byte that is not zero ends; `position` if all are."""
     end = position
     while position < size:
-        window = disk.pread(fd, min(_ZERO_STEP_BYTES, size - position), position)
+        window = disk.pread(fd, min(_STEP_BYTES, size - position), position)
         kept = window.rstrip(b"\0")
         if kept:
             end = position + len(kept)
@@ -318,7 +394,8 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
     targets = RedoTargets(disk, partition_directory)
     for path in journal_paths(directory):
         positions: list[int] = []
-        for entries in read_records(path.read_bytes(), positions.append):
+        torn: list[int] = []
+        for entries in read_records(path.read_bytes(), positions.append, torn.append):
             for entry in entries:
                 target = targets.find(entry)
                 if target is None:
@@ -331,6 +408,8 @@ def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[byt
                     os.close(fd)
                 touched[target] = None
                 applied += 1
+        if torn:
+            _log.warning("journal ends in a torn write", journal=str(path), position=torn[0])
         if positions:
             damaged.append(path)
             _log.error("journal damaged; what could be read was applied", journal=str(path), positions=positions)
@@ -367,7 +446,7 @@ class RedoTargets:
     def _not_sealed(self, directory: Path) -> set[Path]:
         """The last segment that was written to, and those after it."""
         found: set[Path] = set()
-        for path in sorted(directory.glob(f"*{LOG_SUFFIX}"), reverse=True):
+        for path in reversed(segment_paths(directory)):
             found.add(path)
             if not is_unused(self._disk, path):
                 break

@@ -25,7 +25,14 @@ import structlog
 from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, seal_at
 from penstock.log.embedded.disk import AppendFile, Disk
 from penstock.log.embedded.index import SegmentIndex
-from penstock.log.embedded.segment import INDEX_SUFFIX, LOG_SUFFIX, RESERVE_STEP_BYTES, Segment, offset_range
+from penstock.log.embedded.segment import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    RESERVE_STEP_BYTES,
+    Segment,
+    offset_range,
+    segment_paths,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -103,6 +110,10 @@ class _Rows:
         )
 
 
+class UnfinishedRewriteError(Exception):
+    """A disk error left a swap file that replaces segments which are still in use: only a restart can finish it."""
+
+
 class Rewriter:
     """Replaces runs of sealed segments of one partition directory."""
 
@@ -112,7 +123,8 @@ class Rewriter:
 
     def replace(self, segments: Sequence[Segment], *, compress: bool, keep: KeepRow | None = None) -> Segment:
         """Write these adjacent sealed segments as one, which is empty where no record is left. Raises CorruptBlock and changes nothing
-        where one is damaged: a rewrite would hide it."""
+        where one is damaged: a rewrite would hide it. Raises OSError if the segments stay as they are, and UnfinishedRewriteError if
+        a swap file stays beside them."""
         first, last = segments[0], segments[-1]
         directory = first.path.parent
         end_offset = last.index.next_offset
@@ -137,9 +149,11 @@ class Rewriter:
         index.sealed = True
         for segment in segments:
             segment.detach()
-        self._disk.rename(draft, swap)
-        self._disk.sync_directory(directory)
-        path = _finish(self._disk, swap)
+        self._publish(draft, swap, segments)
+        try:
+            path = _finish(self._disk, swap)
+        except OSError as error:
+            raise UnfinishedRewriteError(f"finishing the rewrite {swap} failed: {error}") from error
         replacement = Segment(self._disk, path, first.base_offset, index, index.covers, first.salts)
         try:
             replacement.save_index(index.encode(), sync=False)
@@ -147,6 +161,23 @@ class Rewriter:
             # The segment is in place; only the next start is slower for it.
             _log.warning("index not saved", segment=str(path), error=str(error))
         return replacement
+
+    def _publish(self, draft: Path, swap: Path, segments: Sequence[Segment]) -> None:
+        """Make a draft the truth, or leave no trace of it: the next rewrite may cover other segments, and a swap file that is left
+        from this one would undo that at the next start."""
+        try:
+            self._disk.rename(draft, swap)
+            self._disk.sync_directory(swap.parent)
+        except OSError as error:
+            try:
+                self._disk.unlink(draft)
+                self._disk.unlink(swap)
+                self._disk.sync_directory(swap.parent)
+            except OSError as worse:
+                raise UnfinishedRewriteError(f"removing the swap file {swap} failed: {worse}") from error
+            for segment in segments:
+                segment.detached = False
+            raise
 
     def _blocks(self, segments: Sequence[Segment], *, keep: KeepRow | None) -> Iterator[_Rows]:
         """The records in portions for one block each: no larger than the target, unless one block of the source is."""
@@ -179,7 +210,7 @@ def _finish(disk: Disk, swap: Path) -> Path:
     base_offset, end_offset = offset_range(swap)
     assert end_offset is not None
     path = swap.with_suffix(LOG_SUFFIX)
-    for replaced in sorted(directory.glob(f"*{LOG_SUFFIX}")):
+    for replaced in segment_paths(directory):
         if base_offset <= offset_range(replaced)[0] < end_offset:
             disk.unlink(replaced.with_suffix(INDEX_SUFFIX))
             disk.unlink(replaced)
@@ -191,8 +222,30 @@ def _finish(disk: Disk, swap: Path) -> Path:
 
 
 def finish_interrupted_rewrites(disk: Disk, directory: Path) -> None:
-    for swap in sorted(directory.glob(f"*{SWAP_SUFFIX}")):
-        _finish(disk, swap)
+    for swap in swap_paths(directory):
+        if is_superseded(swap, segment_paths(directory)):
+            _log.warning("superseded swap file removed", file=str(swap))
+            disk.unlink(swap)
+        else:
+            _finish(disk, swap)
+
+
+def swap_paths(directory: Path) -> list[Path]:
+    return [path for path in segment_paths(directory, SWAP_SUFFIX) if offset_range(path)[1] is not None]
+
+
+def is_superseded(swap: Path, logs: Sequence[Path]) -> bool:
+    """Whether a later rewrite has replaced what a swap file covers. A rewrite takes whole segments, so one that a swap file covers in
+    part is newer than that."""
+    base_offset, end_offset = offset_range(swap)
+    assert end_offset is not None
+    for log in logs:
+        begins, ends = offset_range(log)
+        if ends is None or ends <= base_offset or end_offset <= begins:
+            continue
+        if begins < base_offset or end_offset < ends:
+            return True
+    return False
 
 
 def keep_until(now_ms: int) -> KeepRow:

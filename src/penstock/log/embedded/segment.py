@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,10 +39,16 @@ _WINDOW_BYTES: Final = 4 * STEP_BYTES
 _SECTOR_BYTES: Final = 4096
 # A seal that differs from the right one by so few bits is damaged; that of another file differs by about 32.
 _FLIPPED_BITS_MAX: Final = 4
+_NAME: Final = re.compile(r"[0-9]{20}(-[0-9]{20})?")
 
 
 def log_path(directory: Path, base_offset: int) -> Path:
     return directory / f"{base_offset:020d}{LOG_SUFFIX}"
+
+
+def segment_paths(directory: Path, suffix: str = LOG_SUFFIX) -> list[Path]:
+    """Return the files of a partition that are named as its segments are, by offset. Others with the suffix are not ours."""
+    return sorted(path for path in directory.glob(f"*{suffix}") if _NAME.fullmatch(path.stem))
 
 
 def offset_range(path: Path) -> tuple[int, int | None]:
@@ -262,8 +269,9 @@ class Segment:
             if not loaded:
                 self.rebuild_index(self.end)
 
-    def rebuild_index(self, end: int) -> None:
-        """Make the index anew from the log, passing over damage."""
+    def rebuild_index(self, end: int) -> CorruptBlock | None:
+        """Make the index anew from the log, passing over damage; returns the first there was."""
+        damage: CorruptBlock | None = None
         index = SegmentIndex(self.base_offset, self.index.last_timestamp_ms)
         index.sealed = self.index.sealed
         position = 0
@@ -272,7 +280,8 @@ class Segment:
                 for block_at, block in self.blocks_from(position, end):
                     index.add(block, block_at)
                     position = block_at + block.size_bytes
-            except CorruptBlock:
+            except CorruptBlock as error:
+                damage = damage or error
                 behind = self.next_whole_block(position, end, index.next_offset)
                 if behind is None:
                     break
@@ -280,16 +289,18 @@ class Segment:
         index.covers = end
         index.next_offset = max(index.next_offset, self.index.next_offset)
         self.index = index
+        return damage
 
     def detach(self) -> None:
         """Before the file is removed or replaced: keep it open for readers that hold this object."""
         self._disk.read_files.detach(self)
 
     def remove(self) -> None:
-        """Take the files away. Renamed first, so that what a crash leaves is recognisable as meant to go."""
+        """Remove the files. Renamed first, so that what a crash leaves is recognisable as meant to go. Can be repeated after an error."""
         self.detach()
         doomed = self.path.with_suffix(DELETED_SUFFIX)
-        self._disk.rename(self.path, doomed)
+        if self.path.exists():
+            self._disk.rename(self.path, doomed)
         # One after the other for good: if a later one could vanish first, a power cut would leave a hole in the log.
         self._disk.sync_directory(self.path.parent)
         self._disk.unlink(self.index_path)
@@ -299,25 +310,44 @@ class Segment:
         self._disk.write_file(self.index_path, encoded, sync=sync)
 
 
-def load_index(segment_path: Path, base_offset: int, size_bytes: int, disk: Disk, salt: int) -> SegmentIndex | None:
-    """The head of the saved index, if it is whole and belongs to this log file."""
+def read_head(path: Path) -> SegmentIndex | None:
+    """Return the head of the index of a segment, whether or not that is there; None if there is no whole one."""
     try:
-        with segment_path.with_suffix(INDEX_SUFFIX).open("rb") as file:
-            index = SegmentIndex.decode_head(file.read(HEAD_BYTES), base_offset)
+        with path.with_suffix(INDEX_SUFFIX).open("rb") as file:
+            return SegmentIndex.decode_head(file.read(HEAD_BYTES), offset_range(path)[0])
     except OSError:
         return None
+
+
+def _first_header(segment_path: Path, disk: Disk, salt: int) -> BlockHeader | None:
+    """Return the header at the start of a segment, if it was written there."""
+    fd = disk.open_read(segment_path)
+    try:
+        header = BlockHeader(disk.pread(fd, HEADER_BYTES, 0))
+    except CorruptBlock:
+        return None
+    finally:
+        os.close(fd)
+    return header if header.seal == seal_at(salt, 0) else None
+
+
+def saved_head(segment_path: Path, disk: Disk, salt: int) -> SegmentIndex | None:
+    """Return the head of the saved index, unless it is damaged or the segment's first block shows that it was made from another file.
+
+    An index is saved after its segment is synced: whatever the file holds now, what the head covers was on the disk.
+    """
+    index = read_head(segment_path)
+    first = _first_header(segment_path, disk, salt) if index is not None and index.covers else None
+    return None if index is not None and first is not None and first.checksum != index.first_checksum else index
+
+
+def load_index(segment_path: Path, size_bytes: int, disk: Disk, salt: int) -> SegmentIndex | None:
+    """The head of the saved index, if it is whole and belongs to this log file."""
+    index = saved_head(segment_path, disk, salt)
     if index is None or index.covers > size_bytes or (index.sealed and index.covers != size_bytes):
         return None
-    if index.covers:
-        fd = disk.open_read(segment_path)
-        try:
-            first = BlockHeader(disk.pread(fd, HEADER_BYTES, 0))
-            if first.checksum != index.first_checksum or first.seal != seal_at(salt, 0):
-                return None
-        except CorruptBlock:
-            return None
-        finally:
-            os.close(fd)
+    if index.covers and _first_header(segment_path, disk, salt) is None:
+        return None
     return index
 
 

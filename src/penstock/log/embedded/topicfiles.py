@@ -115,9 +115,11 @@ class TopicFiles:
         """Every topic there is, finishing deletions that a crash interrupted."""
         topics: list[StoredTopic] = []
         for directory in sorted(self._root.iterdir()):
-            if directory.name.endswith(DELETED_SUFFIX):
+            if not directory.is_dir():
+                _log.warning("file ignored: topics are directories", file=str(directory))
+            elif directory.name.endswith(DELETED_SUFFIX):
                 self._disk.remove_tree(directory)
-            elif directory.is_dir() and (topic := self._load(directory)) is not None:
+            elif (topic := self._load(directory)) is not None:
                 topics.append(topic)
         directories: dict[str, Path] = {}
         for info, _, _ in topics:

@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.block import Block
+from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, read_clean_stop
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity, TopicReport
 from penstock.log.embedded.journal import journal_paths, read_records
 from penstock.log.embedded.manifest import (
@@ -30,8 +31,15 @@ from penstock.log.embedded.manifest import (
 )
 from penstock.log.embedded.overlay import OverlayDisk
 from penstock.log.embedded.recovery import TMP_SUFFIX, RedoTargets, is_unused
-from penstock.log.embedded.rewrite import DRAFT_SUFFIX, SWAP_SUFFIX
-from penstock.log.embedded.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, offset_range
+from penstock.log.embedded.rewrite import DRAFT_SUFFIX, SWAP_SUFFIX, is_superseded, swap_paths
+from penstock.log.embedded.segment import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    offset_range,
+    read_head,
+    segment_paths,
+)
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles, decode_topic
 from penstock.log.embedded.verify_segment import Progress, SegmentCheck, Where
 from penstock.log.salts import METADATA_COPY, METADATA_FILE
@@ -39,9 +47,8 @@ from penstock.log.salts import METADATA_COPY, METADATA_FILE
 CheckRecords = Callable[[str, Block], str | None]
 """Returns what is wrong with the records of a block of a topic, or None."""
 
-_CLEAN_FILE: Final = "clean-shutdown"
 _JOURNAL_DIRECTORY: Final = "journal"
-_SEGMENT_NAME: Final = re.compile(r"[0-9]{20}(-[0-9]{20})?")
+_NOT_OURS: Final = "not a file of the log; it is ignored"
 _TORN_SUFFIX: Final = re.compile(r"\.torn-at-[0-9]+")
 
 
@@ -85,12 +92,14 @@ class _Verification:
             for index, span in enumerate(zip(topic.starts, topic.ends, strict=True))
         }
         """First offset and end of each partition, as the manifest has them."""
-        self._clean = manifest is not None or (data_dir / _CLEAN_FILE).exists()
         self._check_records = check_records
         self._progress = Progress(on_progress)
         self._disk = OverlayDisk()
         self._files = TopicFiles(self._disk, data_dir / TOPICS_DIRECTORY)
         self._report = Report(str(data_dir), None if manifest is None else manifest.moment_ms)
+        ends = self._read_clean_stop()
+        self._clean = manifest is not None or ends is not None
+        self._ends_at_stop = ends or {}
 
     def run(self) -> Report:
         for path in sorted(self._root.iterdir()):
@@ -107,6 +116,14 @@ class _Verification:
         return self._report
 
     # -- the directory ----------------------------------------------------------------------------------------------------
+
+    def _read_clean_stop(self) -> Ends | None:
+        try:
+            return read_clean_stop(self._root)
+        except ValueError as error:
+            text = f"the mark of a clean stop is damaged ({error}); the next start checks the log as after a crash"
+            self._damage(Kind.METADATA, self._root / CLEAN_STOP_FILE, None, text)
+            return None
 
     def _check_files(self, manifest: Manifest) -> None:
         """Hold the files against the manifest: all there, long enough, and with the checksums that a backup has."""
@@ -127,7 +144,10 @@ class _Verification:
         topics: list[StoredTopic] = []
         names: dict[str, Path] = {}
         for directory in sorted((self._root / TOPICS_DIRECTORY).iterdir()):
-            if not directory.is_dir() or directory.name.endswith(DELETED_SUFFIX):
+            if not directory.is_dir():
+                self._note(Kind.FILE, directory, None, _NOT_OURS)
+                continue
+            if directory.name.endswith(DELETED_SUFFIX):
                 self._leftover(directory, None)
                 continue
             topic = self._load_topic(directory)
@@ -204,9 +224,14 @@ class _Verification:
                     if target is not None:
                         self._disk.patch(target, entry.position, entry.data)
             for position in damaged:
-                self._damage(Kind.JOURNAL, path, position, "a record is damaged; others are applied by the next start")
+                self._damage(
+                    Kind.JOURNAL,
+                    path,
+                    position,
+                    "a record or head is damaged; whole records are applied by the next start",
+                )
             for position in torn:
-                text = "the last record is not whole: a torn write that was not acknowledged, and is not applied"
+                text = "a torn write of a commit that was not acknowledged; the next start applies it if its record is whole"
                 self._note(Kind.JOURNAL, path, position, text)
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if path.suffix != ".journal":
@@ -220,6 +245,7 @@ class _Verification:
         self._report.topics.append(report)
         damage_before = self._report.damage
         for index in range(info.config.partitions):
+            damage_before_this = self._report.damage
             directory = self._files.partition_directory(info, index)
             if directory.is_dir():
                 start, end = self._check_partition(topic, index, directory, report)
@@ -231,15 +257,29 @@ class _Verification:
             if self._report.damage == damage_before and promised != (start, end):
                 text = "holds offsets {} to {}, and the manifest says {} to {}".format(start, end, *promised)
                 self._damage(Kind.SEGMENT, directory, None, text, info.name)
+            stopped_at = dict(enumerate(self._ends_at_stop.get(info.id, ()))).get(index, 0)
+            if self._report.damage == damage_before_this and end < stopped_at:
+                text = f"ends at offset {end}, and ended at {stopped_at} at the clean stop: its last segment is missing or cut"
+                self._damage(Kind.SEGMENT, directory, None, text, info.name)
         report.damage = self._report.damage - damage_before
 
     def _check_partition(self, topic: StoredTopic, index: int, directory: Path, report: TopicReport) -> tuple[int, int]:
         """Check the segments of a partition in order; returns its first offset and the one after its last record."""
         paths = self._segment_paths(topic, directory)
-        for orphan in sorted(
-            set(directory.glob(f"*{INDEX_SUFFIX}")) - {path.with_suffix(INDEX_SUFFIX) for path in paths}
-        ):
-            self._note(Kind.INDEX, orphan, None, "an index without a segment", topic.info.name)
+        with_segment = {path.with_suffix(INDEX_SUFFIX) for path in paths}
+        start, end = self._check_segments(topic, index, directory, paths, report)
+        for orphan in sorted(set(directory.glob(f"*{INDEX_SUFFIX}")) - with_segment):
+            head = read_head(orphan) if orphan in segment_paths(directory, INDEX_SUFFIX) else None
+            if head is not None and head.next_offset > end:
+                text = f"the segment of this index is missing: it held records up to offset {head.next_offset - 1}"
+                self._damage(Kind.SEGMENT, orphan, None, text, topic.info.name)
+            else:
+                self._note(Kind.INDEX, orphan, None, "an index without a segment", topic.info.name)
+        return start, end
+
+    def _check_segments(
+        self, topic: StoredTopic, index: int, directory: Path, paths: list[Path], report: TopicReport
+    ) -> tuple[int, int]:
         if not paths:
             self._damage(Kind.SEGMENT, directory, None, "the partition has no segment", topic.info.name)
             return 0, 0
@@ -287,25 +327,20 @@ class _Verification:
 
     def _segment_paths(self, topic: StoredTopic, directory: Path) -> list[Path]:
         """The segments that a start would open; an interrupted rewrite counts as finished."""
-        logs: list[Path] = []
-        swaps: list[Path] = []
-        for path in sorted(directory.iterdir()):
-            named_as_ours = _SEGMENT_NAME.fullmatch(path.stem) is not None
-            if path.suffix == LOG_SUFFIX and named_as_ours:
-                logs.append(path)
-            elif path.suffix == SWAP_SUFFIX and named_as_ours and "-" in path.stem:
-                swaps.append(path)
-                self._note(
-                    Kind.FILE, path, None, "a rewrite was interrupted; the next start finishes it", topic.info.name
-                )
-            elif path.suffix == LOG_SUFFIX:
-                self._damage(Kind.FILE, path, None, "no name of a segment; a start fails on it", topic.info.name)
-            elif path.suffix != INDEX_SUFFIX:
+        logs, swaps = segment_paths(directory), swap_paths(directory)
+        for path in sorted(set(directory.iterdir()) - {*logs, *swaps}):
+            if path.suffix != INDEX_SUFFIX:
                 self._leftover(path, topic.info.name)
-        for swap in swaps:
-            base, end = offset_range(swap)
-            assert end is not None
-            logs = [path for path in logs if not base <= offset_range(path)[0] < end]
+        for swap in list(swaps):
+            if is_superseded(swap, logs):
+                swaps.remove(swap)
+                text = "left by a rewrite that a later one has superseded; the next start removes it"
+            else:
+                base, end = offset_range(swap)
+                assert end is not None
+                logs = [path for path in logs if not base <= offset_range(path)[0] < end]
+                text = "a rewrite was interrupted; the next start finishes it"
+            self._note(Kind.FILE, swap, None, text, topic.info.name)
         # Named by its first offset, so that a file that covers no offsets stands before the one that begins where it ends.
         return sorted([*logs, *swaps], key=lambda path: (path.stem, path.suffix))
 
@@ -327,7 +362,7 @@ class _Verification:
         elif path.suffix == ".damaged":
             text = "a journal in which a start found damage; it can be deleted once nobody needs it"
         else:
-            text = "not a file of the log; it is ignored"
+            text = _NOT_OURS
         self._note(Kind.FILE, path, None, text, topic)
 
     def _damage(self, kind: Kind, path: Path, position: int | None, text: str, topic: str | None = None) -> None:
