@@ -365,6 +365,29 @@ async def test_a_swap_file_that_cannot_be_removed_stops_the_partition_until_a_re
     assert {path.suffix for path in partition_directory(data_dir, "table").iterdir()} == {".log", ".index"}
 
 
+async def test_a_rewrite_that_fails_while_it_replaces_is_finished_by_a_restart(
+    open_engine: OpenEngine, clock: ManualClock, data_dir: Path
+) -> None:
+    class SegmentUnlinkFails(Disk):
+        def unlink(self, path: Path) -> None:
+            if path.suffix == ".log":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().unlink(path)
+
+    engine = await open_engine(disk=SegmentUnlinkFails(), options=OPTIONS)
+    await hours(engine, clock, "a")
+    before = await table(engine)
+    assert len(before) == 5
+    assert "restart the broker, which finishes it" in (partition_of(engine, "table").failure or "")
+    await engine.maintain()
+    await engine.close()
+    engine = await open_engine(options=OPTIONS)
+    assert await table(engine) == before
+    await hours(engine, clock, "b")
+    assert len(await table(engine)) == 10
+    assert {path.suffix for path in partition_directory(data_dir, "table").iterdir()} == {".log", ".index"}
+
+
 async def test_a_swap_file_that_a_later_rewrite_has_superseded_removes_nothing(
     open_engine: OpenEngine, clock: ManualClock, data_dir: Path
 ) -> None:

@@ -28,9 +28,8 @@ def read_clean_stop(data_dir: Path) -> Ends | None:
     """Return the ends at the last stop; None if that was not clean. An empty file promises none. Raises ValueError if it is damaged."""
     try:
         data = (data_dir / CLEAN_STOP_FILE).read_bytes()
+        return msgspec.convert(decode_metadata(data).get("ends"), dict[str, list[int]]) if data else {}
     except FileNotFoundError:
         return None
-    try:
-        return msgspec.convert(decode_metadata(data).get("ends"), dict[str, list[int]]) if data else {}
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise ValueError(str(error)) from error

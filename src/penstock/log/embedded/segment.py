@@ -319,11 +319,13 @@ def read_head(path: Path) -> SegmentIndex | None:
         return None
 
 
-def _first_header(segment_path: Path, disk: Disk, salt: int) -> BlockHeader | None:
-    """Return the header at the start of a segment, if it was written there."""
+def _first_block(segment_path: Path, disk: Disk, salt: int, *, whole: bool) -> BlockHeader | None:
+    """Return the header of a segment's first block, if it was written there; with `whole`, if all of the block is as it was."""
     fd = disk.open_read(segment_path)
     try:
         header = BlockHeader(disk.pread(fd, HEADER_BYTES, 0))
+        if whole:
+            header = Block(disk.pread(fd, header.size_bytes, 0))
     except CorruptBlock:
         return None
     finally:
@@ -337,17 +339,22 @@ def saved_head(segment_path: Path, disk: Disk, salt: int) -> SegmentIndex | None
     An index is saved after its segment is synced: whatever the file holds now, what the head covers was on the disk.
     """
     index = read_head(segment_path)
-    first = _first_header(segment_path, disk, salt) if index is not None and index.covers else None
-    return None if index is not None and first is not None and first.checksum != index.first_checksum else index
+    if index is not None and index.covers:
+        first = _first_block(segment_path, disk, salt, whole=True)
+        if first is not None and first.checksum != index.first_checksum:
+            return None
+    return index
 
 
 def load_index(segment_path: Path, size_bytes: int, disk: Disk, salt: int) -> SegmentIndex | None:
     """The head of the saved index, if it is whole and belongs to this log file."""
-    index = saved_head(segment_path, disk, salt)
+    index = read_head(segment_path)
     if index is None or index.covers > size_bytes or (index.sealed and index.covers != size_bytes):
         return None
-    if index.covers and _first_header(segment_path, disk, salt) is None:
-        return None
+    if index.covers:
+        first = _first_block(segment_path, disk, salt, whole=False)
+        if first is None or first.checksum != index.first_checksum:
+            return None
     return index
 
 
