@@ -417,7 +417,9 @@ class EmbeddedPartition(Partition):
         if count <= 0:
             return
         # Oldest first, and each is in the list until it is gone: neither a crash nor an error in between leaves a log with a hole.
-        for segment in self.segments[:count]:
+        # This holds one at a time, and so no more than one file of those that are gone.
+        for _ in range(count):
+            segment = self.segments[0]
             await self._in_reader(segment.remove)
             self.replace_segments([segment], [])
 
