@@ -30,7 +30,7 @@ from penstock.errors import (
     ConfigError,
     CorruptBlock,
     DataDirectoryInUse,
-    InvalidTopicName,
+    LimitExceeded,
     Unreachable,
 )
 from penstock.net.connection import TcpConnection
@@ -188,8 +188,8 @@ async def test_a_part_that_cannot_start_takes_down_those_before_it(tmp_path: Pat
     elif part == "admin":
         settings["admin"] = taken
     else:
-        settings["topics"] = [{"name": "../outside"}]
-        expected = InvalidTopicName
+        settings["topics"] = [{"name": "orders", "partitions": 2_000}]
+        expected = LimitExceeded
     tasks, sockets = asyncio.all_tasks(), open_sockets()
     with pytest.raises(expected):
         await Server(config_for(tmp_path, **settings)).start()

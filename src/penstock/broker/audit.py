@@ -341,7 +341,8 @@ class Audit:
             (changes, changes_total), (accesses, accesses_total) = [
                 await trail.scan(query, worker or self._workers.worker()) for trail in (self._changes, self._accesses)
             ]
-        events = sorted((*changes, *accesses), key=lambda event: event.ts_ms)[::-1]
+        # Of equal times the login comes before what it allows.
+        events = sorted((*accesses, *changes), key=lambda event: event.ts_ms)[::-1]
         return AuditPage(events[query.skip : query.skip + query.limit], changes_total + accesses_total)
 
 

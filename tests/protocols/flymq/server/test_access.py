@@ -441,9 +441,9 @@ async def test_an_export_of_nothing_is_an_empty_list(root: Conversation) -> None
 
 async def test_a_page_of_events_fits_into_one_frame(root: Conversation, broker: Broker) -> None:
     for number in range(9_000):
-        broker.audit.note(Principal("u" * 1_000), f"type.{number}", "r" * 1_000, details={"a": "d" * 1_000})
+        broker.audit.note(Principal("u"), f"type.{number}", details=dict.fromkeys("abcd", "d" * 1_000))
     await broker.audit.written()
-    query = AuditQuery(user="u" * 1_000, limit=10_000)
+    query = AuditQuery(user="u", limit=10_000)
     reply = await root.ask(encode_request(query))
     page = decode_reply(AuditQuery, reply.payload)
     assert len(reply.payload) < 32 << 20
