@@ -61,6 +61,10 @@ torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record onc
 torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min)
 	@$(BIN)/python -m tests.crash.every_operation
 
+.PHONY: fuzz
+fuzz: $(SETUP_DONE) ## MINUTES=10 of new examples for every codec, session and file
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+
 .PHONY: soak
 soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not grow
 	@$(BIN)/python -m tests.crash.soak --minutes $(or $(MINUTES),10)

@@ -29,6 +29,7 @@ WARM_UP_S_MAX = 300.0
 SAMPLES = 120
 SAMPLE_S_MIN = 0.5
 ROWS_SHOWN = 20
+LAST_VISIT_S_MAX = 60.0
 DISCONNECTED_S_MAX = 60.0
 
 
@@ -97,10 +98,10 @@ async def sample(broker: BrokerProcess, at_s: float) -> Sample:
     )
 
 
-async def open_connections(broker: BrokerProcess) -> float:
-    """Return how many connections all listeners have together."""
+async def open_connections(broker: BrokerProcess) -> dict[str, float]:
+    """Return how many connections each listener has that has any."""
     figures = await metrics(broker)
-    return sum(value for series, value in figures.items() if series.startswith("penstock_connections{"))
+    return {series: value for series, value in figures.items() if series.startswith("penstock_connections{") and value}
 
 
 async def soak(
@@ -115,18 +116,19 @@ async def soak(
     started_s = time.monotonic()
     working = asyncio.create_task(load.run())
     try:
-        while time.monotonic() - started_s < seconds:
+        while not working.done() and time.monotonic() - started_s < seconds:
             await asyncio.wait([working], timeout=interval_s)
-            if working.done():
-                await working
             samples.append(await sample(broker, time.monotonic() - started_s))
             on_sample(samples[-1])
+        load.stop()
+        async with asyncio.timeout(LAST_VISIT_S_MAX):
+            await working
     finally:
         working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-    async with asyncio.timeout(DISCONNECTED_S_MAX):
-        while await open_connections(broker):
-            await asyncio.sleep(0.2)
+    disconnected_by_s = time.monotonic() + DISCONNECTED_S_MAX
+    while still_open := await open_connections(broker):
+        assert time.monotonic() < disconnected_by_s, f"connections that clients have closed are open: {still_open}"
+        await asyncio.sleep(0.2)
     assert is_sound(broker)
     return samples
 

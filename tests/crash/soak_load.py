@@ -53,19 +53,24 @@ def soak_broker(directory: Path) -> BrokerProcess:
 
 
 class SoakLoad:
-    """Chores against one broker, each repeated until the load is cancelled."""
+    """Chores against one broker, each repeated until the load is stopped."""
 
     def __init__(self, broker: BrokerProcess, seed: int) -> None:
         self._broker = broker
         self._chance = random.Random(seed)
         self._subscription: int | None = None
+        self._stopping = False
         self.visits: Counter[str] = Counter()
         self.acknowledged: Counter[str] = Counter()
         """Records, by chore."""
         self.read: Counter[str] = Counter()
 
+    def stop(self) -> None:
+        """Let every chore finish its visit, then end."""
+        self._stopping = True
+
     async def run(self) -> None:
-        """Repeat every chore until cancelled. Any error ends the load: a broker in good health refuses none of this."""
+        """Repeat every chore until `stop`. Any error ends the load: a broker in good health refuses none of this."""
         chores: dict[str, Callable[[], Awaitable[None]]] = {
             "flymq": self._visit_flymq,
             "blipmq": self._visit_blipmq,
@@ -79,7 +84,7 @@ class SoakLoad:
                 group.create_task(self._repeat(name, chore))
 
     async def _repeat(self, name: str, chore: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        while not self._stopping:
             await chore()
             self.visits[name] += 1
             await asyncio.sleep(PAUSE_S)

@@ -186,7 +186,7 @@ def reference(data: bytes) -> tuple[list[object], int]:
 
 
 @given(streams(), st.lists(st.integers(0, 1 << 16), max_size=8))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_chunking_never_matters(data: bytes, cuts: list[int]) -> None:
     whole = decode([data])
     assert decode(chunked(data, cuts)) == whole
@@ -194,13 +194,12 @@ def test_chunking_never_matters(data: bytes, cuts: list[int]) -> None:
 
 
 @given(streams())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_a_dripping_peer_is_understood_like_any_other(data: bytes) -> None:
     assert decode([data[at : at + 1] for at in range(len(data))]) == decode([data])
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
-@settings(deadline=None, derandomize=True)
 @example(b"\xaf\x01\x01\x01\xff\xff\xff\xff", [])
 @example(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", [3])
 def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> None:
@@ -208,7 +207,7 @@ def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> 
 
 
 @given(st.sampled_from([int(opcode) for opcode in Opcode]), st.binary(max_size=80))
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
     [request] = RequestDecoder(LIMITS).feed(frame(opcode, payload))
     if isinstance(request, Call) and isinstance(request.body, BadRequest):
@@ -224,7 +223,6 @@ def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: in
 
 
 @given(st.integers(0, 255), st.binary(max_size=80))
-@settings(deadline=None, derandomize=True)
 def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
     request = decode_undecoded(Call(opcode, Undecoded(payload, gzip=True), len(payload)), LIMITS, lambda: None)
     assert isinstance(request, Call)
@@ -232,7 +230,6 @@ def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payloa
 
 
 @given(calls)
-@settings(deadline=None, derandomize=True)
 def test_every_request_our_client_sends_is_understood(data: bytes) -> None:
     [request] = RequestDecoder().feed(data)
     assert isinstance(request, Call)
@@ -244,7 +241,6 @@ records = st.lists(st.tuples(st.none() | st.binary(min_size=1, max_size=8), st.b
 
 
 @given(names, records, numbers)
-@settings(deadline=None, derandomize=True)
 def test_produced_records_arrive_as_they_were(
     topic: str, pairs: list[tuple[bytes | None, bytes]], partition: int
 ) -> None:
@@ -258,7 +254,6 @@ def test_produced_records_arrive_as_they_were(
 
 
 @given(records, st.integers(0, (1 << 63) - 1), st.booleans())
-@settings(deadline=None, derandomize=True)
 def test_fetched_records_arrive_as_they_were(
     pairs: list[tuple[bytes | None, bytes]], next_offset: int, native: bool
 ) -> None:
@@ -271,7 +266,6 @@ def test_fetched_records_arrive_as_they_were(
 
 
 @given(names, st.lists(st.binary(max_size=9), min_size=1, max_size=40), st.lists(st.integers(0, 3000), max_size=4))
-@settings(deadline=None, derandomize=True)
 def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], cuts: list[int]) -> None:
     data = encode_produced(topic, None, values, [Placed(slice(None), 2, 5, 1_700_000_000_000)])
     decoder = ReplyDecoder()
@@ -285,7 +279,7 @@ def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], c
 
 
 @given(st.binary(max_size=120))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> None:
     decode_error(payload)
     for decode_reply in (
@@ -320,7 +314,6 @@ def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> No
 
 
 @given(st.lists(st.binary(max_size=60) | produces | any_frame, max_size=6))
-@settings(deadline=None, derandomize=True)
 def test_any_bytes_of_a_server_are_replies_or_a_violation(chunks: list[bytes]) -> None:
     decoder = ReplyDecoder(LIMITS)
     for chunk in chunks:
