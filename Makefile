@@ -65,6 +65,10 @@ torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min
 fuzz: $(SETUP_DONE) ## MINUTES=10 of new examples for every codec, session and file
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
+.PHONY: hostile
+hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory (2 min)
+	@$(BIN)/python -m tests.crash.hostile
+
 .PHONY: soak
 soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not grow
 	@$(BIN)/python -m tests.crash.soak --minutes $(or $(MINUTES),10)

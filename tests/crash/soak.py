@@ -46,7 +46,7 @@ class Gauge:
 GAUGES = {
     "memory": Gauge("MiB", 0.02, 2.0),  # the allocator's arenas are filled and emptied in steps
     "descriptors": Gauge("", 0.0, 3.0),
-    "threads": Gauge("", 0.0, 1.0),
+    "threads": Gauge("", 0.0, 4.0),  # pools start theirs when they are first needed
     "tasks": Gauge("", 0.0, 3.0),
 }
 

@@ -20,7 +20,7 @@ from penstock.protocols.fujin.client import AsyncFujinClient
 from penstock.protocols.rustlog.client import AsyncRustLogClient
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import url
-from tests.crash.quic_peers import where
+from tests.crash.quic_peers import connect, where
 
 API_KEY = "soak"
 BATCH = 50
@@ -41,6 +41,8 @@ checkpoint_bytes = "1 MiB"
 tail_bytes_per_partition = "512 KiB"
 maintenance_interval_s = 1
 retention_bytes = "2 MiB"
+[limits]
+transactions_remembered_max = 100
 """
 
 
@@ -144,9 +146,11 @@ class SoakLoad:
             await client.cache_get("soak")
 
     async def _hang_up(self) -> None:
-        """Begin a frame on each TCP port, or a TLS handshake there, and reset the connection."""
+        """Begin a frame on each TCP port and reset the connection; connect to each QUIC port and close at once."""
         for listener in ("flymq", "blipmq", "rustlog"):
             for begun in (b"\xaf\x01\x01", b"\0\0\1\0{", ssl.RAND_bytes(5)):
                 _, writer = await asyncio.open_connection(*where(self._broker, listener))
                 writer.write(begun)
                 writer.transport.abort()
+        for listener in ("fujin", "felix"):
+            (await connect(self._broker, listener)).close()
