@@ -44,7 +44,9 @@ class Gauge:
 
 
 GAUGES = {
-    "memory": Gauge("MiB", 0.02, 2.0),  # the allocator's arenas are filled and emptied in steps
+    "memory": Gauge(
+        "MiB", 0.05, 2.0
+    ),  # the allocator fills its arenas in steps; an hour of a slow leak is more than this
     "descriptors": Gauge("", 0.0, 3.0),
     "threads": Gauge("", 0.0, 4.0),  # pools start theirs when they are first needed
     "tasks": Gauge("", 0.0, 3.0),

@@ -27,9 +27,9 @@ def samples(
 
 @pytest.mark.parametrize("gauge", GAUGES)
 def test_a_leak_is_found_under_noise(gauge: str) -> None:
-    found = trend(gauge, samples(leak_per_minute=1.0, wave=1.5))
+    found = trend(gauge, samples(leak_per_minute=2.0, wave=1.5))
     assert found.grows
-    assert found.per_hour == pytest.approx(60, rel=0.1)
+    assert found.per_hour == pytest.approx(120, rel=0.1)
 
 
 @pytest.mark.parametrize("gauge", GAUGES)
