@@ -16,7 +16,7 @@ from typing import Any
 import google_crc32c
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.tables import TABLES, TableRecords
@@ -170,6 +170,7 @@ PATHS = st.sampled_from(["topics/a", "../a", "topics/../../a", "/etc/a", "", "to
     st.lists(st.fixed_dictionaries({"path": PATHS, "bytes": st.integers(-5, 5)}), max_size=2),
     st.booleans(),
 )
+@example(changes=[], fields=[], files=[{"path": "topics/a\0b", "bytes": 0}], summed=True)
 def test_a_manifest_is_read_or_refused_and_names_no_file_elsewhere(
     directories: Iterator[Path],
     changes: list[Change],
@@ -215,6 +216,7 @@ def test_a_journal_gives_records_that_were_written_in_their_order(
 
 @settings(max_examples=200)
 @given(st.sampled_from(sorted(TABLES)), st.none() | st.binary(max_size=30), st.none() | st.binary(max_size=60) | JSON)
+@example(topic="__acls", key=b"\xa1\x80", value=None)
 def test_any_record_of_a_table_is_good_or_its_fault_is_told(topic: str, key: bytes | None, value: Any) -> None:
     data = value if value is None or isinstance(value, bytes) else encoded(value)
     fault = TableRecords().fault(topic, Block(encode_block(7, 0, [data], [key])))
