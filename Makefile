@@ -71,10 +71,11 @@ torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min
 TESTS := tests
 .PHONY: coverage
 coverage: $(SETUP_DONE) ## branch coverage by package (TESTS=tests; 40 min)
-	@$(BIN)/coverage erase
+	@rm -rf .coverage && mkdir .coverage
 	@status=0; $(BIN)/coverage run -m pytest $(TESTS) --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder -m "not jvm" \
 		-o timeout=300 --ignore-glob="*frame_cost.py" || status=$$?; \
-	$(BIN)/coverage combine --quiet; $(BIN)/coverage json --quiet; $(BIN)/python -m scripts.coverage_by_package; exit $$status
+	$(BIN)/coverage combine --quiet; $(BIN)/coverage json --quiet -o .coverage/all.json; \
+	$(BIN)/python -m scripts.coverage_by_package .coverage/all.json; exit $$status
 
 .PHONY: fuzz
 fuzz: $(SETUP_DONE) ## MINUTES=10 of new examples for every codec, session and file
@@ -90,5 +91,5 @@ soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds; data directories stay
-	@rm -rf .venv build dist .coverage* coverage.json .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find src tests scripts -type d -name __pycache__ -prune -exec rm -rf {} +

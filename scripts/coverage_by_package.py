@@ -1,4 +1,4 @@
-"""Print the branch coverage of coverage.json by package: lines and branches that ran, of those there are."""
+"""Print branch coverage by package from the JSON report of coverage.py: lines and branches that ran, of those there are."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def shown(name: str, figures: Counter[str]) -> str:
 
 
 def main() -> None:
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "coverage.json")
-    packages = by_package(json.loads(path.read_text())["files"])
+    packages = by_package(json.loads(Path(sys.argv[1]).read_text())["files"])
     for name, figures in packages.items():
         print(shown(name, figures))
     print(shown("all", sum(packages.values(), Counter())))

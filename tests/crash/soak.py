@@ -167,7 +167,11 @@ def main() -> None:
                 say(f"{latest.at_s / 60:>6.1f}  {row}  {load.acknowledged.total():>12,}  {load.read.total():>10,}\n")
                 sys.stdout.flush()
 
-        samples = asyncio.run(soak(broker, load, seconds, show))
+        async def run() -> list[Sample]:
+            await load.fill_event_cache()
+            return await soak(broker, load, seconds, show)
+
+        samples = asyncio.run(run())
         code = broker.terminate()
     say("\nvisits: " + ", ".join(f"{name} {count:,}" for name, count in load.visits.items()) + "\n")
     trends = [trend(name, after_warm_up(samples, seconds)) for name in GAUGES]

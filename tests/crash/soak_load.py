@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.protocols.blipmq.client import AsyncBlipMQClient
 from penstock.protocols.felix.client import AsyncFelixClient
+from penstock.protocols.felix.feed import CHUNKS_KEPT_BYTES_MAX
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.fujin.client import AsyncFujinClient
 from penstock.protocols.rustlog.client import AsyncRustLogClient
@@ -84,6 +85,15 @@ class SoakLoad:
         async with asyncio.TaskGroup() as group:
             for name, chore in chores.items():
                 group.create_task(self._repeat(name, chore))
+
+    async def fill_event_cache(self) -> None:
+        """Push as many events as the broker keeps for subscribers that are behind, which visits alone would take long to reach."""
+        async with AsyncFelixClient(url(self._broker, "felix")) as client:
+            subscription = await client.subscribe("felix")
+            for _ in range(CHUNKS_KEPT_BYTES_MAX // (BATCH << 10) + BATCH):
+                await client.send_many("felix", [bytes(1 << 10)] * BATCH)
+                for _ in range(BATCH):
+                    assert await subscription.next() is not None
 
     async def _repeat(self, name: str, chore: Callable[[], Awaitable[None]]) -> None:
         while not self._stopping:

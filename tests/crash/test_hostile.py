@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.hostile import BEYOND_BUDGET_BYTES_MAX, BUDGET_BYTES, MIB, Cost, cost, fill, hostile_broker
+from tests.crash.hostile import BEYOND_BUDGET_BYTES_MAX, BUDGET_BYTES, Cost, cost, fill, hostile_broker
+from tests.crash.quic_peers import MIB
 
 
 @pytest.mark.timeout(120)
