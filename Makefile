@@ -35,6 +35,12 @@ test: lint ## everything: style, types, import rules and all tests
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder -m "not jvm"
 	@$(BIN)/python -m pytest -m jvm tests/spark tests/crash
 
+# What shows most mistakes soonest: no crash tests, no fuzzing, no Spark, no log on a real disk.
+QUICK_TESTS := $(addprefix tests/,admin clients net protocols quic test_background.py test_config.py test_logs.py test_tidy.py test_units.py)
+.PHONY: test-fast
+test-fast: lint ## style, types, import rules and the quick tests (3 min)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(QUICK_TESTS)
+
 .PHONY: lint
 lint: $(SETUP_DONE) ## style, types and import rules
 	@$(BIN)/ruff check $(PYTHON_FILES)
@@ -82,7 +88,29 @@ OPTIONS :=
 simulate: $(SETUP_DONE) ## the whole broker under simulated faults, by seed (SEEDS=n, SEED=k)
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST)) $(OPTIONS)
 
+# Slow: everything takes two to three times as long, so timeouts are longer and tests that measure time are left out. TESTS=tests/net takes a part.
+TESTS := tests
+.PHONY: coverage
+coverage: $(SETUP_DONE) ## branch coverage by package (TESTS=tests; 40 min)
+	@rm -rf .coverage && mkdir .coverage
+	@status=0; $(BIN)/coverage run -m pytest $(TESTS) --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder -m "not jvm" \
+		-o timeout=300 --ignore-glob="*frame_cost.py" || status=$$?; \
+	$(BIN)/coverage combine --quiet; $(BIN)/coverage json --quiet -o .coverage/all.json; \
+	$(BIN)/python -m scripts.coverage_by_package .coverage/all.json; exit $$status
+
+.PHONY: fuzz
+fuzz: $(SETUP_DONE) ## MINUTES=10 of new examples for every codec, session and file
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+
+.PHONY: hostile
+hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory (2 min)
+	@$(BIN)/python -m tests.crash.hostile
+
+.PHONY: soak
+soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not grow
+	@$(BIN)/python -m tests.crash.soak --minutes $(or $(MINUTES),10)
+
 .PHONY: clean
 clean: ## remove .venv, caches and builds; data directories stay
-	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find src tests scripts -type d -name __pycache__ -prune -exec rm -rf {} +

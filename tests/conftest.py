@@ -19,9 +19,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A machine that is busy is no fault: nothing here may fail because it took long. The examples are the same in every run, so that a change
-# is judged by what it changes; `pytest --hypothesis-profile=searching` looks for others.
-settings.register_profile("searching", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("steady", settings.get_profile("searching"), derandomize=True)
+# is judged by what it changes; `make fuzz` looks for others.
+settings.register_profile(
+    "fuzzing", deadline=None, derandomize=False, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("steady", settings.get_profile("fuzzing"), derandomize=True)
 settings.load_profile("steady")
 
 # Assertions in what tests share (suites, conversations) explain themselves as those in test files do.

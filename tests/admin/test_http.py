@@ -245,6 +245,7 @@ async def test_metrics_show_what_happened(node: Node) -> None:
     assert found['penstock_requests_total{listener="flymq",operation="produce"}'] == 1
     assert found['penstock_request_errors_total{listener="flymq"}'] == 2
     assert found["process_open_fds"] > 0
+    assert found["penstock_event_loop_tasks"] >= 1  # the scrape itself
 
 
 async def test_group_lag_is_the_records_left_and_the_age_of_the_first(node: Node) -> None:

@@ -69,6 +69,7 @@ def figures(**changes: object) -> Figures:
         pushes={},
         background_failures={},
         background_failing={},
+        loop_tasks=0,
         loop_lag=Histogram(DURATION_BOUNDS_S),
     )
     return replace(nothing, **changes)  # type: ignore[arg-type]

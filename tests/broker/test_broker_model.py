@@ -324,4 +324,4 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 TestBrokerAgainstModel = BrokerAgainstModel.TestCase
 # Forty steps with restarts, fifty times over: seconds on an idle machine, minutes on a busy one.
 pytestmark = pytest.mark.timeout(240)
-TestBrokerAgainstModel.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, derandomize=True)
+TestBrokerAgainstModel.settings = settings(max_examples=50, stateful_step_count=40)

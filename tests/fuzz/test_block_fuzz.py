@@ -143,8 +143,14 @@ def lying_blocks(draw: st.DrawFn) -> bytes:
     return MAGIC + checksum.to_bytes(4, "little") + head[SEAL_AT:] + body
 
 
+GAP_WITHOUT_OFFSETS = encode_block(0, 0, [b"one", b"two"], offsets=[0, 1])[SUMMED_AT:]
+GAP_WITHOUT_OFFSETS = GAP_WITHOUT_OFFSETS[:24] + b"\2" + GAP_WITHOUT_OFFSETS[25:]
+"""From the summed bytes on: two records at offsets 0 to 2, and no column that says which."""
+
+
 @given(lying_blocks())
 @settings(max_examples=400)
+@example(MAGIC + google_crc32c.value(GAP_WITHOUT_OFFSETS).to_bytes(4, "little") + bytes(8) + GAP_WITHOUT_OFFSETS)
 def test_a_block_of_any_numbers_raises_only_corrupt_block_and_allocates_little(data: bytes) -> None:
     tracemalloc.start()
     try:

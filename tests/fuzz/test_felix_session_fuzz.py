@@ -122,7 +122,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     st.sampled_from(["auto", "spec", "native"]),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_is_said_is_answered_and_leaves_nothing_held(
     stage: Stage, streams: list[list[bytes]], step: int, dialect: Any, auto_create: bool
 ) -> None:
@@ -159,7 +159,7 @@ def test_whatever_is_said_is_answered_and_leaves_nothing_held(
 
 
 @given(st.lists(PARTS | WILD, min_size=1, max_size=8), st.integers(1, 60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_is_said_on_a_stream_that_cannot_answer_leaves_nothing_held(
     stage: Stage, parts: list[bytes], step: int
 ) -> None:

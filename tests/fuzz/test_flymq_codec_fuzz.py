@@ -153,7 +153,7 @@ def reference(data: bytes) -> tuple[list[object], int]:
 
 
 @given(streams(), st.lists(st.integers(0, 1 << 16), max_size=8))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_chunking_never_matters(data: bytes, cuts: list[int]) -> None:
     whole = decode([data])
     assert decode(chunked(data, cuts)) == whole
@@ -161,13 +161,12 @@ def test_chunking_never_matters(data: bytes, cuts: list[int]) -> None:
 
 
 @given(streams())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_a_dripping_peer_is_understood_like_any_other(data: bytes) -> None:
     assert decode([data[at : at + 1] for at in range(len(data))]) == decode([data])
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
-@settings(deadline=None, derandomize=True)
 @example(b"\xaf\x01\x01\x01\xff\xff\xff\xff", [])
 @example(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", [3])
 def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> None:
@@ -175,7 +174,7 @@ def test_any_bytes_are_requests_or_a_violation(data: bytes, cuts: list[int]) -> 
 
 
 @given(st.sampled_from([*OPERATIONS, AUTH_RESPONSE, ERROR]), st.binary(max_size=80))
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
     [request] = RequestDecoder(LIMITS).feed(frame(opcode, payload))
     if isinstance(request, Call) and isinstance(request.body, BadRequest):
@@ -190,7 +189,6 @@ def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: in
 
 
 @given(st.integers(0, 255), st.binary(max_size=80))
-@settings(deadline=None, derandomize=True)
 def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payload: bytes) -> None:
     request = decode_undecoded(Call(opcode, Undecoded(payload, gzip=True), len(payload)), LIMITS, lambda: None)
     assert isinstance(request, Call)
@@ -199,7 +197,7 @@ def test_any_gzip_payload_is_a_request_or_says_what_is_wrong(opcode: int, payloa
 
 @pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.opcode_name)
 @given(st.data())
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_a_request_arrives_as_it_was(kind: type[Operation[Any]], data: st.DataObject) -> None:
     request = data.draw(requests(kind))
     assert decode_request(kind.opcode, encode_request(request)[HEADER_BYTES:]) == request
@@ -207,14 +205,14 @@ def test_a_request_arrives_as_it_was(kind: type[Operation[Any]], data: st.DataOb
 
 @pytest.mark.parametrize("kind", OPERATIONS.values(), ids=lambda kind: kind.opcode_name)
 @given(st.data())
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_a_reply_arrives_as_it_was(kind: type[Operation[Any]], data: st.DataObject) -> None:
     encoded = encode_reply(kind, data.draw(values(kind.reply)))
     assert encode_reply(kind, decode_reply(kind, encoded[HEADER_BYTES:])) == encoded
 
 
 @given(any_request, st.integers(0, 1 << 16))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_a_part_of_a_request_is_a_request_or_says_what_is_wrong(request: Operation[Any], cut: int) -> None:
     payload = encode_request(request)[HEADER_BYTES:]
     decoded = decode_request(request.opcode, payload[: cut % (len(payload) + 1)])
@@ -222,7 +220,6 @@ def test_a_part_of_a_request_is_a_request_or_says_what_is_wrong(request: Operati
 
 
 @given(calls)
-@settings(deadline=None, derandomize=True)
 def test_every_request_our_client_sends_is_understood(data: bytes) -> None:
     [request] = RequestDecoder().feed(data)
     assert isinstance(request, Call)
@@ -234,7 +231,6 @@ records = st.lists(st.tuples(st.none() | st.binary(min_size=1, max_size=8), st.b
 
 
 @given(names, records, numbers)
-@settings(deadline=None, derandomize=True)
 def test_produced_records_arrive_as_they_were(
     topic: str, pairs: list[tuple[bytes | None, bytes]], partition: int
 ) -> None:
@@ -248,7 +244,6 @@ def test_produced_records_arrive_as_they_were(
 
 
 @given(records, st.integers(0, (1 << 63) - 1), st.booleans())
-@settings(deadline=None, derandomize=True)
 def test_fetched_records_arrive_as_they_were(
     pairs: list[tuple[bytes | None, bytes]], next_offset: int, native: bool
 ) -> None:
@@ -261,7 +256,6 @@ def test_fetched_records_arrive_as_they_were(
 
 
 @given(names, st.lists(st.binary(max_size=9), min_size=1, max_size=40), st.lists(st.integers(0, 3000), max_size=4))
-@settings(deadline=None, derandomize=True)
 def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], cuts: list[int]) -> None:
     data = encode_produced(topic, None, values, [Placed(slice(None), 2, 5, 1_700_000_000_000)])
     decoder = ReplyDecoder()
@@ -275,7 +269,7 @@ def test_acknowledgements_arrive_as_they_were(topic: str, values: list[bytes], c
 
 
 @given(st.binary(max_size=120))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> None:
     decode_error(payload)
     decoders: list[Callable[[bytes], object]] = [partial(decode_reply, kind) for kind in OPERATIONS.values()]
@@ -287,7 +281,6 @@ def test_any_payload_of_a_server_is_a_reply_or_a_violation(payload: bytes) -> No
 
 
 @given(st.lists(st.binary(max_size=60) | produces | any_frame, max_size=6))
-@settings(deadline=None, derandomize=True)
 def test_any_bytes_of_a_server_are_replies_or_a_violation(chunks: list[bytes]) -> None:
     decoder = ReplyDecoder(LIMITS)
     for chunk in chunks:

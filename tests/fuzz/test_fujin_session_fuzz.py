@@ -97,7 +97,7 @@ def _passed(timers: Timers) -> bool:
     return True
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(OF_WRITERS, max_size=12), ENDS, CUTS)
 def test_writers_are_answered_in_order(stage: Stage, commands: list[bytes], end: bytes, cuts: list[int]) -> None:
     """Behind a first write that shows their form, so that an empty body is one."""
@@ -110,7 +110,7 @@ def test_writers_are_answered_in_order(stage: Stage, commands: list[bytes], end:
     assert [(answer.reply, answer.correlation_id) for answer in done] == [(2, 0), *replies]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(OF_READERS, max_size=12), st.booleans(), st.integers(1, 2), CUTS)
 def test_readers_are_answered_once_each(
     stage: Stage, commands: list[bytes], auto_commit: bool, kind: int, cuts: list[int]
@@ -126,7 +126,7 @@ def test_readers_are_answered_once_each(
     assert set(fetched) <= set(asked)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from([b"", CONNECT_WRITER, connect_reader(b"a")]), st.binary(max_size=60), CUTS)
 def test_any_bytes_are_lived_through(stage: Stage, begins: bytes, data: bytes, cuts: list[int]) -> None:
     converse(stage, begins + data or b"\0", cuts, with_ids=True)

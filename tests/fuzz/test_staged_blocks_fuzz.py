@@ -23,7 +23,7 @@ blocks = st.lists(st.tuples(cells, cells, headers | cells), min_size=1, max_size
 changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(blocks, changes, st.booleans())
 def test_what_is_let_in_can_be_read(data: bytes, changed: list[tuple[int, int]], summed_again: bool) -> None:
     damaged = bytearray(data)
@@ -44,7 +44,7 @@ def test_what_is_let_in_can_be_read(data: bytes, changed: list[tuple[int, int]],
     assert stored.columns().values.offsets[-1] == stored.value_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_and_nothing_else(data: bytes) -> None:
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.keys import fnv1a
@@ -65,7 +65,6 @@ records = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(records, min_size=1, max_size=30), st.integers(0, 5), st.integers(0, 2), st.integers(0, 3))
 def test_any_rows_arrive_in_order_in_the_partition_asked_for_else_that_of_the_key_else_that_of_the_turn(
     rows: list[tuple[bytes | None, bytes | None, str, int | None, list[tuple[str, bytes | None]]]],

@@ -7,6 +7,7 @@ partitions become time series is bounded, and how many were left out is itself e
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class Figures:
     """Of listeners whose protocol pushes records."""
     background_failures: dict[str, int]
     background_failing: dict[str, str]
+    loop_tasks: int
     loop_lag: Histogram
 
 
@@ -172,5 +174,6 @@ async def gather(sources: Sources) -> Figures:
         pushes={name: copy.copy(stats) for name, stats in sources.sessions.items() if isinstance(stats, PushStats)},
         background_failures=sources.broker.background.failures,
         background_failing=sources.broker.background.failing,
+        loop_tasks=len(asyncio.all_tasks()),
         loop_lag=copy.deepcopy(sources.loop_lag),
     )

@@ -101,6 +101,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _pushes(figures)
     yield from _cache(figures)
     yield from _background(figures)
+    yield _gauge("event_loop_tasks", "Tasks of the event loop that are not done.", figures.loop_tasks)
     yield _histogram("event_loop_lag_seconds", "How late timers of the event loop ran.", figures.loop_lag)
 
 

@@ -60,6 +60,6 @@ class TableRecords:
                 key_decoder.decode(key or b"")
                 if value is not None:
                     value_decoder.decode(value)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 return f"table {topic}: the record at offset {offset} cannot be read ({error}), and a broker would not start"
         return None

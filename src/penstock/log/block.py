@@ -346,6 +346,7 @@ class BlockHeader:
         if (
             self.count == 0
             or last_delta < self.count - 1
+            or (last_delta != self.count - 1 and not self.flags & OFFSETS)
             or self.base_offset < 0
             or self.codec > CODEC_ZSTD
             or self.flags > _KNOWN_FLAGS

@@ -207,7 +207,7 @@ def changed(schema: Any, random: Random) -> Any:
 
 
 @given(SCHEMAS, st.randoms(use_true_random=False), st.lists(DOCUMENTS, min_size=5, max_size=20))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_no_document_of_the_writer_is_refused_by_a_reader_that_is_said_to_be_compatible(
     writer: Any, random: Random, documents: list[Any]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.message_factory import GetMessageClass
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.schemas.kinds import problems_between
@@ -107,7 +107,6 @@ DEFINITIONS: dict[str, ProtobufDefinition] = {}
 
 
 @given(st.sampled_from(sorted(NUMBERS)), st.sampled_from(sorted(NUMBERS)), st.data())
-@settings(deadline=None)
 def test_a_number_that_is_said_to_be_readable_is_read_as_it_was_written(
     reader: str, writer: str, data: st.DataObject
 ) -> None:

@@ -216,7 +216,6 @@ EngineMachine.TestCase.settings = settings(
     max_examples=40,
     stateful_step_count=30,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestEngineAgainstModel = EngineMachine.TestCase

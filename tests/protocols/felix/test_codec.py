@@ -9,7 +9,14 @@ import pytest
 
 from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.felix import binary
-from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_reply, decode_request, encode_frame
+from penstock.protocols.felix.codec import (
+    JSON_COMMAS_MAX,
+    Frame,
+    FrameDecoder,
+    decode_reply,
+    decode_request,
+    encode_frame,
+)
 from penstock.protocols.felix.messages import (
     BATCH_EVENTS_MAX,
     ID_CHARS_MAX,
@@ -20,6 +27,7 @@ from penstock.protocols.felix.messages import (
     BinaryPublish,
     CacheGet,
     Ok,
+    PublishBatch,
     PublishOk,
 )
 from penstock.protocols.felix.wire import HEADER, MAGIC, PAYLOAD_BYTES_MAX
@@ -88,6 +96,14 @@ def test_a_header_that_cannot_be_one_is_the_end(header: bytes, reason: str) -> N
 )
 def test_what_is_no_json_is_refused(payload: bytes) -> None:
     assert refused(payload).text.startswith(("malformed JSON", "malformed message"))
+
+
+def test_more_elements_than_a_batch_may_have_are_refused_before_they_are_decoded() -> None:
+    names = b'{"type":"publish_batch","tenant_id":"t","namespace":"n","stream":"s","payloads":['
+    most = decode_request(Frame(0, names + b'"",' * (BATCH_EVENTS_MAX - 1) + b'""]}'))
+    assert isinstance(most, PublishBatch)
+    assert len(most.payloads) == BATCH_EVENTS_MAX
+    assert refused(b"," * (JSON_COMMAS_MAX + 1)).text.startswith("a message has too many elements: at most 500000")
 
 
 def test_an_acked_batch_with_a_stray_quote_is_no_json() -> None:

@@ -78,7 +78,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         raise CorruptMetadata(f"{path} is damaged: {error}; choose another backup") from error
     for file in manifest.files:
         parts = PurePosixPath(file.path).parts
-        if parts[:1] != (TOPICS_DIRECTORY,) or ".." in parts or file.bytes < 0:
+        if parts[:1] != (TOPICS_DIRECTORY,) or ".." in parts or "\0" in file.path or file.bytes < 0:
             raise CorruptMetadata(f"{path} names {file.path!r}, which is no file of a log; choose another backup")
     return manifest
 

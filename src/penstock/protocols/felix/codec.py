@@ -19,6 +19,7 @@ from penstock.errors import ProtocolViolation
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import Events, PublishAck
 from penstock.protocols.felix.messages import (
+    BATCH_EVENTS_MAX,
     SERVER_TYPES,
     Auth,
     BadRequest,
@@ -127,6 +128,9 @@ class _Loose(msgspec.Struct):
 
 QUOTED_BYTES_MAX: Final = 256
 """A type or an id of something that is no message is looked into up to this size."""
+JSON_COMMAS_MAX: Final = BATCH_EVENTS_MAX + 100
+"""In one message, those in strings included: more elements than a batch may have, and all other fields. Counting them is much cheaper than
+decoding millions of elements, which anyone can send, only to find that they are too many."""
 _NUMBERS: Final[dict[type[Message], tuple[str, ...]]] = {
     Auth: ("client_flags", "client_features"),
     Publish: ("request_id", "shard"),
@@ -166,6 +170,8 @@ def decode_request(frame: Frame) -> Request:
 
 
 def _decode_json_request(payload: bytes) -> Request:
+    if len(payload) > JSON_COMMAS_MAX and payload.count(b",") > JSON_COMMAS_MAX:
+        return BadRequest(f"a message has too many elements: at most {BATCH_EVENTS_MAX} are allowed, send several")
     try:
         request = _requests.decode(payload)
     except msgspec.ValidationError as error:
