@@ -340,8 +340,9 @@ def saved_head(segment_path: Path, disk: Disk, salt: int) -> SegmentIndex | None
     """
     index = read_head(segment_path)
     if index is not None and index.covers:
-        first = _first_block(segment_path, disk, salt, whole=True)
-        if first is not None and first.checksum != index.first_checksum:
+        first = _first_block(segment_path, disk, salt, whole=False)
+        differs = first is not None and first.checksum != index.first_checksum
+        if differs and _first_block(segment_path, disk, salt, whole=True) is not None:
             return None
     return index
 
