@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CorruptMetadata, DataDirectoryInUse, EntryNotFound, InvalidRequest, NotWritten
-from penstock.log.api import TopicConfig
+from penstock.log.api import Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.backup import Backup, back_up, backups, find_backup, read_snapshot, restore
 from penstock.log.embedded.disk import Disk
@@ -19,7 +19,7 @@ from penstock.log.embedded.manifest import MANIFEST_FILE
 from penstock.log.embedded.verify import verify
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import everything, files
+from tests.log.embedded.storage import crash_image, everything, files
 from tests.log.records import append, read_values
 from tests.log.storage import fill, make_partition
 
@@ -217,8 +217,38 @@ async def test_every_topic_begins_an_epoch_where_the_backup_ends(
     await fill(partition)  # and somebody reads it
     restore(backup, tmp_path / "restored")
     restored = await open_engine(tmp_path / "restored")
-    assert restored.partition("orders", 0).epoch == epoch + 1
+    assert restored.partition("orders", 0).epoch > epoch
     assert restored.partition("orders", 0).cut_since(epoch) == 15
+
+
+async def test_a_reader_of_one_restored_log_is_told_of_the_cut_in_the_next(
+    open_engine: OpenEngine, clock: ManualClock, target: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine()
+    await fill(await make_partition(engine))
+    backup = await take(engine, clock, target)
+    restore(backup, tmp_path / "first", clock=clock)
+    first = (await open_engine(tmp_path / "first")).partition("orders", 0)
+    await fill(first)  # and somebody reads it, and stores the epoch
+    clock.advance(1)
+    restore(backup, tmp_path / "second", clock=clock)
+    second = (await open_engine(tmp_path / "second")).partition("orders", 0)
+    assert second.epoch > first.epoch
+    assert second.cut_since(first.epoch) == 15
+
+
+async def test_a_reader_of_a_log_that_crashed_after_the_backup_is_told_of_the_cut(
+    open_engine: OpenEngine, clock: ManualClock, target: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine()
+    await fill(await make_partition(engine, config=TopicConfig(durability=Durability("none"))))
+    backup = await take(engine, clock, target)
+    crashed = (await open_engine(crash_image(data_dir, tmp_path / "crashed"))).partition("orders", 0)
+    await fill(crashed)
+    clock.advance(1)
+    restore(backup, tmp_path / "restored", clock=clock)
+    restored = (await open_engine(tmp_path / "restored")).partition("orders", 0)
+    assert restored.cut_since(crashed.epoch) == 15
 
 
 async def test_a_directory_with_something_in_it_is_not_restored_to(

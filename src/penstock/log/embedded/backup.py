@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.clock import Clock, SystemClock
 from penstock.errors import CorruptMetadata, DataDirectoryInUse, EntryNotFound, InvalidRequest, NotWritten
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity
@@ -130,6 +131,7 @@ def restore(
     check_records: CheckRecords | None = None,
     on_copied: OnCopied | None = None,
     on_checked: OnProgress | None = None,
+    clock: Clock | None = None,
 ) -> Report:
     """Copy a backup to a data directory that is missing or empty, and check all of it before it becomes the log of that directory.
 
@@ -150,7 +152,7 @@ def restore(
             report.add(Finding(Severity.DAMAGE, Kind.FILE, file.path, None, text))
         if report.damage and not accept_damage:
             return report
-        _begin_epochs(disk, draft, report)
+        _begin_epochs(disk, draft, report, (clock or SystemClock()).now_ms())
         # From here on it is the log of the directory. Without the mark of a clean stop, a start would only look at more of it.
         disk.rename(draft / TOPICS_DIRECTORY, data_dir / TOPICS_DIRECTORY)
         disk.sync_directory(data_dir)
@@ -203,12 +205,12 @@ def _copy_back(disk: Disk, backup: Backup, draft: Path, on_copied: OnCopied | No
     return changed
 
 
-def _begin_epochs(disk: Disk, data_dir: Path, report: Report) -> None:
+def _begin_epochs(disk: Disk, data_dir: Path, report: Report, now_ms: int) -> None:
     """Note in every topic that its log was cut where it ends now."""
     files = TopicFiles(disk, data_dir / TOPICS_DIRECTORY)
     ends = {topic.topic: topic.ends for topic in report.topics}
     for topic in files.load_all():
-        files.save(topic._replace(epochs=topic.epochs.begun(ends[topic.info.name])))
+        files.save(topic._replace(epochs=topic.epochs.begun(ends[topic.info.name], now_ms)))
 
 
 class _Copying:

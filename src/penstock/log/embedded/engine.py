@@ -164,7 +164,8 @@ class EmbeddedEngine(Engine):
         """After a crash a topic without `fsync` may have lost records that readers have seen: note where it ends now (epochs.py)."""
         if topic.info.config.durability.mode == "fsync":
             return topic
-        topic = topic._replace(epochs=topic.epochs.begun([writer.next_offset for _, writer in parts]))
+        ends = [writer.next_offset for _, writer in parts]
+        topic = topic._replace(epochs=topic.epochs.begun(ends, self._clock.now_ms()))
         try:
             try:
                 self._files.save(topic)
