@@ -41,7 +41,7 @@ def test_errors_say_what_to_do(run: Run, broker: RunningBroker, tmp_path: Path) 
     (tmp_path / "photos" / "one").touch()
     result = run("backup", "create", "photos")
     assert (result.code, result.out) == (1, b"")
-    assert "no directory of backups: choose another" in result.err
+    assert "not a directory of backups: choose another" in result.err
     result = run("backup", "list", "photos")
     assert result.code == 1
-    assert "penstock backup create photos" in result.err
+    assert "photos is not a directory of backups" in result.err

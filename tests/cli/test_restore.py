@@ -62,7 +62,7 @@ def test_what_is_in_the_way_or_missing_is_said(run: Run, backups: list[str], tmp
     for args, text in (
         (["kept", "used"], "not empty"),
         (["kept", "there", "--at", "then"], "penstock backup list kept"),
-        (["used", "there"], "no directory of backups"),
+        (["used", "there"], "not a directory of backups"),
     ):
         result = run("restore", *args)
         assert (result.code, result.out) == (1, b"")

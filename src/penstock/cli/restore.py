@@ -36,7 +36,8 @@ def restore(
     """
     from penstock.broker.tables import TableRecords
     from penstock.cli.verify import print_report
-    from penstock.log.embedded.backup import find_backup, restore
+    from penstock.log.embedded.backup import find_backup
+    from penstock.log.embedded.restore import restore
 
     backup = find_backup(target, at)
     with ProgressBar("restore", 2 * backup.manifest.size_bytes) as bar:

@@ -12,8 +12,9 @@ import pytest
 from penstock.errors import LimitExceeded
 from penstock.log.api import Batch, BatchFor, Snapshot, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
-from penstock.log.embedded.backup import back_up, restore
+from penstock.log.embedded.backup import back_up
 from penstock.log.embedded.manifest import holding, read_manifest
+from penstock.log.embedded.restore import restore
 from penstock.log.embedded.snapshot import SNAPSHOTS_MAX, UNHELD_S_MAX
 from penstock.log.embedded.verify import verify
 from penstock.testing.clock import ManualClock

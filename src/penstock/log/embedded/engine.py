@@ -49,6 +49,7 @@ from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.journal import Journal, journal_paths
 from penstock.log.embedded.layout import AtomicAppend
 from penstock.log.embedded.maintenance import Maintenance
+from penstock.log.embedded.manifest import RESTORING_DIRECTORY, TOPICS_DIRECTORY
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
@@ -118,6 +119,7 @@ class EmbeddedEngine(Engine):
             raise
 
     def _prepare(self) -> None:
+        self._check_restored()
         journal_directory = self._data_dir / "journal"
         for directory in (journal_directory, self._data_dir / "topics"):
             self._disk.make_directory(directory)
@@ -134,6 +136,18 @@ class EmbeddedEngine(Engine):
                 return None if info is None else self._files.partition_directory(info, index)
 
             self._damaged_journals = redo_journal(self._disk, journal_directory, partition_directory)
+
+    def _check_restored(self) -> None:
+        """Raise InvalidRequest if a restore to this directory has not finished (restore.py)."""
+        restoring = self._data_dir / RESTORING_DIRECTORY
+        if not restoring.exists():
+            return
+        if not (self._data_dir / TOPICS_DIRECTORY).exists():
+            raise InvalidRequest(
+                f"{self._data_dir} holds a restore that was interrupted: run penstock restore again to the same directory, or remove "
+                f"{restoring} to start with an empty log"
+            )
+        self._disk.remove_tree(restoring)
 
     async def _open_all(self, opened: Opened) -> None:
         options = self._options
@@ -262,7 +276,7 @@ class EmbeddedEngine(Engine):
         except OSError:
             os.close(fd)
             raise DataDirectoryInUse(
-                f"{self._data_dir} is in use by another broker, or penstock verify reads it; stop that one or choose another --data-dir"
+                f"{self._data_dir} is in use by another broker, or by penstock verify or restore; stop it or choose another --data-dir"
             ) from None
         self._lock_fd = fd
 
