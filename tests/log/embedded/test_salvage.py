@@ -49,6 +49,7 @@ async def readable(partition: Partition) -> set[int]:
 async def offsets(open_engine: OpenEngine, backup: Backup, data_dir: Path) -> set[int]:
     """Restore a backup, start, stop and start a broker on it; returns the offsets of the damaged topic that can be read."""
     assert restore(backup, data_dir, accept_damage=True).damage
+    found: set[int] = set()
     for start in range(2):
         engine = await open_engine(data_dir)
         assert [record.offset for record in await read_all(engine.partition("sound", 0))][:END] == list(range(END))

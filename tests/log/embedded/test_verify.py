@@ -409,7 +409,7 @@ async def test_a_directory_in_use_is_refused(open_engine: OpenEngine, data_dir: 
 
 
 def test_what_is_no_data_directory_or_of_another_format_is_refused(tmp_path: Path, clean: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no data directory"):
+    with pytest.raises(InvalidRequest, match="not a Penstock data directory"):
         verify(tmp_path)
     [path] = clean.glob(f"topics/plain.*/{METADATA_FILE}")
     path.write_bytes(encode_metadata({**decode_metadata(path.read_bytes()), "version": 9}))

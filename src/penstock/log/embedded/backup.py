@@ -48,6 +48,8 @@ from penstock.log.embedded.manifest import (
 _PARTIAL_SUFFIX: Final = ".partial"
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z")
 _IN_NEW_FILE_SYSTEMS: Final = {"lost+found"}
+SNAPSHOT_REMEDY: Final = "it has removed this snapshot, because nobody read it in time: run the command again"
+"""What to do if a snapshot cannot be locked."""
 
 
 class Backup(NamedTuple):
@@ -118,7 +120,7 @@ def back_up(
     NoSpace if its disk is full.
     """
     disk = disk or Disk()
-    with holding(snapshot, "the broker is removing this snapshot: run the command again"):
+    with holding(snapshot, SNAPSHOT_REMEDY):
         manifest = read_snapshot(snapshot, snapshot_id)
         data_dir = snapshot.resolve().parents[1]
         if target.resolve().is_relative_to(data_dir):

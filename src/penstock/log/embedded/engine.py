@@ -437,6 +437,10 @@ class EmbeddedEngine(Engine):
             except OSError as error:
                 raise storage_error(error, "making a snapshot") from error
 
+    async def release_snapshot(self, snapshot_id: str) -> None:
+        async with self._changing:
+            await self._loop.run_in_executor(None, self._snapshots.release, snapshot_id)
+
     def _links_of(self, info: TopicInfo) -> TopicLinks:
         partitions = self._partitions[info.name]
         return TopicLinks(

@@ -33,6 +33,7 @@ from penstock.log.embedded.copying import (
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity
 from penstock.log.embedded.manifest import (
+    BACKUPS_MARKER,
     LOCK_FILE,
     MANIFEST_FILE,
     RESTORING_DIRECTORY,
@@ -96,6 +97,8 @@ def _restoring(disk: Disk, data_dir: Path) -> Iterator[Path]:
 
     The place is in the directory itself, which may be a file system of its own.
     """
+    if (data_dir.parent / BACKUPS_MARKER).exists():
+        raise InvalidRequest(f"{data_dir} is in a directory of backups: restore to a directory elsewhere")
     made = not data_dir.exists()
     if not made:
         _check_empty(data_dir)

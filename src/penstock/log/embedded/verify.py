@@ -18,11 +18,13 @@ from typing import Final
 
 import msgspec
 
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import CorruptMetadata, InvalidRequest, PenstockError
 from penstock.log.block import Block
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity, TopicReport
 from penstock.log.embedded.journal import journal_paths, read_records
 from penstock.log.embedded.manifest import (
+    BACKUPS_MARKER,
+    MANIFEST_FILE,
     TOPICS_DIRECTORY,
     Manifest,
     holding,
@@ -50,22 +52,34 @@ def verify(
 ) -> Report:
     """Check everything in a data directory, a snapshot or a backup.
 
-    Raises DataDirectoryInUse if a broker runs there, InvalidRequest if it is no data directory, UnsupportedFormat, and CorruptMetadata
-    if its manifest is damaged.
+    Raises DataDirectoryInUse if a broker runs there, InvalidRequest if it is no data directory, and UnsupportedFormat.
     """
     if not (data_dir / TOPICS_DIRECTORY).is_dir():
-        raise InvalidRequest(f"{data_dir} is no data directory of Penstock: it has no directory {TOPICS_DIRECTORY}")
+        hint = ": check one backup, with: penstock verify TARGET/ID" if (data_dir / BACKUPS_MARKER).exists() else ""
+        raise InvalidRequest(f"{data_dir} is not a Penstock data directory (no {TOPICS_DIRECTORY}/ in it){hint}")
     with holding(data_dir, "check it through the broker, with: penstock verify --server URL"):
         TopicFiles(OverlayDisk(), data_dir / TOPICS_DIRECTORY).check_format()
-        return _Verification(data_dir, read_manifest(data_dir), check_records, on_progress).run()
+        manifest, fault = _find_manifest(data_dir)
+        return _Verification(data_dir, manifest, fault, check_records, on_progress).run()
 
 
 def size_bytes(data_dir: Path) -> int:
     """Return how many bytes of segments a check is going to read, about."""
-    manifest = read_manifest(data_dir)
+    manifest, _ = _find_manifest(data_dir)
     if manifest is not None:
         return sum(file.bytes for file in manifest.files if file.path.endswith(LOG_SUFFIX))
     return sum(path.stat().st_size for path in (data_dir / TOPICS_DIRECTORY).glob(f"*/*/*{LOG_SUFFIX}"))
+
+
+def _find_manifest(directory: Path) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of a snapshot or a backup, or what is wrong with it; a data directory has neither."""
+    try:
+        manifest = read_manifest(directory)
+    except CorruptMetadata as error:
+        return None, str(error)
+    if manifest is None and (directory.resolve().parent / BACKUPS_MARKER).exists():
+        return None, "the manifest of the backup is missing: which files belong to it is unknown; choose another backup"
+    return manifest, None
 
 
 class _Verification:
@@ -73,6 +87,7 @@ class _Verification:
         self,
         data_dir: Path,
         manifest: Manifest | None,
+        manifest_fault: str | None,
         check_records: CheckRecords | None,
         on_progress: OnProgress | None,
     ) -> None:
@@ -85,7 +100,10 @@ class _Verification:
             for index, span in enumerate(zip(topic.starts, topic.ends, strict=True))
         }
         """First offset and end of each partition, as the manifest has them."""
-        self._clean = manifest is not None or (data_dir / _CLEAN_FILE).exists()
+        self._manifest_fault = manifest_fault
+        self._whole = manifest is not None or manifest_fault is not None
+        """Whether it is a snapshot or a backup, in which nothing is torn."""
+        self._clean = self._whole or (data_dir / _CLEAN_FILE).exists()
         self._check_records = check_records
         self._progress = Progress(on_progress)
         self._disk = OverlayDisk()
@@ -96,6 +114,8 @@ class _Verification:
         for path in sorted(self._root.iterdir()):
             if path.suffix == TMP_SUFFIX:  # other files beside the log, such as certificates, are none of its business
                 self._leftover(path, None)
+        if self._manifest_fault is not None:
+            self._damage(Kind.FILE, self._root / MANIFEST_FILE, None, self._manifest_fault)
         if self._manifest is not None:
             self._check_files(self._manifest)
         topics = self._load_topics()
@@ -109,7 +129,7 @@ class _Verification:
     # -- the directory ----------------------------------------------------------------------------------------------------
 
     def _check_files(self, manifest: Manifest) -> None:
-        """Hold the files against the manifest: all there, long enough, and with the checksums that a backup has."""
+        """Check the files against the manifest: all there, long enough, and with the checksums that a backup has."""
         for file in manifest.files:
             path = self._root / file.path
             try:
@@ -117,7 +137,7 @@ class _Verification:
                 if found < file.bytes:
                     self._damage(Kind.FILE, path, found, f"the file has {found} of {file.bytes} bytes")
                 elif file.sha256 and _sha256(path) != file.sha256:
-                    self._damage(Kind.FILE, path, None, "the checksum is not that of the manifest")
+                    self._damage(Kind.FILE, path, None, "checksum mismatch: the file has changed since the backup")
             except FileNotFoundError:
                 self._damage(Kind.FILE, path, None, "the file is missing")
             except OSError as error:
@@ -268,7 +288,7 @@ class _Verification:
             )
             if last:
                 flushed = topic.info.config.durability.mode == "fsync"
-                where = check.run_last(flushed=flushed, whole=self._manifest is not None)
+                where = check.run_last(flushed=flushed, whole=self._whole)
             else:
                 where = check.run_sealed()
             report.segments += 1

@@ -140,6 +140,7 @@ their request (AUTH is answered with 0x71) or 0xFF, in the order of the requests
                                                                                   bool stopping, bool alive, S*}*
     A2 PIPELINE_STOP         str pipeline                                         bool (0: it does not run)
     B0 SNAPSHOT_CREATE       -; not in the contract                               str id, str directory (on the broker's machine)
+    B1 SNAPSHOT_RELEASE      str id; not in the contract                          -
     FF ERROR                 never a request                                      contract: bool 0, str message
                                                                                   deployed: u32 1, str message
 """
@@ -260,6 +261,7 @@ class Opcode(IntEnum):
     PIPELINE_LIST = 0xA1
     PIPELINE_STOP = 0xA2
     SNAPSHOT_CREATE = 0xB0
+    SNAPSHOT_RELEASE = 0xB1
     ERROR = 0xFF
 
 

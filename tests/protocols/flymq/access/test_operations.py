@@ -35,6 +35,7 @@ from penstock.protocols.flymq.pipelines.messages import PipelineReport
 from penstock.protocols.flymq.reply_decoding import decode_cluster_metadata_reply
 from penstock.protocols.flymq.schemas import requests as schemas
 from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.flymq.snapshots import layouts as snapshots
 from penstock.protocols.flymq.staging import layouts as staging
 from penstock.protocols.flymq.transactions import requests as transactions
 from penstock.protocols.flymq.wire import Opcode, frame
@@ -484,6 +485,7 @@ ATTEMPTS: dict[Opcode, Attempt] = {
     Opcode.PIPELINE_LIST: Attempt(frame(Opcode.PIPELINE_LIST), EVERYONE),
     Opcode.PIPELINE_STOP: Attempt(encode_pipeline_stop("gone"), READERS),
     Opcode.SNAPSHOT_CREATE: Attempt(frame(Opcode.SNAPSHOT_CREATE), ROOT),
+    Opcode.SNAPSHOT_RELEASE: Attempt(snapshots.encode_release("0" * 32), ROOT),
     Opcode.AUDIT_EXPORT: Attempt(access.encode_audit_export(AuditQueryRequest(), "csv"), ROOT),
 }
 # Saying who one is comes before every check; AUTH_RESPONSE and ERROR are no requests.

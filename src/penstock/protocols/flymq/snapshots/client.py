@@ -22,6 +22,10 @@ class AsyncSnapshots:
         """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
         return layouts.decode_snapshot(await self._read(frame(Opcode.SNAPSHOT_CREATE)))
 
+    async def release(self, snapshot_id: str) -> None:
+        """Tell the broker that a snapshot is not needed any more. Once nobody holds its lock, its files are removed."""
+        await self._read(layouts.encode_release(snapshot_id))
+
 
 class Snapshots:
     """The same calls as `AsyncSnapshots`, each waiting for its answer."""
@@ -33,3 +37,7 @@ class Snapshots:
     def create(self) -> SnapshotDescription:
         """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
         return self._thread.run(self._snapshots.create())
+
+    def release(self, snapshot_id: str) -> None:
+        """Tell the broker that a snapshot is not needed any more. Once nobody holds its lock, its files are removed."""
+        self._thread.run(self._snapshots.release(snapshot_id))

@@ -1,4 +1,4 @@
-"""The request for a snapshot, and what it finds out. Not in the contract."""
+"""Requests about snapshots, and what they find out. Not in the contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ class SnapshotCreate:
     pass
 
 
-SnapshotBody = SnapshotCreate
+@dataclass(slots=True)
+class SnapshotRelease:
+    id: str
+
+
+SnapshotBody = SnapshotCreate | SnapshotRelease
 
 
 class SnapshotDescription(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock.protocols.flymq.access.operations import Caller
 from penstock.protocols.flymq.snapshots.layouts import encode_snapshot
-from penstock.protocols.flymq.snapshots.messages import SnapshotCreate, SnapshotDescription
+from penstock.protocols.flymq.snapshots.messages import SnapshotCreate, SnapshotDescription, SnapshotRelease
+from penstock.protocols.flymq.wire import Opcode, frame
 
 
 async def _create(caller: Caller, opcode: int, body: SnapshotCreate) -> bytes:
@@ -15,4 +16,12 @@ async def _create(caller: Caller, opcode: int, body: SnapshotCreate) -> bytes:
     return encode_snapshot(SnapshotDescription(snapshot.id, snapshot.directory))
 
 
-METHODS: Mapping[type, Callable[[Caller, int, Any], bytes | Coroutine[Any, Any, bytes]]] = {SnapshotCreate: _create}
+async def _release(caller: Caller, opcode: int, body: SnapshotRelease) -> bytes:
+    await caller.broker.release_snapshot(caller.principal, body.id)
+    return frame(Opcode.SNAPSHOT_RELEASE)
+
+
+METHODS: Mapping[type, Callable[[Caller, int, Any], bytes | Coroutine[Any, Any, bytes]]] = {
+    SnapshotCreate: _create,
+    SnapshotRelease: _release,
+}
