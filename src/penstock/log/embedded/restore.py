@@ -41,6 +41,7 @@ from penstock.log.embedded.manifest import (
     FileEntry,
     encode_manifest,
 )
+from penstock.log.embedded.recovery import TMP_SUFFIX
 from penstock.log.embedded.salvage import salvage
 from penstock.log.embedded.topicfiles import TopicFiles
 from penstock.log.embedded.verify import CheckRecords, verify
@@ -48,6 +49,8 @@ from penstock.log.embedded.verify import CheckRecords, verify
 _CLEAN_FILE: Final = "clean-shutdown"
 _IN_EMPTY_DIRECTORIES: Final = {LOCK_FILE, RESTORING_DIRECTORY, "lost+found"}
 """What a restore that was interrupted leaves, and what a new file system has."""
+_LEFT_AT_THE_END: Final = {_CLEAN_FILE, _CLEAN_FILE + TMP_SUFFIX}
+"""What one that was interrupted just before its end leaves, too."""
 
 
 def restore(
@@ -127,7 +130,7 @@ def _check_empty(data_dir: Path) -> None:
         raise InvalidRequest(f"{data_dir} is not a directory: restore to a new one")
     found = {path.name for path in data_dir.iterdir()}
     if RESTORING_DIRECTORY in found:
-        found.discard(_CLEAN_FILE)
+        found -= _LEFT_AT_THE_END
     if found - _IN_EMPTY_DIRECTORIES:
         raise InvalidRequest(f"{data_dir} is not empty: restore to a new directory, and nothing is overwritten")
 
@@ -136,7 +139,8 @@ def _clean_up(disk: Disk, data_dir: Path, *, made: bool) -> None:
     """Remove what is not needed any more and, unless the log is there, all that was made."""
     restored = (data_dir / TOPICS_DIRECTORY).exists()
     if not restored:
-        (data_dir / _CLEAN_FILE).unlink(missing_ok=True)
+        for name in _LEFT_AT_THE_END:
+            (data_dir / name).unlink(missing_ok=True)
     remove_quietly(disk, data_dir / RESTORING_DIRECTORY)
     if not restored:
         (data_dir / LOCK_FILE).unlink(missing_ok=True)

@@ -261,7 +261,11 @@ class _Verification:
         ):
             self._note(Kind.INDEX, orphan, None, "an index without a segment", topic.info.name)
         if not paths:
-            self._damage(Kind.SEGMENT, directory, None, "the partition has no segment", topic.info.name)
+            if not self._clean and not any(directory.iterdir()) and not self._was_written(topic):
+                text = "the creation of the topic was interrupted; the next start finishes it"
+                self._note(Kind.FILE, directory, None, text, topic.info.name)
+            else:
+                self._damage(Kind.SEGMENT, directory, None, "the partition has no segment", topic.info.name)
             return 0, 0
         # As in recovery: a last segment that nothing was written to may stem from a roll that failed.
         unused = paths.pop() if len(paths) > 1 and self._is_unused(paths[-1]) else None
@@ -299,6 +303,11 @@ class _Verification:
             self._gap(unused, where, name)
         end = where.next_offset if unused is None else max(where.next_offset, offset_range(unused)[0])
         return offset_range(paths[0])[0], end
+
+    def _was_written(self, topic: StoredTopic) -> bool:
+        """Whether a partition of a topic holds anything."""
+        segments = self._files.directory(topic.info).glob(f"*/*{LOG_SUFFIX}")
+        return not all(self._is_unused(path) for path in segments)
 
     def _is_unused(self, path: Path) -> bool:
         if path in self._sizes:
