@@ -130,6 +130,38 @@ async def test_a_restored_log_survives_a_power_cut_and_half_a_restore_is_not_ser
             assert await values_of(restored) == log.values
 
 
+class NamingDisk(PowerCutDisk):
+    """Notes how many operations there were when the log of a data directory got its name."""
+
+    named_at = 0
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        if new.name == "topics":
+            self.named_at = self.operations
+
+
+async def test_a_log_that_has_its_name_is_marked_as_cleanly_stopped(tmp_path: Path, log: Log) -> None:
+    backup = log.back_up(1, tmp_path / "target")
+    (tmp_path / "counting").mkdir()
+    counting = NamingDisk(tmp_path / "counting", None)
+    restore(backup, tmp_path / "counting", disk=counting)
+    counting.cut()
+    counting.image(tmp_path / "unused", random.Random(0))
+    named = 0
+    for seed in range(20):
+        source, image = tmp_path / f"source-{seed}", tmp_path / f"image-{seed}"
+        source.mkdir()
+        disk = PowerCutDisk(source, counting.named_at + 1)
+        with pytest.raises(NotWritten):
+            restore(backup, source, disk=disk)
+        disk.image(image, random.Random(seed))
+        if (image / "topics").exists():
+            named += 1
+            assert (image / "clean-shutdown").exists()
+    assert 0 < named < 20
+
+
 async def test_what_was_salvaged_survives_a_power_cut(tmp_path: Path, log: Log) -> None:
     backup = log.back_up(1, tmp_path / "target")
     paths = sorted(backup.path.rglob("*.log"))

@@ -11,6 +11,7 @@ from penstock.errors import CorruptBlock
 from penstock.log.api import Durability, Partition, TopicConfig
 from penstock.log.embedded.backup import Backup
 from penstock.log.embedded.restore import restore
+from penstock.log.embedded.verify import verify
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.backing_up import SMALL, flip, take
 from tests.log.embedded.conftest import OpenEngine
@@ -55,7 +56,9 @@ async def offsets(open_engine: OpenEngine, backup: Backup, data_dir: Path) -> se
         assert [record.offset for record in await read_all(engine.partition("sound", 0))][:END] == list(range(END))
         partition = engine.partition("damaged", 0)
         assert partition.committed_end == END + start
-        found = await readable(partition) - {END}
+        found = await readable(partition)
+        assert (END in found) is bool(start)
+        found.discard(END)
         assert (await append(partition, [b"more"])).base_offset == END + start
         await engine.close()
     return found
@@ -71,6 +74,7 @@ async def test_a_missing_segment_is_a_gap(
     paths[at].unlink()
     lost = range(bounds[at % len(paths)], bounds[at % len(paths) + 1])
     assert await offsets(open_engine, backup, tmp_path / "restored") == set(range(END)) - set(lost)
+    assert verify(tmp_path / "restored").findings == [], "the gap is a part of the log now"
 
 
 @pytest.mark.parametrize("at", [0, 1, -1])
@@ -105,6 +109,15 @@ async def test_a_flipped_bit_in_the_last_segment_costs_one_block(
     flip(path, path.stat().st_size // APPENDS * (block + 1) - 1)
     lost = range(block * RECORDS, (block + 1) * RECORDS)
     assert await offsets(open_engine, backup, tmp_path / "restored") == set(range(END)) - set(lost)
+
+
+async def test_a_segment_without_a_block_that_can_be_read_is_a_gap(
+    open_engine: OpenEngine, clock: ManualClock, target: Path, tmp_path: Path
+) -> None:
+    backup = await damaged(open_engine, clock, target, LARGE)
+    [path] = segment_files(backup.path, "damaged")
+    path.write_bytes(b"x" * path.stat().st_size)
+    assert await offsets(open_engine, backup, tmp_path / "restored") == set()
 
 
 async def test_a_segment_in_the_place_of_another_is_left_out(

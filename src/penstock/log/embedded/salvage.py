@@ -15,7 +15,7 @@ from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.findings import Report
 from penstock.log.embedded.index import SegmentIndex
 from penstock.log.embedded.manifest import TOPICS_DIRECTORY, Manifest
-from penstock.log.embedded.segment import LOG_SUFFIX, Segment, load_index, offset_range
+from penstock.log.embedded.segment import INDEX_SUFFIX, LOG_SUFFIX, Segment, load_index, offset_range
 from penstock.log.embedded.topicfiles import TopicFiles
 from penstock.log.salts import PartitionSalts
 
@@ -35,36 +35,39 @@ def salvage(disk: Disk, data_dir: Path, manifest: Manifest, report: Report) -> N
         for index, end in enumerate(ends):
             _cover_gaps(disk, files.partition_directory(topic.info, index), topic.salts(index), end)
         found[topic.info.name].ends = list(ends)
-        disk.sync_directory(files.directory(topic.info))
 
 
 def _cover_gaps(disk: Disk, directory: Path, salts: PartitionSalts, end_offset: int) -> None:
     """Put an empty segment where offsets are missing, and one at the end of the partition."""
-    disk.make_directory(directory)
     reached: int | None = None
     for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
-        ends = _end_of(disk, path, salts)
-        if ends is None:
-            disk.unlink(path)
-            continue
         begins = offset_range(path)[0]
+        ends = _end_of(disk, path, salts)
+        if ends == begins:
+            disk.unlink(
+                path
+            )  # nothing in it can be read, and the segment that covers its offsets would stand before it
+            continue
         if reached is not None and reached < begins:
             _write_empty(disk, directory, reached, begins)
         reached = ends
+    for orphan in directory.glob(f"*{INDEX_SUFFIX}"):
+        if not orphan.with_suffix(LOG_SUFFIX).exists():
+            disk.unlink(orphan)
     if reached is None:
         reached = end_offset
     _write_empty(disk, directory, reached, max(reached, end_offset))
 
 
-def _end_of(disk: Disk, path: Path, salts: PartitionSalts) -> int | None:
-    """Return the offset at which a start finds that a segment ends; None if it holds the blocks of another file."""
+def _end_of(disk: Disk, path: Path, salts: PartitionSalts) -> int:
+    """Return the offset at which a start finds that a segment ends; that at which it begins if it holds no block of its own."""
     base_offset, end_offset = offset_range(path)
     size = path.stat().st_size
     index = load_index(path, base_offset, size, disk, salts.of(path.stem))
     segment = Segment(disk, path, base_offset, index or SegmentIndex(base_offset), size, salts)
     try:
         if index is None and size and segment.holds_blocks_of_another_file():
-            return None
+            return base_offset
         if end_offset is not None:
             return end_offset
         if index is None or not index.sealed:
