@@ -164,6 +164,7 @@ def a_subscription(topic: str, name: str = "g") -> Subscription:
 OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "topic_names": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.topic_names(who)),
     "snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: b.snapshot(who)),
+    "release_snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: b.release_snapshot(who, "0" * 32)),
     "describe_topic": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.describe_topic(who, t)),
     "create_topic": (Operation.CREATE, TOPIC, lambda b, who, t: b.create_topic(who, t, TopicConfig())),
     "ensure_topic": (Operation.WRITE, TOPIC, lambda b, who, t: b.ensure_topic(who, t)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from penstock.protocols.flymq.operations.access import AuditQuery
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -41,7 +42,52 @@ def test_errors_say_what_to_do(run: Run, broker: RunningBroker, tmp_path: Path) 
     (tmp_path / "photos" / "one").touch()
     result = run("backup", "create", "photos")
     assert (result.code, result.out) == (1, b"")
-    assert "no directory of backups: choose another" in result.err
+    assert "not a directory of backups: choose another" in result.err
     result = run("backup", "list", "photos")
     assert result.code == 1
-    assert "penstock backup create photos" in result.err
+    assert "photos is not a directory of backups" in result.err
+    (tmp_path / "file").touch()
+    assert "file is not a directory" in run("backup", "create", "file").err
+    inside = str(broker.data_dir / "backups")
+    assert "in the data directory of the broker" in run("backup", "create", inside).err
+
+
+def test_no_snapshot_is_left_by_a_command_that_has_ended(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
+    broker.connect().send("orders", b"one")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one").touch()
+    for args, code in (
+        (["backup", "create", "kept"], 0),
+        (["backup", "create", "kept"], 1),
+        (["backup", "create", str(broker.data_dir / "backups")], 1),
+        (["verify"], 0),
+    ):
+        assert run(*args).code == code, "the second backup of the same moment fails"
+        assert list((broker.data_dir / "snapshots").iterdir()) == []
+    [event] = broker.connect().access.audit(AuditQuery(types=["snapshot.create"], limit=1)).events
+    run("backup", "create", "photos")
+    assert broker.connect().access.audit(AuditQuery(types=["snapshot.create"], limit=1)).events == [event]
+
+
+def test_a_backup_whose_manifest_is_damaged_is_listed_as_that(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
+    broker.connect().send("orders", b"one")
+    ids = []
+    for _ in range(3):
+        broker.clock.advance(1)
+        ids.append(json.loads(run("backup", "create", "kept", "--json").out)["id"])
+    (tmp_path / "kept" / ids[0] / "manifest.json").write_bytes(b"garbage")
+    (tmp_path / "kept" / ids[1] / "manifest.json").unlink()
+    result = run("backup", "list", "kept")
+    assert result.code == 1
+    assert [line.split()[0] for line in result.text.splitlines()[1:]] == ids
+    assert [line.split()[1] == "damaged" for line in result.text.splitlines()[1:]] == [True, True, False]
+    assert f"kept/{ids[0]}/manifest.json is damaged" in result.err
+    assert f"kept/{ids[1]}/manifest.json is missing" in result.err
+    listed = json.loads(run("backup", "list", "kept", "--json").out)
+    assert [each["id"] for each in listed] == ids
+    assert [each["damage"] is None for each in listed] == [False, False, True]
+    for backup_id in ids[:2]:
+        checked = run("verify", f"kept/{backup_id}", "--json")
+        assert checked.code == 1
+        assert "manifest.json" in {finding["path"] for finding in json.loads(checked.out)["findings"]}
+    assert run("verify", f"kept/{ids[2]}").code == 0

@@ -62,8 +62,23 @@ def test_what_is_in_the_way_or_missing_is_said(run: Run, backups: list[str], tmp
     for args, text in (
         (["kept", "used"], "not empty"),
         (["kept", "there", "--at", "then"], "penstock backup list kept"),
-        (["used", "there"], "no directory of backups"),
+        (["used", "there"], "not a directory of backups"),
+        ([f"kept/{backups[0]}", "there"], f"use the directory that it is in, kept, with --at {backups[0]}"),
+        (["kept", "used/file"], "file is not a directory"),
+        (["kept", "kept/there"], "is in a directory of backups"),
     ):
         result = run("restore", *args)
         assert (result.code, result.out) == (1, b"")
         assert text in result.err
+
+
+def test_topics_that_are_left_out_are_named(run: Run, backups: list[str], tmp_path: Path) -> None:
+    for path in (tmp_path / "kept" / backups[1]).glob("topics/orders.*/topic.json*"):
+        path.write_bytes(b"garbage")
+    assert run("restore", "kept", "there").code == 1
+    result = run("restore", "kept", "there", "--accept-damage")
+    assert result.code == 1
+    assert result.text.splitlines()[-1] == f"restored backup {backups[1]} to there, without topic orders"
+    assert json.loads(run("restore", "kept", "again", "--accept-damage", "--json").out)["left_out"] == ["orders"]
+    with RunningBroker(tmp_path / "there") as broker:
+        assert "orders" not in broker.connect().topics()

@@ -128,3 +128,11 @@ def test_development_credentials_do_not_leave_the_machine(run: Run) -> None:
     result = run("serve", "--dev", "--bind", "0.0.0.0:0", "--set", "listeners.flymq.insecure=true")
     assert result.code == 1
     assert result.err.startswith("error: dev accepts well-known passwords, and listeners.flymq.bind = ")
+
+
+def test_a_restore_that_was_interrupted_is_not_served(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "restored" / ".restoring").mkdir(parents=True)
+    process = serve("--data-dir", "restored", "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert "holds a restore that was interrupted: run penstock restore again" in err

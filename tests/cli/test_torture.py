@@ -33,12 +33,12 @@ def test_a_run_that_finds_nothing_ends_with_0_and_leaves_nothing(run: Run, disk:
         name.strip(): int(figure.replace(",", "")) for line in lines[:9] for name, figure in [line.rsplit(None, 1)]
     }
     assert (figures["rounds"], figures["lost"], figures["duplicated"]) == (1, 0, 0)
-    assert (figures["served wrongly"], figures["stuck"]) == (0, 0)
+    assert (figures["wrong data served"], figures["stuck"]) == (0, 0)
     assert figures["records sent"] >= figures["acknowledged"] > 0
     assert lines[10:] == [
         "",
         "every promise was kept",
-        "the same choices again: penstock torture --seed 5 --scenario kill --minutes 0",
+        "reproduce with: penstock torture --seed 5 --scenario kill --minutes 0",
     ]
     assert list(disk.iterdir()) == []
 
@@ -53,6 +53,7 @@ def test_a_loss_is_reported_and_ends_with_1_and_the_directory_stays(run: Run, di
     assert not found["ok"]
     (scenario,) = found["scenarios"]
     assert scenario["lost"] > 0
+    assert scenario["wrong_data_served"] == 0
     assert found["problems"]
     kept = Path(found["kept"])
     assert kept.is_relative_to(disk)

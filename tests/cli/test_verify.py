@@ -78,8 +78,8 @@ def test_a_table_that_a_broker_could_not_load_is_damage(run: Run, stopped: Path)
 
 def test_what_cannot_be_checked_ends_with_2(run: Run, tmp_path: Path, broker: RunningBroker) -> None:
     for path, text in (
-        (tmp_path, "no data directory"),
-        (tmp_path / "gone", "is no directory"),
+        (tmp_path, "not a Penstock data directory (no topics/ in it)"),
+        (tmp_path / "gone", "is not a directory"),
         (broker.data_dir, "a broker is running"),
     ):
         result = run("verify", str(path))

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
-from penstock.log.embedded.backup import Backup, back_up, restore
+from penstock.log.embedded.backup import Backup, back_up
+from penstock.log.embedded.restore import restore
 from penstock.log.embedded.verify import verify
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing.process import BrokerProcess

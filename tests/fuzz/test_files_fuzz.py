@@ -124,7 +124,9 @@ def test_any_bytes_are_no_index(data: bytes) -> None:
 # --- the metadata of a topic ---
 
 TOPIC = StoredTopic(
-    TopicInfo("orders", "0f" * 8, TopicConfig(partitions=2), 1_700_000_000_000), bytes(16), Epochs().begun([3, 4])
+    TopicInfo("orders", "0f" * 8, TopicConfig(partitions=2), 1_700_000_000_000),
+    bytes(16),
+    Epochs().begun([3, 4], 1_700_000_000_000),
 )
 
 

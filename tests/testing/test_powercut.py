@@ -68,3 +68,44 @@ def test_a_file_that_is_not_synced_may_lose_any_of_its_sectors(tmp_path: Path) -
 def test_a_name_that_is_not_synced_may_be_missing(tmp_path: Path) -> None:
     found = [found_after_cut(tmp_path, seed, sync_file=True, sync_directory=False) for seed in SEEDS]
     assert set(found) == {None, b"x" * 4096}
+
+
+def moved_directory(tmp_path: Path, seed: int, *, sync: bool) -> list[str]:
+    """Where a directory with a synced file is found after it was made, synced, moved to another directory, and the power went."""
+    source, image = tmp_path / f"source-{seed}", tmp_path / f"image-{seed}"
+    source.mkdir()
+    disk = PowerCutDisk(source, cut_at=None)
+    disk.make_directory(source / "draft" / "log")
+    disk.write_file(source / "draft" / "log" / "file", b"content")
+    for directory in (source / "draft", source):
+        disk.sync_directory(directory)
+    disk.rename(source / "draft" / "log", source / "log")
+    if sync:
+        disk.sync_directory(source)
+    disk.cut()
+    disk.image(image, random.Random(seed))
+    found = [path for path in image.rglob("file") if path.read_bytes() == b"content"]
+    return [path.parent.relative_to(image).as_posix() for path in found]
+
+
+def test_a_directory_that_was_moved_is_in_one_place_with_what_was_synced_in_it(tmp_path: Path) -> None:
+    found = [moved_directory(tmp_path, seed, sync=False) for seed in SEEDS]
+    assert {tuple(places) for places in found} == {("log",), ("draft/log",)}
+
+
+def test_a_move_of_a_directory_that_was_synced_is_not_undone(tmp_path: Path) -> None:
+    assert [moved_directory(tmp_path, seed, sync=True) for seed in SEEDS] == [["log"]] * len(SEEDS)
+
+
+def test_a_directory_that_is_not_synced_in_the_one_above_may_be_missing(tmp_path: Path) -> None:
+    found = set()
+    for seed in SEEDS:
+        source, image = tmp_path / f"source-{seed}", tmp_path / f"image-{seed}"
+        source.mkdir()
+        disk = PowerCutDisk(source, cut_at=None)
+        disk.make_directory(source / "new")
+        disk.write_file(source / "new" / "file", b"content")
+        disk.cut()
+        disk.image(image, random.Random(seed))
+        found.add((image / "new" / "file").exists())
+    assert found == {True, False}

@@ -289,6 +289,11 @@ class Broker:
         self.audit.note(principal, "snapshot.create", snapshot.id)
         return snapshot
 
+    @on_broker(Operation.ADMIN)
+    async def release_snapshot(self, principal: Principal, snapshot_id: str) -> None:
+        """Remove a snapshot, as soon as no reader holds it; one that is gone already is no error."""
+        await self._engine.release_snapshot(snapshot_id)
+
     # -- records ----------------------------------------------------------------------------------------------------------
 
     @on_topic(Operation.WRITE)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.broker import connected
+from penstock.cli.broker import snapshot_of
 from penstock.cli.options import JsonOption, ServerOption, wants_json
 from penstock.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from penstock.log.embedded.backup import Backup
+    from penstock.log.embedded.backup import Backup, UnreadableBackup
+
+EXIT_DAMAGE = 1
 
 app = typer.Typer(no_args_is_help=True, help="Back up a running broker: all topics at one moment.")
 
@@ -41,16 +43,16 @@ def create(
     $ penstock backup create /backups/orders
     $ penstock backup create /backups --server flymq://admin@127.0.0.1
     """
-    from penstock.log.embedded.backup import back_up, read_snapshot
+    from penstock.log.embedded.backup import back_up, check_target, read_snapshot
     from penstock.units import round_size
 
-    with connected(context, server) as client:
-        snapshot = client.snapshots.create()
-    directory = Path(snapshot.directory)
-    began = time.monotonic()
-    total_bytes = read_snapshot(directory, snapshot.id).size_bytes
-    with ProgressBar("backup", total_bytes) as bar:
-        done = back_up(directory, snapshot.id, target, lambda size_bytes: bar.advance(size_bytes, 0), full=full)
+    check_target(target)
+    with snapshot_of(context, server) as snapshot:
+        directory = Path(snapshot.directory)
+        began = time.monotonic()
+        total_bytes = read_snapshot(directory, snapshot.id).size_bytes
+        with ProgressBar("backup", total_bytes) as bar:
+            done = back_up(directory, snapshot.id, target, lambda size_bytes: bar.advance(size_bytes, 0), full=full)
     seconds = time.monotonic() - began
     if wants_json(context, as_json):
         terminal.print_json({**_row(done), "copied_bytes": done.copied_bytes, "seconds": round(seconds, 3)})
@@ -65,32 +67,49 @@ def list_backups(context: typer.Context, target: TargetArgument, as_json: JsonOp
     """List the backups in a directory, oldest first.
 
     A backup is a directory of that name in TARGET. To remove one, remove the
-    directory: the others stay whole.
+    directory: the others stay whole. One whose manifest cannot be read is
+    listed as damaged, and the command ends with 1.
 
     Examples:
     $ penstock backup list /backups/orders
     """
-    from penstock.log.embedded.backup import backups
+    from penstock.log.embedded.backup import Backup, UnreadableBackup, list_backups
     from penstock.units import round_size
 
-    found = backups(target)
+    found = list_backups(target)
+    damaged = [each for each in found if isinstance(each, UnreadableBackup)]
     if wants_json(context, as_json):
-        terminal.print_json([_row(each) for each in found])
-        return
-    terminal.print_table(
-        ["backup", "time", "topics", "records", "size"],
-        [
-            (
-                each.id,
-                terminal.local_time(each.manifest.moment_ms),
-                len(each.manifest.topics),
-                each.records,
-                round_size(each.manifest.size_bytes),
-            )
-            for each in found
-        ],
-        right=["topics", "records", "size"],
-    )
+        terminal.print_json([_listed(each) for each in found])
+    else:
+        terminal.print_table(
+            ["backup", "time", "topics", "records", "size"],
+            [
+                (
+                    each.id,
+                    terminal.local_time(each.manifest.moment_ms),
+                    len(each.manifest.topics),
+                    each.records,
+                    round_size(each.manifest.size_bytes),
+                )
+                if isinstance(each, Backup)
+                else (each.id, "damaged", "-", "-", "-")
+                for each in found
+            ],
+            right=["topics", "records", "size"],
+        )
+    for each in damaged:
+        terminal.print_error(each.reason)
+    if damaged:
+        raise typer.Exit(EXIT_DAMAGE)
+
+
+def _listed(backup: Backup | UnreadableBackup) -> dict[str, object]:
+    from penstock.log.embedded.backup import Backup
+
+    if isinstance(backup, Backup):
+        return {**_row(backup), "damage": None}
+    unknown = dict.fromkeys(("moment_ms", "topics", "records", "bytes"))
+    return {"id": backup.id, "path": str(backup.path), **unknown, "damage": backup.reason}
 
 
 def _row(backup: Backup) -> dict[str, object]:

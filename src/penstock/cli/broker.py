@@ -12,6 +12,7 @@ from penstock.cli.options import flymq_url
 from penstock.cli.passwords import PASSWORD_VARIABLE, with_password
 
 if TYPE_CHECKING:
+    from penstock.protocols.flymq.operations.topics import SnapshotDescription
     from penstock.protocols.flymq.sync import FlyMQClient
 
 COMPLETION_S_MAX = 0.5
@@ -36,6 +37,22 @@ def connected(context: typer.Context, server: str | None) -> Iterator[FlyMQClien
         raise Unreachable(f"{error}{ending} Start one with: penstock serve, or name another with --server") from error
     with client:
         yield client
+
+
+@contextmanager
+def snapshot_of(context: typer.Context, server: str | None) -> Iterator[SnapshotDescription]:
+    """A snapshot of a running broker, released as soon as the block ends, however it ends."""
+    from penstock.errors import PenstockError
+
+    with connected(context, server) as client:
+        snapshot = client.snapshots.create()
+        try:
+            yield snapshot
+        finally:
+            try:
+                client.snapshots.release(snapshot.id)
+            except PenstockError:
+                pass  # the broker may be gone; it removes a snapshot that nobody holds by itself, only later
 
 
 @contextmanager

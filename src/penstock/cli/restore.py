@@ -20,13 +20,17 @@ def restore(
         str | None, typer.Option("--at", metavar="BACKUP", help="Which backup; the latest if none is named.")
     ] = None,
     accept_damage: Annotated[
-        bool, typer.Option("--accept-damage", help="Restore what is there although some of it is damaged.")
+        bool,
+        typer.Option(
+            "--accept-damage",
+            help="Restore a damaged backup: everything but damaged blocks and topics without metadata.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Restore a backup to a new data directory, checking all of it.
 
-    Every file is held against its checksum and every block is checked before
+    Every file is checked against its checksum and every block is read before
     DATA_DIR gets its log. Start a broker on it with: penstock serve --data-dir
     DATA_DIR. Ends with 1, having restored nothing, if the backup is damaged.
 
@@ -36,7 +40,8 @@ def restore(
     """
     from penstock.broker.tables import TableRecords
     from penstock.cli.verify import print_report
-    from penstock.log.embedded.backup import find_backup, restore
+    from penstock.log.embedded.backup import find_backup
+    from penstock.log.embedded.restore import restore
 
     backup = find_backup(target, at)
     with ProgressBar("restore", 2 * backup.manifest.size_bytes) as bar:
@@ -50,12 +55,15 @@ def restore(
         )
     report.directory = str(data_dir)
     restored = accept_damage or not report.damage
+    found = {topic.topic for topic in report.topics}
+    left_out = [topic.name for topic in backup.manifest.topics if topic.name not in found]
     if wants_json(context, as_json):
-        terminal.print_json({"backup": backup.id, "restored": restored, **report.to_json()})
+        terminal.print_json({"backup": backup.id, "restored": restored, "left_out": left_out, **report.to_json()})
     else:
         print_report(report)
         if restored:
-            print(f"restored backup {backup.id} to {data_dir}")
+            without = f", without topic {', '.join(left_out)}" if left_out else ""
+            print(terminal.visible(f"restored backup {backup.id} to {data_dir}{without}"))
     if not restored:
         terminal.print_error(
             f"backup {backup.id} is damaged and was not restored: choose another with --at, or restore what is there with --accept-damage"

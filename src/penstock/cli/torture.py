@@ -42,10 +42,10 @@ class ScenarioChoice(StrEnum):
 def torture(
     context: typer.Context,
     minutes: Annotated[
-        float, typer.Option("--minutes", "-m", metavar="N", min=0.0, max=MINUTES_MAX, help="How long to go on.")
+        float, typer.Option("--minutes", "-m", metavar="N", min=0.0, max=MINUTES_MAX, help="How long to run.")
     ] = 2.0,
     scenario: Annotated[
-        ScenarioChoice, typer.Option("--scenario", help="The faults to bring about.", case_sensitive=False)
+        ScenarioChoice, typer.Option("--scenario", help="Faults to inject.", case_sensitive=False)
     ] = ScenarioChoice.ALL,
     data_dir: Annotated[
         Path,
@@ -74,8 +74,8 @@ def torture(
 ) -> None:
     """Test brokers of its own on this disk: is an acknowledged record ever lost?
 
-    Each round starts a broker, writes to it over several protocols, brings about
-    a fault (kill -9, a simulated power cut, failing flushes, a full disk), starts
+    Each round starts a broker, writes to it over several protocols, injects a
+    fault (kill -9, a simulated power cut, failing flushes, a full disk), starts
     it again, and compares what it holds with what it acknowledged. Ends with 1 as
     soon as a promise is broken. No other broker and no existing data is touched.
 
@@ -192,7 +192,7 @@ def _print(findings: Findings, command: str, kept: Path | None, *, interrupted: 
         "unknown": [f"{each.unknown:,}" for each in results],
         "lost": [f"{each.lost:,}" for each in results],
         "duplicated": [f"{each.duplicated:,}" for each in results],
-        "served wrongly": [f"{each.wrong:,}" for each in results],
+        "wrong data served": [f"{each.wrong_data_served:,}" for each in results],
         "stuck": [f"{each.stuck:,}" for each in results],
         "restart, s": [f"{each.restart_s_max:.1f}" for each in results],
     }
@@ -203,7 +203,7 @@ def _print(findings: Findings, command: str, kept: Path | None, *, interrupted: 
         print(terminal.visible(line))
     verdict = "every promise was kept" if findings.ok else "A PROMISE WAS BROKEN"
     print(f"{'interrupted; so far ' if interrupted else ''}{verdict}")
-    print(f"the same choices again: {command}")
+    print(f"reproduce with: {command}")
     if kept is not None:
         print(f"kept: {terminal.visible(str(kept))}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.broker import connected
+from penstock.cli.broker import snapshot_of
 from penstock.cli.options import JsonOption, ServerOption, wants_json
 from penstock.cli.progress import ProgressBar
 
@@ -54,7 +54,7 @@ def verify(
         elif data_dir.is_dir():
             report = check_directory(data_dir)
         else:
-            raise InvalidRequest(f"{data_dir} is no directory")
+            raise InvalidRequest(f"{data_dir} is not a directory")
     except (PenstockError, OSError) as error:
         from penstock.cli.main import explain
 
@@ -69,15 +69,14 @@ def verify(
 
 
 def _verify_running(context: typer.Context, server: str | None) -> Report:
-    from penstock.log.embedded.backup import read_snapshot
+    from penstock.log.embedded.backup import SNAPSHOT_REMEDY, read_snapshot
     from penstock.log.embedded.manifest import holding
 
-    with connected(context, server) as client:
-        snapshot = client.snapshots.create()
-    directory = Path(snapshot.directory)
-    with holding(directory, "try again"):
-        read_snapshot(directory, snapshot.id)
-        report = check_directory(directory)
+    with snapshot_of(context, server) as snapshot:
+        directory = Path(snapshot.directory)
+        with holding(directory, SNAPSHOT_REMEDY):
+            read_snapshot(directory, snapshot.id)
+            report = check_directory(directory)
     report.directory = str(directory.parents[1])
     return report
 

@@ -321,6 +321,10 @@ class Engine(ABC):
         """
         raise NotSupported("this log is not in files: use the backup of the system that holds it")
 
+    async def release_snapshot(self, snapshot_id: str) -> None:
+        """Remove a snapshot, as soon as no reader holds it; one that is gone already is no error."""
+        raise NotSupported("this log is not in files: it has no snapshots")
+
     @abstractmethod
     def topics(self) -> Mapping[str, TopicInfo]:
         """The topics that exist now, internal ones included, by name."""

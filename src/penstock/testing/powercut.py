@@ -5,8 +5,8 @@ then on every operation fails, and `image` lays out a directory as the machine c
 promise no more than POSIX does:
 - of a file, what the last sync covered is there; of what was written since, each 512-byte sector may be or not, and the size may be
   anything in between;
-- a name that was created, renamed or removed since its directory was synced may be found in either state, each by itself; but a file
-  that was renamed is there under one of its names.
+- a name of a file or a directory that was created, renamed or removed since its directory was synced may be found in either state, each by
+  itself; but what was renamed is there under one of its names, and a directory under one only.
 Files that are there at the beginning count as synced, and so does what others than the engine write. A flush can be told to fail
 (`fail_next_flush`).
 
@@ -78,14 +78,18 @@ class PowerCutDisk(Disk):
         self._lock = threading.RLock()
         self._files: dict[int, _File] = {}
         self._kept_open: list[int] = []
-        self._synced_names: dict[Path, dict[str, int]] = {}
+        self._synced_names: dict[int, dict[str, int]] = {}
+        """By the inode of the directory: names and the inodes that they stood for when it was last synced."""
+        self._directories: set[int] = set()
+        """Inodes that are or were directories."""
         for path in sorted(root.rglob("*")):
             if path.is_file():
                 self._files[path.stat().st_ino] = _File.containing(path.read_bytes())
                 self._kept_open.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        for directory in (root, *(path for path in root.rglob("*") if path.is_dir())):
-            self._synced_names[directory] = _names(directory)
-        self._final_names: dict[Path, dict[str, int]] | None = None
+        for directory in self._existing_directories():
+            self._synced_names[self._note_directory(directory)] = _names(directory)
+        self._final_names: dict[int, dict[str, int]] | None = None
+        self._final_paths: dict[int, Path] = {}
         self.operations = 0
 
     @property
@@ -106,8 +110,19 @@ class PowerCutDisk(Disk):
     def cut(self) -> None:
         """The power goes now."""
         with self._lock:
-            directories = [self._root, *(path for path in self._root.rglob("*") if path.is_dir())]
-            self._final_names = {directory: _names(directory) for directory in directories}
+            self._final_paths = {self._note_directory(path): path for path in self._existing_directories()}
+            self._final_names = {number: _names(path) for number, path in self._final_paths.items()}
+
+    def _existing_directories(self) -> list[Path]:
+        return [self._root, *(path for path in sorted(self._root.rglob("*")) if path.is_dir())]
+
+    def _note_directory(self, path: Path) -> int:
+        """Return the inode of a directory, which is kept open so that its number is not given to another."""
+        number = path.stat().st_ino
+        if number not in self._directories:
+            self._directories.add(number)
+            self._kept_open.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        return number
 
     # -- operations ------------------------------------------------------------------------------------------------------
 
@@ -164,7 +179,21 @@ class PowerCutDisk(Disk):
     def sync_directory(self, path: Path) -> None:
         with self._lock:
             self._step()
-            self._synced_names[path] = _names(path)
+            for child in path.iterdir():
+                if child.is_dir():
+                    self._note_directory(child)
+            self._synced_names[self._note_directory(path)] = _names(path)
+
+    def make_directory(self, path: Path) -> None:
+        with self._lock:
+            self._step()
+            super().make_directory(path)
+            self._note_directory(path)
+
+    def link(self, old: Path, new: Path) -> None:
+        with self._lock:
+            self._step()
+            super().link(old, new)
 
     def rename(self, old: Path, new: Path) -> None:
         with self._lock:
@@ -205,31 +234,75 @@ class PowerCutDisk(Disk):
     # -- afterwards ------------------------------------------------------------------------------------------------------
 
     def image(self, target: Path, chance: random.Random, loss: float = 0.5) -> None:
-        """Lay out what is found when the power comes back; once. Directories are always there: making one is not what is tested.
+        """Lay out what is found when the power comes back; once.
 
         Each change that was not synced is lost with the probability `loss`. Small ones leave large writes nearly whole, large ones
         leave single sectors of them: they fail in different ways.
         """
         assert self._final_names is not None, "the power is still on"
-        for directory, names in self._final_names.items():
-            place = target / directory.relative_to(self._root)
-            place.mkdir(parents=True, exist_ok=True)
-            for name, number in _names_after_cut(self._synced_names.get(directory, {}), names, chance, loss).items():
-                file = self._files.get(number) or _not_ours(directory / name, number)
-                (place / name).write_bytes(_after_cut(file, chance, loss))
+        root = self._root.stat().st_ino
+        names = self._names_found(root, self._final_names, chance, loss)
+        target.mkdir(parents=True, exist_ok=True)
+        pending = [(root, target)]
+        while pending:
+            number, place = pending.pop()
+            for name, child in names[number].items():
+                if child in self._directories:
+                    (place / name).mkdir(exist_ok=True)
+                    pending.append((child, place / name))
+                else:
+                    file = self._files.get(child) or _not_ours(self._final_paths.get(number), name, child)
+                    (place / name).write_bytes(_after_cut(file, chance, loss))
         while self._kept_open:
             os.close(self._kept_open.pop())
 
+    def _names_found(
+        self, root: int, final: dict[int, dict[str, int]], chance: random.Random, loss: float
+    ) -> dict[int, dict[str, int]]:
+        """Return the names in each directory that can be reached from the root; each directory has one name."""
+        found: dict[int, dict[str, int]] = {}
+        reached = {root}
+        pending = [root]
+        while pending:
+            number = pending.pop(chance.randrange(len(pending)))
+            kept = _names_after_cut(self._synced_names.get(number, {}), final.get(number, {}), chance, loss)
+            found[number] = {}
+            for name, child in kept.items():
+                if child in self._directories:
+                    if child in reached:
+                        continue  # renamed, and found under its other name
+                    reached.add(child)
+                    pending.append(child)
+                found[number][name] = child
+            if not pending:
+                pending += self._lost_by_rename(reached, found, final)
+        return found
 
-def _not_ours(path: Path, number: int) -> _File:
+    def _lost_by_rename(
+        self, reached: set[int], found: dict[int, dict[str, int]], final: dict[int, dict[str, int]]
+    ) -> list[int]:
+        """Put directories that were moved from one directory to another, and were found in neither, to where they were moved."""
+        synced = {child for names in self._synced_names.values() for child in names.values()}
+        moved: list[int] = []
+        for number in found.keys() & final.keys():
+            for name, child in final[number].items():
+                if child in self._directories & synced and child not in reached and name not in found[number]:
+                    found[number][name] = child
+                    reached.add(child)
+                    moved.append(child)
+        return moved
+
+
+def _not_ours(directory: Path | None, name: str, number: int) -> _File:
     """A file that the engine has not written to: as it is, if it is still there."""
-    if path.is_file() and path.stat().st_ino == number:
+    path = None if directory is None else directory / name
+    if path is not None and path.is_file() and path.stat().st_ino == number:
         return _File.containing(path.read_bytes())
     return _File()
 
 
 def _names(directory: Path) -> dict[str, int]:
-    return {entry.name: entry.inode() for entry in os.scandir(directory) if entry.is_file()}
+    return {entry.name: entry.inode() for entry in os.scandir(directory) if entry.is_file() or entry.is_dir()}
 
 
 def _names_after_cut(

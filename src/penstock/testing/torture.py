@@ -65,7 +65,7 @@ class Result:
     unknown: int = 0
     lost: int = 0
     duplicated: int = 0
-    wrong: int = 0
+    wrong_data_served: int = 0
     stuck: int = 0
     """How often the broker did not start, did not answer or ended by itself. If it does not start, nothing can be read, so all that it
     acknowledged counts as lost."""
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        return not (self.lost or self.duplicated or self.wrong or self.stuck)
+        return not (self.lost or self.duplicated or self.wrong_data_served or self.stuck)
 
 
 @dataclass(slots=True)
@@ -174,7 +174,8 @@ def _add(result: Result, before: Result, report: Report, restart_s: float) -> No
     result.acked = before.acked + report.acked
     result.refused = before.refused + report.failed
     result.unknown = before.unknown + report.unknown
-    result.lost, result.duplicated, result.wrong = report.lost, report.duplicated, report.wrong
+    result.lost, result.duplicated = report.lost, report.duplicated
+    result.wrong_data_served = report.wrong
     result.restart_s_max = max(result.restart_s_max, restart_s)
 
 

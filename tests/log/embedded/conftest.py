@@ -30,6 +30,12 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A directory of backups, which is not there yet."""
+    return tmp_path / "backups"
+
+
+@pytest.fixture
 async def open_engine(data_dir: Path, clock: ManualClock) -> AsyncIterator[OpenEngine]:
     """Opens engines, on the test's data directory unless told otherwise, and closes what the test leaves open."""
     opened: list[EmbeddedEngine] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.errors import CorruptMetadata, DataDirectoryInUse
+from penstock.errors import CorruptMetadata, DataDirectoryInUse, UnsupportedFormat
 from penstock.log.embedded.manifest import FileEntry, Manifest, TopicEntry, encode_manifest, holding, read_manifest
 
 MANIFEST = Manifest(1, "id", 5, [TopicEntry("orders", "ab", [0], [3])], [FileEntry("topics/a/0/b.log", 7, 8, "ff")])
@@ -32,7 +32,7 @@ def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: str) -> No
 
 def test_another_format_and_damage_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(encode_manifest(msgspec.structs.replace(MANIFEST, format=2)))
-    with pytest.raises(CorruptMetadata, match="has format 2"):
+    with pytest.raises(UnsupportedFormat, match="has format 2"):
         read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_bytes(encode_manifest(MANIFEST)[:-9])
     with pytest.raises(CorruptMetadata, match="is damaged"):

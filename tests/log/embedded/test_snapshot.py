@@ -12,8 +12,9 @@ import pytest
 from penstock.errors import LimitExceeded
 from penstock.log.api import Batch, BatchFor, Snapshot, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
-from penstock.log.embedded.backup import back_up, restore
+from penstock.log.embedded.backup import back_up
 from penstock.log.embedded.manifest import holding, read_manifest
+from penstock.log.embedded.restore import restore
 from penstock.log.embedded.snapshot import SNAPSHOTS_MAX, UNHELD_S_MAX
 from penstock.log.embedded.verify import verify
 from penstock.testing.clock import ManualClock
@@ -230,6 +231,28 @@ async def test_a_start_removes_those_that_nobody_holds(open_engine: OpenEngine, 
         engine = await open_engine()
         assert [path.name for path in (data_dir / "snapshots").iterdir()] == [held_one.id]
     await engine.close()
+
+
+async def test_one_that_its_reader_releases_is_removed_at_once(open_engine: OpenEngine, data_dir: Path) -> None:
+    engine = await open_engine()
+    other = await engine.snapshot()
+    for _ in range(2 * SNAPSHOTS_MAX):
+        snapshot = await engine.snapshot()
+        for snapshot_id in (snapshot.id, snapshot.id, "../topics"):
+            await engine.release_snapshot(snapshot_id)
+        assert [path.name for path in (data_dir / "snapshots").iterdir()] == [other.id]
+
+
+async def test_one_that_is_released_while_it_is_held_is_removed_after_that(
+    open_engine: OpenEngine, data_dir: Path
+) -> None:
+    engine = await open_engine()
+    snapshot = await engine.snapshot()
+    with holding(Path(snapshot.directory), ""):
+        await engine.release_snapshot(snapshot.id)
+        assert Path(snapshot.directory).exists()
+    await engine.maintain()
+    assert list((data_dir / "snapshots").iterdir()) == []
 
 
 async def test_there_are_only_so_many(open_engine: OpenEngine) -> None:

@@ -27,7 +27,7 @@ CONFIG = TopicConfig(
     segment_ms=4,
 )
 INFO = TopicInfo("größe/of things", "0" * 31 + "1", CONFIG, 17)
-TOPIC = StoredTopic(INFO, bytes(range(16)), Epochs().begun([5, 6]).begun([1, 70]))
+TOPIC = StoredTopic(INFO, bytes(range(16)), Epochs().begun([5, 6], 1).begun([1, 70], 1))
 
 
 @pytest.fixture

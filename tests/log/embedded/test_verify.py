@@ -319,6 +319,23 @@ async def test_segments_that_are_missing_cut_or_swapped_are_damage(
     assert verify(data_dir).damage
 
 
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_partition_without_files_is_an_interrupted_creation_only_if_the_topic_was_never_written_to(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, written: bool
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig(partitions=2))
+    if written:
+        await append(engine.partition("orders", 0), [b"x"])
+    image = crash_image(data_dir, tmp_path / "image")
+    for path in partition_directory(image, "orders", 1).iterdir():
+        path.unlink()
+    [finding] = verify(image).findings
+    assert (finding.severity is Severity.DAMAGE) is written
+    assert finding.path.endswith("/1")
+    assert (await open_engine(image)).partition("orders", 1).committed_end == 0
+
+
 async def test_a_partition_and_a_topic_without_files_are_damage(open_engine: OpenEngine, data_dir: Path) -> None:
     engine = await open_engine()
     await engine.create_topic("orders", TopicConfig(partitions=3))
@@ -441,7 +458,7 @@ async def test_a_directory_in_use_is_refused(open_engine: OpenEngine, data_dir: 
 
 
 def test_what_is_no_data_directory_or_of_another_format_is_refused(tmp_path: Path, clean: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no data directory"):
+    with pytest.raises(InvalidRequest, match="not a Penstock data directory"):
         verify(tmp_path)
     [path] = clean.glob(f"topics/plain.*/{METADATA_FILE}")
     path.write_bytes(encode_metadata({**decode_metadata(path.read_bytes()), "version": 9}))

@@ -327,7 +327,7 @@ def test_lengths_that_lead_into_the_next_frame_are_refused() -> None:
     assert isinstance(second, ProduceRun)
 
 
-@pytest.mark.parametrize("opcode", [0x00, 0x0C, 0x54, 0x71, 0x82, 0xB1, 0xFE, 0xFF])
+@pytest.mark.parametrize("opcode", [0x00, 0x0C, 0x54, 0x71, 0x82, 0xB2, 0xFE, 0xFF])
 def test_an_unknown_opcode_is_named_in_decimal(opcode: int) -> None:
     assert fault(frame(opcode, b"anything")) == f"unknown opcode: {opcode}"
 

@@ -1,34 +1,41 @@
-"""Backups: copies of snapshots in a directory of their own, and the way back to a data directory.
+"""Backups: copies of snapshots in a directory of their own. The way back is in restore.py.
 
     <target>/.penstock-backups            marks a directory of backups; locked while one is written
     <target>/<id>/manifest.json           see manifest.py; with a checksum of every file
     <target>/<id>/topics/...              laid out as in a data directory
     <target>/<id>.partial/                a backup that is being written, or was interrupted
 
-A backup is incremental: what the one before holds unchanged is not copied but linked to, so each backup is complete, and any of
-them can be removed without harm to the others. Segments never change in place, so a file of the same name, length and time of its
-last write is the same file.
+Other names in the target are left alone. A backup is incremental: what the one before holds unchanged is not copied but linked to, so
+each backup is complete, and any of them can be removed without harm to the others. Segments never change in place, so a file of the same
+name, length and time of its last write is the same file. A restart of the broker changes that time, so if it differs the SHA-256 decides.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import shutil
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.errors import CorruptMetadata, DataDirectoryInUse, EntryNotFound, InvalidRequest, NotWritten
+from penstock.errors import CorruptMetadata, EntryNotFound, InvalidRequest, NotWritten, PenstockError
+from penstock.log.embedded.copying import (
+    Directories,
+    OnCopied,
+    copy_file,
+    make_directory,
+    remove_quietly,
+    sha256_of,
+    storage_errors,
+)
 from penstock.log.embedded.disk import Disk
-from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity
 from penstock.log.embedded.manifest import (
-    LOCK_FILE,
+    BACKUPS_MARKER,
     MANIFEST_FILE,
     TOPICS_DIRECTORY,
     FileEntry,
@@ -37,19 +44,12 @@ from penstock.log.embedded.manifest import (
     holding,
     read_manifest,
 )
-from penstock.log.embedded.topicfiles import TopicFiles
-from penstock.log.embedded.verify import CheckRecords, verify
 
-_MARKER: Final = ".penstock-backups"
 _PARTIAL_SUFFIX: Final = ".partial"
-_CLEAN_FILE: Final = "clean-shutdown"
-_RESTORING: Final = ".restoring"
-_IN_EMPTY_DIRECTORIES: Final = {LOCK_FILE, _RESTORING, "lost+found"}
-"""What a restore that was interrupted leaves, and what a new file system has."""
-_COPY_STEP_BYTES: Final = 1 << 20
-
-OnCopied = Callable[[int], None]
-"""Called with the bytes that were copied, or found to be there already, since the last call."""
+_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z")
+_IN_NEW_FILE_SYSTEMS: Final = {"lost+found"}
+SNAPSHOT_REMEDY: Final = "it has removed this snapshot, because nobody read it in time: run the command again"
+"""What to do if a snapshot cannot be locked."""
 
 
 class Backup(NamedTuple):
@@ -68,6 +68,14 @@ class Backup(NamedTuple):
         return sum(end - start for topic in topics for start, end in zip(topic.starts, topic.ends, strict=True))
 
 
+class UnreadableBackup(NamedTuple):
+    """A backup whose manifest is missing or damaged."""
+
+    id: str
+    path: Path
+    reason: str
+
+
 def read_snapshot(snapshot: Path, snapshot_id: str) -> Manifest:
     """Return the manifest of a snapshot that a broker made. Raises InvalidRequest if its files are not to be found here."""
     try:
@@ -83,168 +91,138 @@ def read_snapshot(snapshot: Path, snapshot_id: str) -> Manifest:
     return manifest
 
 
+def check_target(target: Path) -> None:
+    """Raise InvalidRequest if a directory cannot take backups, NotWritten if one is being written there. Changes nothing."""
+    if target.exists() and not target.is_dir():
+        raise InvalidRequest(f"{target} is not a directory: choose another TARGET")
+    if (target / BACKUPS_MARKER).exists():
+        fd = os.open(target / BACKUPS_MARKER, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _lock(fd, target)
+        finally:
+            os.close(fd)
+    elif target.is_dir() and {path.name for path in target.iterdir()} - _IN_NEW_FILE_SYSTEMS:
+        raise InvalidRequest(f"{target} is not empty and not a directory of backups: choose another TARGET")
+
+
 def back_up(
-    snapshot: Path, snapshot_id: str, target: Path, on_copied: OnCopied | None = None, *, full: bool = False
+    snapshot: Path,
+    snapshot_id: str,
+    target: Path,
+    on_copied: OnCopied | None = None,
+    *,
+    full: bool = False,
+    disk: Disk | None = None,
 ) -> Backup:
     """Copy a snapshot to a directory of backups, which is made if it is missing; with `full`, also what the backup before holds.
 
-    Raises InvalidRequest if that is something else or the snapshot is not to be found, NotWritten if another backup is being written there.
+    Raises InvalidRequest if that is something else or the snapshot is not to be found, NotWritten if another backup is being written there,
+    NoSpace if its disk is full.
     """
-    with holding(snapshot, "which is not expected of a snapshot"):
+    disk = disk or Disk()
+    with holding(snapshot, SNAPSHOT_REMEDY):
         manifest = read_snapshot(snapshot, snapshot_id)
-        with _writing(target):
-            return _Copying(snapshot, manifest, target, on_copied, full=full).run()
+        data_dir = snapshot.resolve().parents[1]
+        if target.resolve().is_relative_to(data_dir):
+            raise InvalidRequest(
+                f"{target} is in the data directory of the broker, {data_dir}: choose another TARGET, best on another disk"
+            )
+        remedy = "free some space, such as that of old backups, or choose another TARGET, then run the command again"
+        with storage_errors(target, remedy), _writing(disk, target):
+            return _Copying(disk, snapshot, manifest, target, on_copied, full=full).run()
 
 
-def backups(target: Path) -> list[Backup]:
-    """Return the backups in a directory, oldest first; those whose manifest is damaged are left out. Raises InvalidRequest."""
-    found = []
+def list_backups(target: Path) -> list[Backup | UnreadableBackup]:
+    """Return the backups in a directory, oldest first. Raises InvalidRequest if it is no directory of backups."""
+    found: list[Backup | UnreadableBackup] = []
     for path in _backup_paths(target):
         try:
-            manifest = read_manifest(path)
-        except CorruptMetadata:
-            continue
-        if manifest is not None:
-            found.append(Backup(path.name, path, manifest))
+            found.append(_read_backup(path))
+        except (PenstockError, OSError) as error:
+            found.append(UnreadableBackup(path.name, path, str(error)))
     return found
 
 
+def backups(target: Path) -> list[Backup]:
+    """Return the backups in a directory whose manifest can be read, oldest first. Raises InvalidRequest."""
+    return [each for each in list_backups(target) if isinstance(each, Backup)]
+
+
 def find_backup(target: Path, backup_id: str | None) -> Backup:
-    """Return a backup, the latest if none is named. Raises EntryNotFound, and CorruptMetadata if its manifest is damaged."""
+    """Return a backup, the latest if none is named. Raises EntryNotFound, and CorruptMetadata if its manifest is missing or damaged."""
     paths = _backup_paths(target)
     if backup_id is not None:
         paths = [path for path in paths if path.name == backup_id]
-    manifest = read_manifest(paths[-1]) if paths else None
+    if not paths:
+        named = "no backup" if backup_id is None else f"no backup {backup_id}"
+        raise EntryNotFound(f"{named} in {target} (see those there are with: penstock backup list {target})")
+    return _read_backup(paths[-1])
+
+
+def _read_backup(path: Path) -> Backup:
+    manifest = read_manifest(path)
     if manifest is None:
-        raise EntryNotFound(
-            f"no backup {backup_id or ''} in {target} (see those there are with: penstock backup list {target})"
+        raise CorruptMetadata(f"{path / MANIFEST_FILE} is missing; choose another backup")
+    return Backup(path.name, path, manifest)
+
+
+def _backup_paths(target: Path) -> list[Path]:
+    if not target.is_dir():
+        raise InvalidRequest(f"{target} is not a directory")
+    if not (target / BACKUPS_MARKER).exists():
+        if (target / MANIFEST_FILE).exists() and _ID.fullmatch(target.resolve().name):
+            raise InvalidRequest(
+                f"{target} is one backup: use the directory that it is in, {target.parent}, with --at {target.resolve().name}"
+            )
+        raise InvalidRequest(
+            f"{target} is not a directory of backups: name the TARGET of penstock backup create (a copy of one needs its empty file "
+            f"{BACKUPS_MARKER}, too)"
         )
-    return Backup(paths[-1].name, paths[-1], manifest)
-
-
-def restore(
-    backup: Backup,
-    data_dir: Path,
-    *,
-    accept_damage: bool = False,
-    check_records: CheckRecords | None = None,
-    on_copied: OnCopied | None = None,
-    on_checked: OnProgress | None = None,
-) -> Report:
-    """Copy a backup to a data directory that is missing or empty, and check all of it before it becomes the log of that directory.
-
-    Every topic begins a new epoch: readers that have seen records which the backup does not hold continue at its end. If the report tells
-    of damage, nothing is restored, unless that is accepted. Raises InvalidRequest.
-    """
-    data_dir = data_dir.resolve()
-    with _restoring(data_dir) as draft:
-        disk = Disk()
-        changed = _copy_back(disk, backup, draft, on_copied)
-        # The manifest tells the check where each file ends; a file that was copied with another checksum is reported here.
-        unsummed = [msgspec.structs.replace(file, sha256="") for file in backup.manifest.files]
-        manifest = msgspec.structs.replace(backup.manifest, files=unsummed)
-        disk.write_file(draft / MANIFEST_FILE, encode_manifest(manifest), sync=False)
-        report = verify(draft, check_records=check_records, on_progress=on_checked)
-        for file in changed:
-            text = "the file in the backup has another checksum than when it was written"
-            report.add(Finding(Severity.DAMAGE, Kind.FILE, file.path, None, text))
-        if report.damage and not accept_damage:
-            return report
-        _begin_epochs(disk, draft, report)
-        # From here on it is the log of the directory. Without the mark of a clean stop, a start would only look at more of it.
-        disk.rename(draft / TOPICS_DIRECTORY, data_dir / TOPICS_DIRECTORY)
-        disk.sync_directory(data_dir)
-        disk.write_file(data_dir / _CLEAN_FILE, b"")
-        return report
-
-
-@contextmanager
-def _restoring(data_dir: Path) -> Iterator[Path]:
-    """Make a data directory, keep brokers and others who restore away from it, and give a place in it to copy to.
-
-    The place is in the directory itself, which may be a file system of its own.
-    """
-    made = not data_dir.exists()
-    if not made and (not data_dir.is_dir() or {path.name for path in data_dir.iterdir()} - _IN_EMPTY_DIRECTORIES):
-        raise InvalidRequest(f"{data_dir} is not empty: restore to a new directory, and nothing is overwritten")
-    data_dir.mkdir(parents=True, exist_ok=True)
-    draft = data_dir / _RESTORING
-    fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataDirectoryInUse(f"{data_dir} is in use by a broker or another restore") from None
-        shutil.rmtree(draft, ignore_errors=True)  # of one that was interrupted
-        draft.mkdir()
-        try:
-            yield draft
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-            if not (data_dir / TOPICS_DIRECTORY).exists():
-                (data_dir / LOCK_FILE).unlink(missing_ok=True)
-                if made:
-                    data_dir.rmdir()
-    finally:
-        os.close(fd)
-
-
-def _copy_back(disk: Disk, backup: Backup, draft: Path, on_copied: OnCopied | None) -> list[FileEntry]:
-    """Copy the files of a backup that are there; returns those that are not as they were written."""
-    directories = _Directories(disk, draft)
-    directories.make(f"{TOPICS_DIRECTORY}/")
-    changed = []
-    for file in backup.manifest.files:
-        directories.make(file.path)
-        source = backup.path / file.path
-        if source.exists() and _copy(disk, source, draft / file.path, file.bytes, on_copied) != file.sha256:
-            changed.append(file)
-    directories.sync()
-    return changed
-
-
-def _begin_epochs(disk: Disk, data_dir: Path, report: Report) -> None:
-    """Note in every topic that its log was cut where it ends now."""
-    files = TopicFiles(disk, data_dir / TOPICS_DIRECTORY)
-    ends = {topic.topic: topic.ends for topic in report.topics}
-    for topic in files.load_all():
-        files.save(topic._replace(epochs=topic.epochs.begun(ends[topic.info.name])))
+    return sorted(path for path in target.iterdir() if _ID.fullmatch(path.name) and path.is_dir())
 
 
 class _Copying:
     """The making of one backup."""
 
     def __init__(
-        self, snapshot: Path, manifest: Manifest, target: Path, on_copied: OnCopied | None, *, full: bool
+        self,
+        disk: Disk,
+        snapshot: Path,
+        manifest: Manifest,
+        target: Path,
+        on_copied: OnCopied | None,
+        *,
+        full: bool,
     ) -> None:
+        self._disk = disk
         self._snapshot = snapshot
         self._manifest = manifest
         self._target = target
         self._on_copied = on_copied
-        self._disk = Disk()
         before = backups(target)
         self._before = before[-1] if before else None
         self._known = {file.path: file for file in before[-1].manifest.files} if before and not full else {}
         self._copied_bytes = 0
 
     def run(self) -> Backup:
-        for leftover in self._target.glob(f"*{_PARTIAL_SUFFIX}"):
-            shutil.rmtree(leftover)
+        for path in self._target.iterdir():
+            if path.suffix == _PARTIAL_SUFFIX and _ID.fullmatch(path.stem):
+                self._disk.remove_tree(path)
         backup_id = self._id()
         draft = self._target / (backup_id + _PARTIAL_SUFFIX)
-        draft.mkdir()
+        self._disk.make_directory(draft)
         try:
             return self._fill(draft, backup_id)
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)  # if the disk is full, this is the space that is missing
+            remove_quietly(self._disk, draft)  # if the disk is full, this is the space that is missing
             raise
 
     def _fill(self, draft: Path, backup_id: str) -> Backup:
-        directories = _Directories(self._disk, draft)
-        directories.make(f"{TOPICS_DIRECTORY}/")
+        directories = Directories(self._disk, draft)
+        directories.make(TOPICS_DIRECTORY)
         files = []
         for file in self._manifest.files:
-            directories.make(file.path)
+            directories.make(str(PurePosixPath(file.path).parent))
             files.append(self._take(file, draft))
         directories.sync()
         manifest = msgspec.structs.replace(self._manifest, id=backup_id, files=files)
@@ -258,22 +236,23 @@ class _Copying:
         """The moment of the backup, which is what people look for; later than that of the backup before, whatever the clock says."""
         moment = datetime.fromtimestamp(self._manifest.moment_ms / 1000, UTC)
         backup_id = moment.strftime("%Y%m%dT%H%M%S.") + f"{self._manifest.moment_ms % 1000:03d}Z"
-        if self._before is not None and backup_id <= self._before.id:
+        latest = max((path.name for path in _backup_paths(self._target)), default="")
+        if backup_id <= latest:
             raise NotWritten(
-                f"the backup {self._before.id} in {self._target} is not older than this one: check the clock, or choose another directory"
+                f"the backup {latest} in {self._target} is not older than this one: check the clock, or choose another TARGET"
             )
         return backup_id
 
     def _take(self, file: FileEntry, draft: Path) -> FileEntry:
+        source, copy = self._snapshot / file.path, draft / file.path
         known = self._known.get(file.path)
-        if known is not None and (known.bytes, known.mtime_ns) == (file.bytes, file.mtime_ns):
+        if known is not None and _is_unchanged(source, file, known):
             assert self._before is not None
-            if self._link(self._before.path / file.path, draft / file.path, file.bytes):
+            if self._link(self._before.path / file.path, copy, file.bytes):
                 if self._on_copied is not None:
                     self._on_copied(file.bytes)
-                return known
-        source, copy = self._snapshot / file.path, draft / file.path
-        checksum = _copy(self._disk, source, copy, file.bytes, self._on_copied)
+                return msgspec.structs.replace(known, mtime_ns=file.mtime_ns)
+        checksum = copy_file(self._disk, source, copy, file.bytes, self._on_copied)
         if copy.stat().st_size != file.bytes:
             raise CorruptMetadata(f"{source} is shorter than the {file.bytes} bytes of it that are committed")
         self._copied_bytes += file.bytes
@@ -289,60 +268,28 @@ class _Copying:
         return True
 
 
-class _Directories:
-    """Directories for files to be copied to, synced once all files are there."""
-
-    def __init__(self, disk: Disk, root: Path) -> None:
-        self._disk = disk
-        self._root = root
-        self._made = {root}
-
-    def make(self, path: str) -> None:
-        """Make the directories of a file."""
-        directory = (self._root / path).parent if not path.endswith("/") else self._root / path
-        directory.mkdir(parents=True, exist_ok=True)
-        while directory not in self._made:
-            self._made.add(directory)
-            directory = directory.parent
-
-    def sync(self) -> None:
-        for directory in sorted(self._made, reverse=True):
-            self._disk.sync_directory(directory)
-
-
-def _copy(disk: Disk, source: Path, target: Path, size_bytes: int, on_copied: OnCopied | None) -> str:
-    """Copy the beginning of a file, as much as there is, and sync the copy; returns its SHA-256."""
-    checksum = hashlib.sha256()
-    position = 0
-    with source.open("rb", buffering=0) as old, target.open("xb", buffering=0) as new:
-        while data := old.read(min(size_bytes - position, _COPY_STEP_BYTES)):
-            checksum.update(data)
-            disk.write_all(new.fileno(), data, position)
-            position += len(data)
-            if on_copied is not None:
-                on_copied(len(data))
-        disk.fdatasync(new.fileno())
-    return checksum.hexdigest()
-
-
-def _backup_paths(target: Path) -> list[Path]:
-    if not (target / _MARKER).exists():
-        raise InvalidRequest(f"{target} is no directory of backups: make one with: penstock backup create {target}")
-    return sorted(path for path in target.iterdir() if path.is_dir() and path.suffix != _PARTIAL_SUFFIX)
+def _is_unchanged(source: Path, file: FileEntry, known: FileEntry) -> bool:
+    """Whether a file is the one that the backup before holds."""
+    if file.bytes != known.bytes:
+        return False
+    return file.mtime_ns == known.mtime_ns or sha256_of(source, file.bytes) == known.sha256
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[None]:
+def _writing(disk: Disk, target: Path) -> Iterator[None]:
     """Make the directory of backups if it is missing, and keep others from writing to it."""
-    if target.is_dir() and any(target.iterdir()) and not (target / _MARKER).exists():
-        raise InvalidRequest(f"{target} is not empty and no directory of backups: choose another")
-    target.mkdir(parents=True, exist_ok=True)
-    fd = os.open(target / _MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    check_target(target)
+    make_directory(disk, target)
+    fd = os.open(target / BACKUPS_MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise NotWritten(f"another backup is being written to {target}: wait until it is done") from None
+        _lock(fd, target)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, target: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise NotWritten(f"another backup is being written to {target}: wait until it is done") from None

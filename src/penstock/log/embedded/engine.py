@@ -51,6 +51,7 @@ from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.journal import Journal, journal_paths
 from penstock.log.embedded.layout import AtomicAppend
 from penstock.log.embedded.maintenance import Maintenance
+from penstock.log.embedded.manifest import RESTORING_DIRECTORY, TOPICS_DIRECTORY
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
@@ -127,6 +128,7 @@ class EmbeddedEngine(Engine):
             raise
 
     def _prepare(self) -> None:
+        self._check_restored()
         journal_directory = self._data_dir / "journal"
         for directory in (journal_directory, self._data_dir / "topics"):
             self._disk.make_directory(directory)
@@ -151,6 +153,18 @@ class EmbeddedEngine(Engine):
         except ValueError as error:
             _log.error("mark of a clean stop damaged; the log is checked as after a crash", error=str(error))
             return None
+
+    def _check_restored(self) -> None:
+        """Raise InvalidRequest if a restore to this directory has not finished (restore.py)."""
+        restoring = self._data_dir / RESTORING_DIRECTORY
+        if not restoring.exists():
+            return
+        if not (self._data_dir / TOPICS_DIRECTORY).exists():
+            raise InvalidRequest(
+                f"{self._data_dir} holds a restore that was interrupted: run penstock restore again to the same directory, or remove "
+                f"{restoring} to start with an empty log"
+            )
+        self._disk.remove_tree(restoring)
 
     async def _open_all(self, opened: Opened) -> None:
         options = self._options
@@ -186,7 +200,8 @@ class EmbeddedEngine(Engine):
         """After a crash a topic without `fsync` may have lost records that readers have seen: note where it ends now (epochs.py)."""
         if topic.info.config.durability.mode == "fsync":
             return topic
-        topic = topic._replace(epochs=topic.epochs.begun([writer.next_offset for _, writer in parts]))
+        ends = [writer.next_offset for _, writer in parts]
+        topic = topic._replace(epochs=topic.epochs.begun(ends, self._clock.now_ms()))
         try:
             try:
                 self._files.save(topic)
@@ -296,7 +311,7 @@ class EmbeddedEngine(Engine):
         except OSError:
             os.close(fd)
             raise DataDirectoryInUse(
-                f"{self._data_dir} is in use by another broker, or penstock verify reads it; stop that one or choose another --data-dir"
+                f"{self._data_dir} is in use by another broker, or by penstock verify or restore; stop it or choose another --data-dir"
             ) from None
         self._lock_fd = fd
 
@@ -456,6 +471,10 @@ class EmbeddedEngine(Engine):
                 return await self._loop.run_in_executor(None, self._snapshots.create, moment_ms, topics)
             except OSError as error:
                 raise storage_error(error, "making a snapshot") from error
+
+    async def release_snapshot(self, snapshot_id: str) -> None:
+        async with self._changing:
+            await self._loop.run_in_executor(None, self._snapshots.release, snapshot_id)
 
     def _links_of(self, info: TopicInfo) -> TopicLinks:
         partitions = self._partitions[info.name]

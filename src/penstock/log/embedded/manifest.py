@@ -16,13 +16,17 @@ from typing import Final
 
 import msgspec
 
-from penstock.errors import CorruptMetadata, DataDirectoryInUse
+from penstock.errors import CorruptMetadata, DataDirectoryInUse, UnsupportedFormat
 from penstock.log.salts import decode_metadata, encode_metadata
 
 MANIFEST_FILE: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
 LOCK_FILE: Final = "LOCK"
 TOPICS_DIRECTORY: Final = "topics"
+RESTORING_DIRECTORY: Final = ".restoring"
+"""In a data directory: what a restore has copied so far."""
+BACKUPS_MARKER: Final = ".penstock-backups"
+"""A file that marks a directory of backups."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -63,12 +67,15 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of a directory, None if it has none. Raises CorruptMetadata if it cannot be read or names files elsewhere."""
+    """Return the manifest of a directory, None if it has none.
+
+    Raises CorruptMetadata if it is damaged or names files elsewhere, UnsupportedFormat if another release wrote it.
+    """
     path = directory / MANIFEST_FILE
     try:
         found = decode_metadata(path.read_bytes())
         if found.get("format") != MANIFEST_FORMAT:
-            raise CorruptMetadata(
+            raise UnsupportedFormat(
                 f"{path} has format {found.get('format')}, and this release reads format {MANIFEST_FORMAT}: use the release that wrote it"
             )
         manifest = msgspec.convert(found, Manifest)

@@ -8,8 +8,8 @@ A link costs no space and no time, and keeps a file that retention, compaction o
 were committed never change in place, so also a link to the segment being written is a snapshot: of the bytes up to the committed
 end, which the manifest tells. On a file system without hard links the files are copied.
 
-A snapshot that nobody holds is removed: by the maintenance of the engine, some time after it was made, and by the next start. The lock
-of a reader that dies is released by the system, so nothing has to be told to the broker.
+A snapshot that nobody holds is removed: as soon as its reader releases it, by the maintenance of the engine some time after it was made,
+and by the next start. The lock of a reader that dies is released by the system, so nothing has to be told to the broker.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Snapshots:
         self.remove_unheld()
         if len(self._directories()) >= SNAPSHOTS_MAX:
             raise LimitExceeded(
-                f"there are {SNAPSHOTS_MAX} snapshots in {self._root} already, held by backups or checks: wait for one to end"
+                f"there are {SNAPSHOTS_MAX} snapshots in {self._root} already, for backups and checks that are running or were killed "
+                f"within the last {UNHELD_S_MAX:.0f} s: wait for one to end"
             )
         snapshot_id = uuid.uuid4().hex
         directory = self._root / snapshot_id
@@ -151,6 +152,11 @@ class Snapshots:
             finally:
                 os.close(fd)
         return _entry(directory, target, end)
+
+    def release(self, snapshot_id: str) -> None:
+        """Stop waiting for a reader of a snapshot, and remove it unless one holds it."""
+        self._made_at.pop(snapshot_id, None)
+        self.remove_unheld()
 
     def remove_unheld(self) -> None:
         """Remove the snapshots that no reader holds, but those that were made a moment ago."""

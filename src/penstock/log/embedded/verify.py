@@ -18,12 +18,14 @@ from typing import Final
 
 import msgspec
 
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import CorruptMetadata, InvalidRequest, PenstockError
 from penstock.log.block import Block
 from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, read_clean_stop
 from penstock.log.embedded.findings import Finding, Kind, OnProgress, Report, Severity, TopicReport
 from penstock.log.embedded.journal import journal_paths, read_records
 from penstock.log.embedded.manifest import (
+    BACKUPS_MARKER,
+    MANIFEST_FILE,
     TOPICS_DIRECTORY,
     Manifest,
     holding,
@@ -57,22 +59,34 @@ def verify(
 ) -> Report:
     """Check everything in a data directory, a snapshot or a backup.
 
-    Raises DataDirectoryInUse if a broker runs there, InvalidRequest if it is no data directory, UnsupportedFormat, and CorruptMetadata
-    if its manifest is damaged.
+    Raises DataDirectoryInUse if a broker runs there, InvalidRequest if it is no data directory, and UnsupportedFormat.
     """
     if not (data_dir / TOPICS_DIRECTORY).is_dir():
-        raise InvalidRequest(f"{data_dir} is no data directory of Penstock: it has no directory {TOPICS_DIRECTORY}")
+        hint = ": check one backup, with: penstock verify TARGET/ID" if (data_dir / BACKUPS_MARKER).exists() else ""
+        raise InvalidRequest(f"{data_dir} is not a Penstock data directory (no {TOPICS_DIRECTORY}/ in it){hint}")
     with holding(data_dir, "check it through the broker, with: penstock verify --server URL"):
         TopicFiles(OverlayDisk(), data_dir / TOPICS_DIRECTORY).check_format()
-        return _Verification(data_dir, read_manifest(data_dir), check_records, on_progress).run()
+        manifest, fault = _find_manifest(data_dir)
+        return _Verification(data_dir, manifest, fault, check_records, on_progress).run()
 
 
 def size_bytes(data_dir: Path) -> int:
     """Return how many bytes of segments a check is going to read, about."""
-    manifest = read_manifest(data_dir)
+    manifest, _ = _find_manifest(data_dir)
     if manifest is not None:
         return sum(file.bytes for file in manifest.files if file.path.endswith(LOG_SUFFIX))
     return sum(path.stat().st_size for path in (data_dir / TOPICS_DIRECTORY).glob(f"*/*/*{LOG_SUFFIX}"))
+
+
+def _find_manifest(directory: Path) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of a snapshot or a backup, or what is wrong with it; a data directory has neither."""
+    try:
+        manifest = read_manifest(directory)
+    except CorruptMetadata as error:
+        return None, str(error)
+    if manifest is None and (directory.resolve().parent / BACKUPS_MARKER).exists():
+        return None, "the manifest of the backup is missing: which files belong to it is unknown; choose another backup"
+    return manifest, None
 
 
 class _Verification:
@@ -80,6 +94,7 @@ class _Verification:
         self,
         data_dir: Path,
         manifest: Manifest | None,
+        manifest_fault: str | None,
         check_records: CheckRecords | None,
         on_progress: OnProgress | None,
     ) -> None:
@@ -92,19 +107,24 @@ class _Verification:
             for index, span in enumerate(zip(topic.starts, topic.ends, strict=True))
         }
         """First offset and end of each partition, as the manifest has them."""
+        self._manifest_fault = manifest_fault
+        self._whole = manifest is not None or manifest_fault is not None
+        """Whether it is a snapshot or a backup, in which nothing is torn."""
         self._check_records = check_records
         self._progress = Progress(on_progress)
         self._disk = OverlayDisk()
         self._files = TopicFiles(self._disk, data_dir / TOPICS_DIRECTORY)
         self._report = Report(str(data_dir), None if manifest is None else manifest.moment_ms)
         ends = self._read_clean_stop()
-        self._clean = manifest is not None or ends is not None
+        self._clean = self._whole or ends is not None
         self._ends_at_stop = ends or {}
 
     def run(self) -> Report:
         for path in sorted(self._root.iterdir()):
             if path.suffix == TMP_SUFFIX:  # other files beside the log, such as certificates, are none of its business
                 self._leftover(path, None)
+        if self._manifest_fault is not None:
+            self._damage(Kind.FILE, self._root / MANIFEST_FILE, None, self._manifest_fault)
         if self._manifest is not None:
             self._check_files(self._manifest)
         topics = self._load_topics()
@@ -126,7 +146,7 @@ class _Verification:
             return None
 
     def _check_files(self, manifest: Manifest) -> None:
-        """Hold the files against the manifest: all there, long enough, and with the checksums that a backup has."""
+        """Check the files against the manifest: all there, long enough, and with the checksums that a backup has."""
         for file in manifest.files:
             path = self._root / file.path
             try:
@@ -134,7 +154,7 @@ class _Verification:
                 if found < file.bytes:
                     self._damage(Kind.FILE, path, found, f"the file has {found} of {file.bytes} bytes")
                 elif file.sha256 and _sha256(path) != file.sha256:
-                    self._damage(Kind.FILE, path, None, "the checksum is not that of the manifest")
+                    self._damage(Kind.FILE, path, None, "checksum mismatch: the file has changed since the backup")
             except FileNotFoundError:
                 self._damage(Kind.FILE, path, None, "the file is missing")
             except OSError as error:
@@ -281,7 +301,11 @@ class _Verification:
         self, topic: StoredTopic, index: int, directory: Path, paths: list[Path], report: TopicReport
     ) -> tuple[int, int]:
         if not paths:
-            self._damage(Kind.SEGMENT, directory, None, "the partition has no segment", topic.info.name)
+            if not self._clean and not any(directory.iterdir()) and not self._was_written(topic):
+                text = "the creation of the topic was interrupted; the next start finishes it"
+                self._note(Kind.FILE, directory, None, text, topic.info.name)
+            else:
+                self._damage(Kind.SEGMENT, directory, None, "the partition has no segment", topic.info.name)
             return 0, 0
         # As in recovery: a last segment that nothing was written to may stem from a roll that failed.
         unused = paths.pop() if len(paths) > 1 and self._is_unused(paths[-1]) else None
@@ -308,7 +332,7 @@ class _Verification:
             )
             if last:
                 flushed = topic.info.config.durability.mode == "fsync"
-                where = check.run_last(flushed=flushed, whole=self._manifest is not None)
+                where = check.run_last(flushed=flushed, whole=self._whole)
             else:
                 where = check.run_sealed()
             report.segments += 1
@@ -319,6 +343,11 @@ class _Verification:
             self._gap(unused, where, name)
         end = where.next_offset if unused is None else max(where.next_offset, offset_range(unused)[0])
         return offset_range(paths[0])[0], end
+
+    def _was_written(self, topic: StoredTopic) -> bool:
+        """Whether a partition of a topic holds anything."""
+        segments = self._files.directory(topic.info).glob(f"*/*{LOG_SUFFIX}")
+        return not all(self._is_unused(path) for path in segments)
 
     def _is_unused(self, path: Path) -> bool:
         if path in self._sizes:

@@ -262,9 +262,7 @@ class SegmentCheck:
             data = path.read_bytes()
         except FileNotFoundError:
             if sealed and self._index_expected:
-                self._report(
-                    Severity.NOTE, Kind.INDEX, path, None, "the index is missing; the next start makes it again"
-                )
+                self._report(Severity.NOTE, Kind.INDEX, path, None, "the index is missing; the next start rebuilds it")
             return None
         except OSError as error:
             self._report(Severity.DAMAGE, Kind.INDEX, path, None, f"cannot be read: {error.strerror or error}")
@@ -278,7 +276,7 @@ class SegmentCheck:
             text = f"its index covers {index.covers} bytes, and the segment has {self._size}: the segment was cut or replaced"
             self._report(Severity.DAMAGE, Kind.SEGMENT, self._path, self._size, text)
         elif (sealed and not index.sealed) or (index.sealed and index.covers < self._size):
-            self._report(Severity.NOTE, Kind.INDEX, path, None, "the index is older; the next start makes it again")
+            self._report(Severity.NOTE, Kind.INDEX, path, None, "the index is out of date; the next start rebuilds it")
         else:
             return index
         return None
@@ -311,9 +309,7 @@ class SegmentCheck:
     def _index_unreadable(self, path: Path, position: int, text: str) -> None:
         # Indexes are saved without a sync, so a power cut may leave anything of one.
         severity = Severity.DAMAGE if self._clean else Severity.NOTE
-        self._report(
-            severity, Kind.INDEX, path, position, f"{text}; it is made again from the segment when it is needed"
-        )
+        self._report(severity, Kind.INDEX, path, position, f"{text}; it is rebuilt from the segment when it is needed")
 
     def _index_damage(self, position: int, text: str) -> None:
         path = self._path.with_suffix(INDEX_SUFFIX)

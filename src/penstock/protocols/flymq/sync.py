@@ -575,3 +575,7 @@ class Snapshots:
     def create(self) -> SnapshotDescription:
         """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
         return self._thread.run(self._snapshots.create())
+
+    def release(self, snapshot_id: str) -> None:
+        """Tell the broker that a snapshot is not needed any more. Once nobody holds its lock, its files are removed."""
+        self._thread.run(self._snapshots.release(snapshot_id))

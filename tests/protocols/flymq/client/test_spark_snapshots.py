@@ -9,7 +9,7 @@ from penstock.protocols.flymq.operations.access import AuditQuery
 from penstock.testing import RunningBroker
 
 
-def test_a_snapshot_is_made_and_audited() -> None:
+def test_a_snapshot_is_made_audited_and_released() -> None:
     with RunningBroker() as broker:
         client = broker.connect()
         client.send("orders", b"one")
@@ -22,3 +22,6 @@ def test_a_snapshot_is_made_and_audited() -> None:
         assert "__groups" in ends
         [event] = client.access.audit(AuditQuery(types=["snapshot.create"])).events
         assert event.resource == snapshot.id
+        client.snapshots.release(snapshot.id)
+        assert not Path(snapshot.directory).exists()
+        client.snapshots.release(snapshot.id)

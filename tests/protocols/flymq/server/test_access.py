@@ -98,6 +98,7 @@ from penstock.protocols.flymq.operations.topics import (
     ResetOffset,
     SeekToTimestamp,
     SnapshotCreate,
+    SnapshotRelease,
     Subscribe,
 )
 from penstock.protocols.flymq.operations.transactions import (
@@ -561,6 +562,7 @@ ATTEMPTS: dict[int, Attempt] = {
     PipelineList.opcode: Attempt(frame(PipelineList.opcode), EVERYONE),
     PipelineStop.opcode: Attempt(encode_request(PipelineStop("gone")), READERS),
     SnapshotCreate.opcode: Attempt(frame(SnapshotCreate.opcode), ROOT),
+    SnapshotRelease.opcode: Attempt(encode_request(SnapshotRelease("0" * 32)), ROOT),
     AuditExport.opcode: Attempt(encode_request(AuditExport(AuditQuery(), "csv", own_client=True)), ROOT),
 }
 # Saying who one is comes before every check.

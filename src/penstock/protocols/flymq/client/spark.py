@@ -34,7 +34,7 @@ from penstock.protocols.flymq.operations.spark import (
     StageCommit,
     Winner,
 )
-from penstock.protocols.flymq.operations.topics import SnapshotCreate, SnapshotDescription
+from penstock.protocols.flymq.operations.topics import SnapshotCreate, SnapshotDescription, SnapshotRelease
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX
 
 IN_FLIGHT_REQUESTS_MAX: Final = 4
@@ -212,3 +212,7 @@ class AsyncSnapshots:
     async def create(self) -> SnapshotDescription:
         """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
         return await self._ask(SnapshotCreate())
+
+    async def release(self, snapshot_id: str) -> None:
+        """Tell the broker that a snapshot is not needed any more. Once nobody holds its lock, its files are removed."""
+        await self._ask(SnapshotRelease(snapshot_id))

@@ -97,6 +97,12 @@ class SnapshotCreate(Operation[SnapshotDescription], opcode=0xC6):
     """Keep every topic as it is now, for a reader on the broker's machine that locks the snapshot within a minute."""
 
 
+class SnapshotRelease(Operation[Bool], opcode=0xC7):
+    """Forget a snapshot. Once nobody holds its lock, its files are removed."""
+
+    id: Str
+
+
 # --- groups ---
 
 

@@ -39,6 +39,7 @@ from penstock.protocols.flymq.operations.topics import (
     SeekToTimestamp,
     SnapshotCreate,
     SnapshotDescription,
+    SnapshotRelease,
     Subscribe,
     TopicMetadata,
 )
@@ -131,6 +132,12 @@ async def delete_topic(caller: Caller, request: DeleteTopic) -> bool:
 async def create_snapshot(caller: Caller, request: SnapshotCreate) -> SnapshotDescription:
     snapshot = await caller.broker.snapshot(caller.principal)
     return SnapshotDescription(snapshot.id, snapshot.directory)
+
+
+@handles(SnapshotRelease)
+async def release_snapshot(caller: Caller, request: SnapshotRelease) -> bool:
+    await caller.broker.release_snapshot(caller.principal, request.id)
+    return True
 
 
 # --- groups ---
