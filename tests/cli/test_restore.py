@@ -82,3 +82,15 @@ def test_topics_that_are_left_out_are_named(run: Run, backups: list[str], tmp_pa
     assert json.loads(run("restore", "kept", "again", "--accept-damage", "--json").out)["left_out"] == ["orders"]
     with RunningBroker(tmp_path / "there") as broker:
         assert "orders" not in broker.connect().topics()
+
+
+def test_a_broker_starts_although_a_block_of_its_own_tables_was_damaged(
+    run: Run, backups: list[str], tmp_path: Path
+) -> None:
+    [path] = (tmp_path / "kept" / backups[1]).glob("topics/__groups.*/0/*.log")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    assert json.loads(run("restore", "kept", "there", "--accept-damage", "--json").out)["restored"]
+    with RunningBroker(tmp_path / "there") as broker:
+        assert [record.value for record in broker.connect().records("orders")] == [b"one", b"two"]

@@ -61,6 +61,7 @@ async def offsets(open_engine: OpenEngine, backup: Backup, data_dir: Path) -> se
         found.discard(END)
         assert (await append(partition, [b"more"])).base_offset == END + start
         await engine.close()
+        assert verify(data_dir).damage == 0
     return found
 
 
@@ -74,7 +75,6 @@ async def test_a_missing_segment_is_a_gap(
     paths[at].unlink()
     lost = range(bounds[at % len(paths)], bounds[at % len(paths) + 1])
     assert await offsets(open_engine, backup, tmp_path / "restored") == set(range(END)) - set(lost)
-    assert verify(tmp_path / "restored").findings == [], "the gap is a part of the log now"
 
 
 @pytest.mark.parametrize("at", [0, 1, -1])

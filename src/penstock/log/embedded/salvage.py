@@ -1,23 +1,29 @@
 """Salvage: making what is left of a damaged log into one that a broker starts on.
 
-- The blocks around damage stay as they are, readable as in any log. The last segment of a damaged partition is closed, because opening it
-  for appends might cut it at the damage.
-- Offsets that no segment covers any more are covered by an empty one, up to the end that the manifest has. So none of them is given to
-  another record, and what groups have committed stays right.
+- Damaged blocks are dropped: a segment that has some is rewritten without them. Offsets that no segment covers any more, because a file is
+  missing or cut, are covered by an empty segment, up to the end that the manifest has. To readers both are gaps, as compaction leaves
+  them. None of these offsets is given to another record, so what groups have committed stays right.
 - A topic without a good copy of its metadata is left out: without its salt, its blocks cannot be told from garbage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
+from penstock.errors import CorruptBlock
+from penstock.log.block import Block
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.findings import Report
 from penstock.log.embedded.index import SegmentIndex
 from penstock.log.embedded.manifest import TOPICS_DIRECTORY, Manifest
+from penstock.log.embedded.rewrite import Rewriter
 from penstock.log.embedded.segment import INDEX_SUFFIX, LOG_SUFFIX, Segment, load_index, offset_range
-from penstock.log.embedded.topicfiles import TopicFiles
+from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
 from penstock.log.salts import PartitionSalts
+
+_BLOCK_BYTES_TARGET: Final = 1 << 20
 
 
 def salvage(disk: Disk, data_dir: Path, manifest: Manifest, report: Report) -> None:
@@ -33,49 +39,78 @@ def salvage(disk: Disk, data_dir: Path, manifest: Manifest, report: Report) -> N
             continue
         ends = entries[topic.info.id].ends
         for index, end in enumerate(ends):
-            _cover_gaps(disk, files.partition_directory(topic.info, index), topic.salts(index), end)
+            _salvage_partition(disk, topic, files.partition_directory(topic.info, index), topic.salts(index), end)
         found[topic.info.name].ends = list(ends)
 
 
-def _cover_gaps(disk: Disk, directory: Path, salts: PartitionSalts, end_offset: int) -> None:
-    """Put an empty segment where offsets are missing, and one at the end of the partition."""
+def _salvage_partition(disk: Disk, topic: StoredTopic, directory: Path, salts: PartitionSalts, end_offset: int) -> None:
+    """Drop damaged blocks, and put an empty segment where offsets are missing."""
+    rewriter = Rewriter(disk, _BLOCK_BYTES_TARGET)
     reached: int | None = None
     for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
-        begins = offset_range(path)[0]
-        ends = _end_of(disk, path, salts)
-        if ends == begins:
-            disk.unlink(
-                path
-            )  # nothing in it can be read, and the segment that covers its offsets would stand before it
+        segment = _open(disk, path, salts)
+        begins, ends = segment.base_offset, segment.index.next_offset
+        if segment.is_damaged() and begins < ends:
+            rewriter.replace([segment], compress=topic.info.config.compression == "zstd")
+        elif begins == ends:
+            disk.unlink(path)  # nothing in it can be read
+        segment.close()
+        if begins == ends:
             continue
         if reached is not None and reached < begins:
-            _write_empty(disk, directory, reached, begins)
+            _cover(disk, directory, reached, begins)
         reached = ends
     for orphan in directory.glob(f"*{INDEX_SUFFIX}"):
         if not orphan.with_suffix(LOG_SUFFIX).exists():
             disk.unlink(orphan)
     if reached is None:
-        reached = end_offset
-    _write_empty(disk, directory, reached, max(reached, end_offset))
+        _cover(disk, directory, end_offset, end_offset)  # says that offsets do not begin at 0
+    elif reached < end_offset:
+        _cover(disk, directory, reached, end_offset)
 
 
-def _end_of(disk: Disk, path: Path, salts: PartitionSalts) -> int:
-    """Return the offset at which a start finds that a segment ends; that at which it begins if it holds no block of its own."""
+class _WholeBlocks(Segment):
+    """A segment that is read without its damaged blocks."""
+
+    __slots__ = ()
+
+    def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
+        least_offset = self.base_offset
+        while position < end:
+            try:
+                for at, block in super().blocks_from(position, end):
+                    yield at, block
+                    position = at + block.size_bytes
+                    least_offset = block.next_offset
+            except CorruptBlock:
+                following = self.next_whole_block(position, end, least_offset)
+                if following is None:
+                    return
+                position = following[0]
+
+    def is_damaged(self) -> bool:
+        position = 0
+        for at, block in self.blocks_from(0, self.end):
+            if at != position:
+                return True
+            position = at + block.size_bytes
+        return position != self.end
+
+
+def _open(disk: Disk, path: Path, salts: PartitionSalts) -> _WholeBlocks:
+    """Open a segment with an index, which tells where it ends as far as that can be known."""
     base_offset, end_offset = offset_range(path)
     size = path.stat().st_size
     index = load_index(path, size, disk, salts.of(path.stem))
     segment = Segment(disk, path, base_offset, index or SegmentIndex(base_offset), size, salts)
-    try:
-        if index is None and size and segment.holds_blocks_of_another_file():
-            return base_offset
-        if end_offset is not None:
-            return end_offset
-        if index is None or not index.sealed:
-            segment.rebuild_index(size)
-        return segment.index.next_offset
-    finally:
-        segment.close()
+    if index is None or not index.sealed:
+        segment.rebuild_index(size)
+    if end_offset is not None:
+        segment.index.next_offset = end_offset
+    segment.close()
+    return _WholeBlocks(disk, path, base_offset, segment.index, size, salts)
 
 
-def _write_empty(disk: Disk, directory: Path, begins: int, ends: int) -> None:
+def _cover(disk: Disk, directory: Path, begins: int, ends: int) -> None:
+    """Write an empty segment of these offsets."""
     disk.write_file(directory / f"{begins:020d}-{ends:020d}{LOG_SUFFIX}", b"")
