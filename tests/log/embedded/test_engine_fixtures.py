@@ -39,7 +39,7 @@ async def test_a_directory_that_was_written_once_is_opened_read_and_written_to(
     assert as_json(found) == expected
     assert engine.stats.corrupt_blocks == 0
     assert engine.stats.torn_tails == crashed
-    assert engine.partition("loose", 0).epoch == crashed
+    assert (engine.partition("loose", 0).epoch > 0) == crashed
     for topic, index in found:
         end = engine.partition(topic, index).committed_end
         assert (await append(engine.partition(topic, index), [b"more"], [b"new key"])).base_offset == end

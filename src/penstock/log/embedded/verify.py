@@ -370,8 +370,8 @@ class _Verification:
                 logs = [path for path in logs if not base <= offset_range(path)[0] < end]
                 text = "a rewrite was interrupted; the next start finishes it"
             self._note(Kind.FILE, swap, None, text, topic.info.name)
-        # Named by its first offset, so that a file that covers no offsets stands before the one that begins where it ends.
-        return sorted([*logs, *swaps], key=lambda path: (path.stem, path.suffix))
+        # In the order of recovery: a file that covers no offsets stands before the one that begins where it ends.
+        return sorted([*logs, *swaps], key=lambda path: path.with_suffix(LOG_SUFFIX).name)
 
     def _gap(self, path: Path, where: Where, topic: str) -> None:
         begins = offset_range(path)[0]
