@@ -65,6 +65,8 @@ def test_a_full_disk_refuses_writes_and_recovers_when_space_returns(tmp_path: Pa
             single.wait_until_acked(acked[0] + 200)
             spread.wait_until_acked(acked[1] + 200)
         served = list(read_everything(broker.url, TOPICS))
+        broker.pause()  # so that maintenance renames nothing meanwhile
         shutil.copytree(inside, tmp_path / "copy")  # as a kill -9 would leave it
+        broker.resume()
     with BrokerProcess(tmp_path / "copy", config=CONFIG) as broker:
         check(journal, {"before": served, "recovered": read_everything(broker.url, TOPICS)}).raise_for_violations()
