@@ -11,6 +11,7 @@ import pytest
 
 from penstock.errors import CorruptBlock, OffsetOutOfRange
 from penstock.log.api import Appended, Batch, Partition, TopicConfig
+from penstock.log.block import Block
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.options import EngineOptions
 from penstock.protocols.flymq.record_layouts import Fetched, decode_consumed, decode_fetched
@@ -102,6 +103,29 @@ async def test_a_reply_stays_within_its_records(partition: Partition, clock: Man
 async def test_nothing_is_fetched_from_an_empty_partition(partition: Partition, fetcher: Fetcher) -> None:
     assert await fetch(fetcher, partition, 0, 10) == Fetched([], None, [], 0)
     assert await fetch(fetcher, partition, 0, 10, "x") == Fetched([], None, [], 0)
+
+
+async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_on_with_what_is_left(
+    partition: Partition, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await append(partition, b"a", b"b", b"c")
+    read = partition.read
+    offsets = []
+
+    async def passed(offset: int, max_bytes: int = 1 << 20) -> list[Block]:
+        offsets.append(offset)
+        if offset < 2:
+            monkeypatch.setattr(type(partition), "start_offset", 2)
+            raise OffsetOutOfRange(f"offset {offset} out of range")
+        return await read(offset, max_bytes)
+
+    monkeypatch.setattr(partition, "read_cached", lambda offset, max_bytes: None)
+    monkeypatch.setattr(partition, "read", passed)
+    answer = fetcher.fetch(partition, 0, 10, None, 0x07, native=True, worker=WorkerPool().worker())
+    assert not isinstance(answer, bytes)
+    monkeypatch.setattr(partition, "read_cached", type(partition).read_cached.__get__(partition))
+    fetched = decode_fetched((await answer)[8:], native=True)
+    assert (offsets, fetched.offsets[-1]) == ([0, 2], 2)
 
 
 async def test_a_reader_that_retention_has_passed_goes_on_with_what_is_left(tmp_path: Path, clock: ManualClock) -> None:

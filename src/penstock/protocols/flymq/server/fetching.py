@@ -152,9 +152,12 @@ class Fetcher:
                     gathering.next_offset, _read_bytes(partition, gathering.records_left, self._limits)
                 )
             except PenstockError:
-                if gathering.empty:
+                if not gathering.empty:
+                    break  # what was read before is good; who asks for the rest gets the error
+                if gathering.next_offset >= partition.start_offset:
                     raise
-                break  # what was read before is good; who asks for the rest gets the error
+                gathering.next_offset = partition.start_offset  # retention has passed it meanwhile
+                continue
             if not blocks:
                 break
             _gather(gathering, blocks)
