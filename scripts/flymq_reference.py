@@ -53,7 +53,7 @@ this range.
 | `str` | a u16 length and UTF-8, at most 65,535 bytes |
 | `s8` | a u8 length and UTF-8, at most 255 bytes |
 | `blob` | a u32 length and bytes |
-| `T*` | a u32 count and so many `T`; in replies at most {REPLY_ITEMS_MAX:,} |
+| `T*` | a u32 count followed by that many `T`; in replies at most {REPLY_ITEMS_MAX:,} |
 | `{{...}}` | a group of fields |
 | `[...]` | a tail that may be absent as a whole |
 | `A; or B` | two forms |

@@ -105,8 +105,9 @@ async def test_nothing_is_fetched_from_an_empty_partition(partition: Partition, 
     assert await fetch(fetcher, partition, 0, 10, "x") == Fetched([], None, [], 0)
 
 
+@pytest.mark.parametrize("wanted", [None, "c"], ids=["all", "filtered"])
 async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_on_with_what_is_left(
-    partition: Partition, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+    partition: Partition, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, wanted: str | None
 ) -> None:
     await append(partition, b"a", b"b", b"c")
     read = partition.read
@@ -121,7 +122,7 @@ async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_o
 
     monkeypatch.setattr(partition, "read_cached", lambda offset, max_bytes: None)
     monkeypatch.setattr(partition, "read", passed)
-    answer = fetcher.fetch(partition, 0, 10, None, 0x07, native=True, worker=WorkerPool().worker())
+    answer = fetcher.fetch(partition, 0, 10, wanted, 0x07, native=True, worker=WorkerPool().worker())
     assert not isinstance(answer, bytes)
     monkeypatch.setattr(partition, "read_cached", type(partition).read_cached.__get__(partition))
     fetched = decode_fetched((await answer)[8:], native=True)

@@ -15,7 +15,7 @@ from penstock.broker.truncation import position_of_client
 from penstock.broker.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
-from penstock.log.api import Partition
+from penstock.log.api import READ_BYTES_DEFAULT, Partition
 from penstock.log.block import KEYS, Block
 from penstock.protocols.flymq.record_layouts import Rows, UniformRows, encode_consumed, encode_fetched
 from penstock.protocols.flymq.server.filters import RecordFilter, select
@@ -148,16 +148,13 @@ class Fetcher:
     async def _fetch_from_disk(self, partition: Partition, gathering: Gathering, opcode: int, native: bool) -> bytes:
         while gathering.open and gathering.next_offset < partition.committed_end:
             try:
-                blocks = await partition.read(
-                    gathering.next_offset, _read_bytes(partition, gathering.records_left, self._limits)
+                blocks = await _read_retained(
+                    partition, gathering, _read_bytes(partition, gathering.records_left, self._limits)
                 )
             except PenstockError:
-                if not gathering.empty:
-                    break  # what was read before is good; who asks for the rest gets the error
-                if gathering.next_offset >= partition.start_offset:
+                if gathering.empty:
                     raise
-                gathering.next_offset = partition.start_offset  # retention has passed it meanwhile
-                continue
+                break  # what was read before is good; who asks for the rest gets the error
             if not blocks:
                 break
             _gather(gathering, blocks)
@@ -181,7 +178,7 @@ class Fetcher:
         scanned = 0
         while gathering.open and scanned < limits.scanned_max and gathering.next_offset < partition.committed_end:
             try:
-                blocks = await partition.read(gathering.next_offset)
+                blocks = await _read_retained(partition, gathering, READ_BYTES_DEFAULT)
             except PenstockError:
                 if scanned == 0:
                     raise
@@ -192,6 +189,17 @@ class Fetcher:
             if out_of_time():
                 break
         return gathering.encode(opcode, native=native)
+
+
+async def _read_retained(partition: Partition, gathering: Gathering, max_bytes: int) -> list[Block]:
+    """Read from the next offset on, or from the first record left if retention removes that one before the read begins."""
+    while True:
+        try:
+            return await partition.read(gathering.next_offset, max_bytes)
+        except OffsetOutOfRange:
+            if gathering.next_offset >= partition.start_offset:
+                raise
+            gathering.next_offset = partition.start_offset
 
 
 def _scan(
