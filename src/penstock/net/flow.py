@@ -256,12 +256,12 @@ class ReadFlow:
 
     @property
     def is_server_under_pressure(self) -> bool:
-        """Whether peers have not taken too much, all of them together."""
+        """Whether the unsent replies of all peers together exceed the bound."""
         return self._budget.is_unsent_over
 
     @property
     def is_under_pressure(self) -> bool:
-        """Whether this peer has a share in that."""
+        """Whether they do, and this peer has more than its free share of them."""
         return self.unsent_bytes > UNSENT_BYTES_FREE and self._budget.is_unsent_over
 
     @property
