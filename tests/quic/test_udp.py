@@ -196,6 +196,22 @@ async def test_a_connected_socket_hears_that_nobody_listens() -> None:
     endpoint.close()
 
 
+@pytest.mark.parametrize("sends_again", [False, True])
+async def test_datagrams_that_came_before_a_refusal_are_read_first(sends_again: bool) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.0.1", 0))
+        address = peer.getsockname()
+        endpoint = UdpEndpoint(open_socket(socket.AF_INET, connect=address), time.monotonic)
+        happened: list[str] = []
+        endpoint.received = lambda data, size, sender: happened.append(data.decode())
+        endpoint.refused = lambda: happened.append("refused")
+        peer.sendto(b"goodbye", endpoint.address)
+    endpoint.send([(b"hello?", address)] * (1 + sends_again))
+    await until(lambda: "refused" in happened)
+    endpoint.close()
+    assert happened == ["goodbye", "refused"]
+
+
 def test_a_batch_is_no_larger_than_the_kernel_takes() -> None:
     assert SEGMENTS_MAX <= 64
     assert SEGMENTED_BYTES_MAX < 65_507

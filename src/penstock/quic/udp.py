@@ -87,7 +87,8 @@ class UdpEndpoint:
         self.closed = False
         self.send_errors = 0
         self.refused: Callable[[], None] | None = None
-        """Called where the kernel has heard that nobody listens at the other end (connected sockets only)."""
+        """Called when the kernel has heard that nobody listens at the other end (connected sockets only) and all received is read."""
+        self._refusal_pending = False
         try:
             own.getpeername()
             self._connected = True
@@ -148,24 +149,26 @@ class UdpEndpoint:
             self._touched.clear()
             self._socket.close()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read for one turn; returns whether the socket is empty."""
         scheduled, self._run_scheduled = self._run_scheduled, True  # who is touched by what is read runs right after
         try:
-            self._read_some()
+            emptied = self._read_some()
         finally:
             self._run_scheduled = scheduled
         self._run_touched()
+        return emptied
 
-    def _read_some(self) -> None:
+    def _read_some(self) -> bool:
         receive = self._socket.recvmsg
         for _ in range(READS_PER_TURN_MAX):
             try:
                 data, ancillary, _, address = receive(READ_BYTES_MAX, self._ancillary_bytes)
             except (BlockingIOError, InterruptedError):
-                break
+                return True
             except OSError as error:
                 self._failed(error)
-                break
+                continue
             if data:
                 if self._origins:
                     size = self._note(ancillary) or len(data)
@@ -173,7 +176,8 @@ class UdpEndpoint:
                     size = GRO_SIZE.unpack_from(ancillary[0][2])[0] if ancillary else len(data)
                 self.received(data, size, address)
             if self.closed:
-                return
+                return True
+        return False
 
     def _run_scheduled_touched(self) -> None:
         self._run_scheduled = False
@@ -248,7 +252,17 @@ class UdpEndpoint:
     def _failed(self, error: OSError) -> None:
         """A datagram was not sent, which QUIC repairs as if it were lost on the way."""
         self.send_errors += 1
-        if error.errno == errno.ECONNREFUSED and self.refused is not None:
+        if error.errno == errno.ECONNREFUSED and not self._refusal_pending:
+            self._refusal_pending = True
+            self._loop.call_soon(self._report_refusal)
+
+    def _report_refusal(self) -> None:
+        """Report it after what arrived before it: the kernel reports errors first, and a CONNECTION_CLOSE may wait in the socket."""
+        if not self.closed and not self._read():
+            self._loop.call_soon(self._report_refusal)
+            return
+        self._refusal_pending = False
+        if not self.closed and self.refused is not None:
             self.refused()
 
 
