@@ -22,7 +22,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from penstock import connect
-from penstock.broker.access import Operation, Principal, Resource
+from penstock.broker.access.checks import Operation, Principal, Resource
 from penstock.config import Config
 from penstock.errors import (
     AuthenticationFailed,

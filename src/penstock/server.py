@@ -27,11 +27,11 @@ import uvloop
 from penstock.admin.figures import SessionStats
 from penstock.admin.http import AdminServer
 from penstock.background import Background
-from penstock.broker.access import ANONYMOUS, SYSTEM, UNAUTHENTICATED
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM, UNAUTHENTICATED
+from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
+from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.policy import AccessSettings
-from penstock.broker.subscription import DeliveryPolicy
 from penstock.clock import Clock, SystemClock
 from penstock.config import BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
 from penstock.config import Listener as ListenerSettings

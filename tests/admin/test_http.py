@@ -19,7 +19,7 @@ import pytest
 from penstock.admin import figures, http
 from penstock.admin.http import AdminServer, State
 from penstock.admin.metrics import Metrics
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import ConfigError, NoSpace

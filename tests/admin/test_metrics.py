@@ -13,18 +13,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.admin.figures import CacheFigures, Figures, PartitionFigures, RequestFigures
 from penstock.admin.metrics import families
-from penstock.broker.audit import AuditStats
-from penstock.broker.cache import CacheStats
-from penstock.broker.deadletters import DeadLetterStats
-from penstock.broker.groups import GroupStats
-from penstock.broker.lag import GroupLag, LagReport
-from penstock.broker.logins import LoginStats
+from penstock.broker.access.audit import AuditStats
+from penstock.broker.access.logins import LoginStats
+from penstock.broker.cache.cache import CacheStats
+from penstock.broker.deliveries.deadletters import DeadLetterStats
+from penstock.broker.deliveries.subscriptions import SubscriptionStats
+from penstock.broker.groups.groups import GroupStats
+from penstock.broker.groups.lag import GroupLag, LagReport
 from penstock.broker.pipelines import PipelineInfo, Stage
-from penstock.broker.schedule import ScheduleStats
+from penstock.broker.schedule.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
-from penstock.broker.subscriptions import SubscriptionStats
-from penstock.broker.transactions import TransactionStats
+from penstock.broker.transactions.transactions import TransactionStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import DURATION_BOUNDS_S, Histogram, PushStats

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.broker.access import SYSTEM, Principal
+from penstock.broker.access.checks import SYSTEM, Principal
+from penstock.broker.access.passwords import Argon2Cost
+from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.passwords import Argon2Cost
-from penstock.broker.policy import AccessSettings
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.deadletter_entries import FailedRecord
-from penstock.broker.spreading import Placement, Scattered
+from penstock.broker.deliveries.deadletter_entries import FailedRecord
+from penstock.broker.records.spreading import Placement, Scattered
 from penstock.broker.table import PreparedChange
 from penstock.log.api import Appended, Partition
 

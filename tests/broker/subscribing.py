@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
-from penstock.broker.cursor import NOT_IN_MEMORY
+from penstock.broker.deliveries.cursor import NOT_IN_MEMORY
+from penstock.broker.deliveries.subscription import QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.subscription import QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.topics import PartitionDescription
+from penstock.broker.topics.settings import PartitionDescription
 from penstock.errors import (
     InvalidRequest,
     InvalidTopicName,

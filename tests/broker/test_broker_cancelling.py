@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, SYSTEM, OpenAccess
-from penstock.broker.audit import AuditQuery
+from penstock.broker.access.audit import AuditQuery
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM, OpenAccess
 from penstock.broker.broker import Broker
-from penstock.broker.deadletter_entries import FailedRecord
+from penstock.broker.deliveries.deadletter_entries import FailedRecord
+from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.schedule import Scheduled
-from penstock.broker.schedule_log import ScheduleLog
-from penstock.broker.subscriptions import SUBSCRIPTIONS_TOPIC
+from penstock.broker.schedule.schedule import Scheduled
+from penstock.broker.schedule.schedule_log import ScheduleLog
 from penstock.errors import EntryNotFound, InvalidRequest, LimitExceeded, PenstockError, TopicExists
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
+from tests.broker.access.test_checks import public_methods
 from tests.broker.accounts import broker_with_users, user
 from tests.broker.cancelling import at_every_step, cancelled_at
 from tests.broker.producing import dead_letter, produce, read_values
-from tests.broker.test_access import public_methods
 from tests.broker.transaction_house import House
 
 WHO = ANONYMOUS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.cluster import ClusterStatus
 from penstock.broker.limits import BrokerLimits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import MESSAGE_BYTES_MAX, REMEMBERED_MS, SILENT_MS, STAGES_MAX, Report, Stage

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.broker.broker import Broker
-from penstock.broker.groups import CommittedOffset, OffsetKey
+from penstock.broker.groups.groups import CommittedOffset, OffsetKey
 from penstock.broker.table import Table
 from penstock.broker.tables import TABLES, TableRecords
 from penstock.log.api import Engine

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.broker.access import ANONYMOUS, OpenAccess, Principal
-from penstock.broker.applications import Once
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.transactions import Transactions
+from penstock.broker.transactions.applications import Once
+from penstock.broker.transactions.transactions import Transactions
 from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
+from penstock.broker.deliveries.subscription import DeliveryPolicy, Subscription
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.subscription import DeliveryPolicy, Subscription
 from penstock.errors import NotWritten, OutcomeUnknown, ShuttingDown
 from penstock.log.api import Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hypothesis import settings
 
-from penstock.broker.access import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import ProtocolViolation

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.broker.access import OpenAccess
+from penstock.broker.access.checks import OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.embedded import EmbeddedEngine

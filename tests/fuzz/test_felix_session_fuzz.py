@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.codec import decode_reply, encode_frame, encode_message
 from penstock.protocols.felix.messages import (

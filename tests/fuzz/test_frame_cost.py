@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.access import UNAUTHENTICATED
+from penstock.broker.access.checks import UNAUTHENTICATED
 from penstock.errors import InvalidRequest
 from penstock.net.session import SessionFactory
 from penstock.protocols.blipmq import wire as blipmq_wire

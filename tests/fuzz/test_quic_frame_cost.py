@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.access import UNAUTHENTICATED
+from penstock.broker.access.checks import UNAUTHENTICATED
 from penstock.net.session import SessionFactory
 from penstock.protocols.felix.codec import JSON_COMMAS_MAX, encode_frame, encode_message
 from penstock.protocols.felix.messages import BATCH_EVENTS_MAX, Auth

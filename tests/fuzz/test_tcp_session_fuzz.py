@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.errors import ProtocolViolation
 from penstock.net.session import SessionFactory
 from penstock.protocols.blipmq import codec as blipmq_codec

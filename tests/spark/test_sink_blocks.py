@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.keys import fnv1a
+from penstock.broker.records.keys import fnv1a
 from penstock.errors import InvalidRequest, PartitionNotFound
 from penstock.log.block import Block, decode_headers
 from penstock.spark.sink_blocks import BLOCK_BYTES, REQUEST_BYTES, BlockMaker, Request

@@ -13,20 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from penstock.broker.access import SYSTEM
-from penstock.broker.audit import AuditStats
+from penstock.broker.access.audit import AuditStats
+from penstock.broker.access.checks import SYSTEM
+from penstock.broker.access.logins import LoginStats
 from penstock.broker.broker import Broker
-from penstock.broker.cache import CacheStats
-from penstock.broker.deadletters import DeadLetterStats
-from penstock.broker.groups import GroupStats
-from penstock.broker.lag import LagReport
-from penstock.broker.logins import LoginStats
+from penstock.broker.cache.cache import CacheStats
+from penstock.broker.deliveries.deadletters import DeadLetterStats
+from penstock.broker.deliveries.subscriptions import SubscriptionLag, SubscriptionStats
+from penstock.broker.groups.groups import GroupStats
+from penstock.broker.groups.lag import LagReport
 from penstock.broker.pipelines import PipelineInfo
-from penstock.broker.schedule import ScheduleStats
+from penstock.broker.schedule.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
 from penstock.broker.staging.tickets import StagingStats
-from penstock.broker.subscriptions import SubscriptionLag, SubscriptionStats
-from penstock.broker.transactions import TransactionStats
+from penstock.broker.transactions.transactions import TransactionStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
 from penstock.stats import Histogram, PushStats

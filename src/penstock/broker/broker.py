@@ -1,8 +1,8 @@
 """The broker as protocols see it: every operation, each taking the principal first and passing the one access check.
 
-This class only puts the parts together. Topics live in the engine, routing in `producer`, offsets and members in `groups`, lag in
-`lag`; what each operation needs of the access policy stands above it. A refusal is raised at the call, also where the rest of the
-operation is awaited. Nothing here knows a protocol, opens a socket or reads a file.
+This class only puts the parts together. Topics live in the engine, routing in `records`, offsets, members and lag in `groups`; what
+each operation needs of the access policy stands above it. A refusal is raised at the call, also where the rest of the operation is
+awaited. Nothing here knows a protocol, opens a socket or reads a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.background import Background, run_to_completion
-from penstock.broker.access import (
+from penstock.broker.access.accounts import Accounts
+from penstock.broker.access.api_keys import ApiKeys
+from penstock.broker.access.checks import (
     SYSTEM,
     AccessPolicy,
     Operation,
@@ -29,30 +31,28 @@ from penstock.broker.access import (
     on_topic,
     on_topic_group,
 )
-from penstock.broker.accounts import Accounts
-from penstock.broker.api_keys import ApiKeys
-from penstock.broker.applications import Applications
-from penstock.broker.cache import Cache
+from penstock.broker.access.policy import AccessSettings
+from penstock.broker.cache.cache import Cache
 from penstock.broker.cluster import Cluster
-from penstock.broker.deadletters import DeadLetters
-from penstock.broker.groups import GroupInfo, Groups
+from penstock.broker.deliveries.deadletters import DeadLetters
+from penstock.broker.deliveries.subscription import DeliveryPolicy
+from penstock.broker.deliveries.subscriptions import Subscriptions
+from penstock.broker.groups.groups import GroupInfo, Groups
+from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags
 from penstock.broker.keyed_locks import KeyedLocks
-from penstock.broker.lag import LAGS_MAX, Lag, LagReport, Lags
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines
-from penstock.broker.policy import AccessSettings
-from penstock.broker.producer import ANY_PARTITION, Producer
-from penstock.broker.schedule import Schedule
+from penstock.broker.records.producer import ANY_PARTITION, Producer
+from penstock.broker.records.spreading import ALL_ROWS, OnPlaced, Placement
+from penstock.broker.schedule.schedule import Schedule
 from penstock.broker.schemas.operations import Schemas
 from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.spreading import ALL_ROWS, OnPlaced, Placement
 from penstock.broker.staging.operations import Staging
-from penstock.broker.subscription import DeliveryPolicy
-from penstock.broker.subscriptions import Subscriptions
-from penstock.broker.topics import TopicDescription, check_topic_config, describe
-from penstock.broker.transactions import Transactions
+from penstock.broker.topics.settings import TopicDescription, check_topic_config, describe
+from penstock.broker.transactions.applications import Applications
+from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
 from penstock.log.api import Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, NoReturn
 
-from penstock.broker.access import AccessPolicy, Operation, Principal, on_broker
+from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker
 from penstock.errors import NotSupported
 from penstock.log.api import Engine
 from penstock.names import is_internal

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.broker.access import BROKER, AccessPolicy, Operation, Principal, authorize, on_broker
+from penstock.broker.access.checks import BROKER, AccessPolicy, Operation, Principal, authorize, on_broker
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.table import Table
 from penstock.clock import Clock

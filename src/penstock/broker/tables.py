@@ -9,17 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.broker.api_keys import KEYS_TOPIC, ApiKey
-from penstock.broker.applications import APPLICATIONS_TOPIC, Application
-from penstock.broker.deadletters import DEADLETTERS_TOPIC, MarkKey
-from penstock.broker.directory import ACLS_TOPIC, ROLES_TOPIC, USERS_TOPIC, Acl, Role, User
-from penstock.broker.groups import GROUPS_TOPIC, CommittedOffset, OffsetKey
+from penstock.broker.access.api_keys import KEYS_TOPIC, ApiKey
+from penstock.broker.access.directory import ACLS_TOPIC, ROLES_TOPIC, USERS_TOPIC, Acl, Role, User
+from penstock.broker.deliveries.deadletters import DEADLETTERS_TOPIC, MarkKey
+from penstock.broker.deliveries.subscription import StoredSubscription
+from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
+from penstock.broker.groups.groups import GROUPS_TOPIC, CommittedOffset, OffsetKey
 from penstock.broker.pipelines import PIPELINES_TOPIC, Pipeline
 from penstock.broker.schemas.registry import SCHEMAS_TOPIC, Entry, EntryKey
 from penstock.broker.staging.entries import COMMITS_TOPIC, TICKETS_TOPIC, CommitEntry, TicketEntry, TicketKey
-from penstock.broker.subscription import StoredSubscription
-from penstock.broker.subscriptions import SUBSCRIPTIONS_TOPIC
-from penstock.broker.transactions import TRANSACTIONS_TOPIC, Outcome
+from penstock.broker.transactions.applications import APPLICATIONS_TOPIC, Application
+from penstock.broker.transactions.transactions import TRANSACTIONS_TOPIC, Outcome
 from penstock.log.block import Block
 
 TABLES: Final[dict[str, tuple[Any, Any]]] = {

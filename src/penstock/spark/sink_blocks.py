@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.broker.keys import Int64s, hashes_of_column
+from penstock.broker.records.keys import Int64s, hashes_of_column
 from penstock.errors import InvalidRequest, PartitionNotFound
 from penstock.log.block import RawColumn, encode_columns
 from penstock.spark.sink_headers import header_cells

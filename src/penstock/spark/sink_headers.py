@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.broker.keys import Int64s
+from penstock.broker.records.keys import Int64s
 from penstock.errors import InvalidRequest
 from penstock.log.block import HEADERS_PER_RECORD_MAX
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, Operation, Principal, Resource, ResourceKind
+from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resource, ResourceKind
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied, InvalidRequest, SchemaNotFound, TopicNotFound

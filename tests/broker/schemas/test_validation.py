@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
+from penstock.broker.records.spreading import Placement
 from penstock.broker.schemas import validation
 from penstock.broker.schemas.reference import Reference
-from penstock.broker.spreading import Placement
 from penstock.errors import PenstockError, SchemaNotFound, ShuttingDown, TopicNotFound, ValidationFailed
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.broker.access import Principal
+from penstock.broker.access.checks import Principal
 from penstock.broker.staging.entries import Place, Winner
 from penstock.broker.staging.operations import Committed, Staging
 from penstock.errors import PenstockError

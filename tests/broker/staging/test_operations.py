@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.staging.operations import Committed
 from penstock.errors import (
     AccessDenied,

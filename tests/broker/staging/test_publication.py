@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.staging.operations import Committed
 from penstock.errors import (
     NoSpace,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, SYSTEM, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, SYSTEM
-from penstock.broker.audit import AuditQuery
+from penstock.broker.access.audit import AuditQuery
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM
+from penstock.broker.access.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_ADDRESS
 from penstock.broker.broker import Broker
 from penstock.broker.schemas import validation
-from penstock.broker.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_ADDRESS
 from penstock.errors import ProtocolViolation
 from penstock.protocols.blipmq.codec import (
     Frame,

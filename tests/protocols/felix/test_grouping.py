@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, SYSTEM
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM
 from penstock.broker.broker import Broker
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.subscription import Subscription
 from penstock.log.api import TopicConfig
 from penstock.protocols.felix import grouping
 from penstock.protocols.felix.caching import VALUE_BYTES_MAX

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, SYSTEM
-from penstock.broker.audit import AuditQuery
+from penstock.broker.access.audit import AuditQuery
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM
+from penstock.broker.access.policy import AccessSettings
+from penstock.broker.access.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_USER
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.policy import AccessSettings
-from penstock.broker.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_USER
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix.messages import (
     Auth,

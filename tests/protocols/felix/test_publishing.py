@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.broker.keys import fnv1a
+from penstock.broker.records.keys import fnv1a
 from penstock.log.api import TopicConfig
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.access import SYSTEM
+from penstock.broker.access.checks import SYSTEM
+from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
+from penstock.broker.deliveries.subscription import ALWAYS_AT_LEAST_ONCE
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.policy import AccessSettings
-from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck

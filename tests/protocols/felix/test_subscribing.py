@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.errors import AccessDenied, CorruptBlock
 from penstock.log.api import Batch, Partition, TopicConfig

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.codec import (

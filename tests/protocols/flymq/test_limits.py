@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.directory import ROLES_PER_PRINCIPAL_MAX, USERS_MAX
+from penstock.broker.access.directory import ROLES_PER_PRINCIPAL_MAX, USERS_MAX
 from penstock.broker.pipelines import STAGES_MAX as BROKER_STAGES_MAX
 from penstock.broker.staging.operations import WINNERS_MAX
 from penstock.log.api import PARTITIONS_MAX

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.access import SYSTEM, AccessPolicy, OpenAccess, Operation, Principal, Resource
-from penstock.broker.audit import AuditQuery
+from penstock.broker.access.audit import AuditQuery
+from penstock.broker.access.checks import SYSTEM, AccessPolicy, OpenAccess, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.spreading import OnPlaced, Placement
+from penstock.broker.records.spreading import OnPlaced, Placement
 from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.access.users import Standing
 from penstock.broker.broker import Broker
-from penstock.broker.users import Standing
 from penstock.errors import LimitExceeded, ProtocolViolation
 from penstock.log.api import TopicConfig
 from penstock.protocols.flymq import codec, session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from tests.broker.producing import produce
 

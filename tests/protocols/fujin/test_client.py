@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.broker.subscription import Subscription
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY, RetryPolicy
 from penstock.errors import (

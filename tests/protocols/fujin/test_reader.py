@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.broker.subscription import QOS0_HEADERS
+from penstock.broker.deliveries.subscription import QOS0_HEADERS
 from penstock.log.api import TopicConfig
 from penstock.protocols.fujin.settings import Alias
 from tests.broker.producing import produce

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.protocols.fujin.codec import WriteForm
 from tests.broker.producing import produce

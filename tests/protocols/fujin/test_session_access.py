@@ -11,7 +11,7 @@ import trustme
 from pydantic import ValidationError
 
 import penstock
-from penstock.broker.access import ANONYMOUS, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.clients.options import ClientOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
 from penstock.broker.broker import Broker
 from penstock.protocols.fujin.session import Fujin, FujinConnection
 from penstock.protocols.fujin.wire import STOPPING

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.errors import InvalidRequest
 from penstock.log.api import TopicConfig

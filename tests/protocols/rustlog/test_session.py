@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.api import TopicConfig

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 import penstock
-from penstock.broker.access import SYSTEM
+from penstock.broker.access.checks import SYSTEM
 from penstock.config import RustLogListener
 from penstock.errors import AccessDenied, PenstockError
 from penstock.log.embedded import EmbeddedEngine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.broker.deadletter_entries import HEADER_PREFIX
+from penstock.broker.deliveries.deadletter_entries import HEADER_PREFIX
 from penstock.spark.pipelines.dead_letters import letter_headers
 
 

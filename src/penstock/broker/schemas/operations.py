@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from penstock.background import Background, run_to_completion
-from penstock.broker.access import (
+from penstock.broker.access.checks import (
     AccessPolicy,
     Operation,
     Principal,

@@ -26,7 +26,7 @@ from typing import Any, Final
 import structlog
 
 from penstock.background import Background, Loop, run_to_completion
-from penstock.broker.access import (
+from penstock.broker.access.checks import (
     AccessPolicy,
     Operation,
     Principal,
@@ -36,7 +36,6 @@ from penstock.broker.access import (
     on_broker,
     on_topic,
 )
-from penstock.broker.applications import Application, Applications, Once
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.staging.blocks import check_parts
@@ -45,6 +44,7 @@ from penstock.broker.staging.publication import Changes, Publication
 from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
 from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
+from penstock.broker.transactions.applications import Application, Applications, Once
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
 from penstock.log.api import Engine

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.background import Health
-from penstock.broker.access import Principal
+from penstock.broker.access.checks import Principal
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.staging.blocks import StagedPart
 from penstock.broker.staging.entries import (

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.broker.access import Principal
-from penstock.broker.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, Login, digest_of
+from penstock.broker.access.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, Login, digest_of
+from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
-from penstock.broker.cursor import NOT_IN_MEMORY
-from penstock.broker.producer import ANY_PARTITION
-from penstock.broker.spreading import OnPlaced, Placement, Scattered
-from penstock.broker.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Delivery, Subscription
+from penstock.broker.deliveries.cursor import NOT_IN_MEMORY
+from penstock.broker.deliveries.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Delivery, Subscription
+from penstock.broker.records.producer import ANY_PARTITION
+from penstock.broker.records.spreading import OnPlaced, Placement, Scattered
 from penstock.clock import Clock
 from penstock.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from penstock.net.session import Connection

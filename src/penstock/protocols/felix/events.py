@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from penstock.broker.visibility import visible_rows
+from penstock.broker.records.visibility import visible_rows
 from penstock.log.block import OFFSETS, Block
 from penstock.protocols.bytes import U32, U64
 from penstock.protocols.felix.binary import lay_out

@@ -1,8 +1,8 @@
 """Consumer groups: records are polled, and acknowledged or handed back one by one.
 
-A group is a named subscription of the broker (`penstock.broker.subscriptions`): durable, shared with readers of other protocols that
-use the same name, with redelivery and dead letters as its policy says. A record is known by its offset, so a stream must have one
-partition. A poll that finds nothing waits as long as it asks to, up to `WAIT_MS_MAX`.
+A group is a named subscription of the broker (`penstock.broker.deliveries.subscriptions`): durable, shared with readers of other
+protocols that use the same name, with redelivery and dead letters as its policy says. A record is known by its offset, so a stream
+must have one partition. A poll that finds nothing waits as long as it asks to, up to `WAIT_MS_MAX`.
 
 In a log that lost its tail an offset may have been that of another record, and a client may still hold its claim on that one. There a
 record is settled only over the connection that polled it (`Claims`): no connection outlives the crash.
@@ -15,8 +15,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.broker.cursor import NotInMemory
-from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, Subscription
+from penstock.broker.deliveries.cursor import NotInMemory
+from penstock.broker.deliveries.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, Subscription
 from penstock.errors import (
     AuthenticationFailed,
     EntryNotFound,

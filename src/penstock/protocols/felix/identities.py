@@ -2,7 +2,7 @@
 
 A token of the configuration stands for its tenant and opens nothing else. An API key is the broker's own: it stands for its name and
 roles, whatever tenant its holder says to be, and the access rules decide. Tokens are compared by their digests, in constant time, under
-the rules that all logins have (`penstock.broker.logins`).
+the rules that all logins have (`penstock.broker.access.logins`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from penstock.broker.access import ANONYMOUS, UNAUTHENTICATED, Principal
-from penstock.broker.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, digest_of
+from penstock.broker.access.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, digest_of
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.access.directory import TENANT_PRINCIPAL_PREFIX
 from penstock.broker.broker import Broker
-from penstock.broker.directory import TENANT_PRINCIPAL_PREFIX
 from penstock.errors import AuthenticationFailed
 
 NO_DIGEST: Final = bytes(32)

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from msgspec import UnsetType
 
-from penstock.broker.access import Operation, Resource, ResourceKind, authorize
-from penstock.broker.spreading import Placement, Scattered
+from penstock.broker.access.checks import Operation, Resource, ResourceKind, authorize
+from penstock.broker.records.spreading import Placement, Scattered
 from penstock.errors import InvalidRequest, TopicNotFound
 from penstock.log.api import Appended
 from penstock.net.quic_session import Stream

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from penstock.broker.cursor import NotInMemory
-from penstock.broker.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, Subscription
+from penstock.broker.deliveries.cursor import NotInMemory
+from penstock.broker.deliveries.subscription import ALWAYS_AT_LEAST_ONCE, Delivery, Subscription
 from penstock.errors import PenstockError
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, Disconnect, Fetch, Settle

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.errors import LimitExceeded
 from penstock.net.quic_session import QuicConnection, Stream

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from penstock.broker.subscription import Subscription
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.errors import PenstockError
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import Settle

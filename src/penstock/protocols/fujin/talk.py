@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from penstock.broker.access import Principal
+from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
 from penstock.errors import PenstockError
 from penstock.net.quic_session import Stream

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from penstock.broker.producer import ANY_PARTITION
-from penstock.broker.spreading import Placement, Scattered
+from penstock.broker.records.producer import ANY_PARTITION
+from penstock.broker.records.spreading import Placement, Scattered
 from penstock.errors import InvalidRequest, PenstockError, TopicNotFound
 from penstock.log.block import encode_headers
 from penstock.protocols.fujin import reply_encoding

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.broker.visibility import visible_rows
+from penstock.broker.records.visibility import visible_rows
 from penstock.clock import Clock
 from penstock.errors import PenstockError, RecordTooLarge
 from penstock.log.api import Partition

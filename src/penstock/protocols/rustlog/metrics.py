@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.broker.lag import LagReport
+from penstock.broker.groups.lag import LagReport
 from penstock.protocols.rustlog.wire import JSON_NAMES, Opcode
 from penstock.stats import DURATION_BOUNDS_S, Histogram
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from penstock.broker.access import Operation, Principal, Resource, ResourceKind, authorize
+from penstock.broker.access.checks import Operation, Principal, Resource, ResourceKind, authorize
 from penstock.broker.broker import Broker
-from penstock.broker.lag import LagReport
-from penstock.broker.truncation import position_of_client
+from penstock.broker.groups.lag import LagReport
+from penstock.broker.groups.truncation import position_of_client
 from penstock.clock import Clock
 from penstock.errors import (
     AccessDenied,

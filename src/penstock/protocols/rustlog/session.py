@@ -18,9 +18,9 @@ from typing import Any
 
 import structlog
 
-from penstock.broker.access import ANONYMOUS, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.spreading import Placement, Scattered
+from penstock.broker.records.spreading import Placement, Scattered
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
 from penstock.log.api import Appended

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.deadletter_entries import FailedRecord, headers_with_story
+from penstock.broker.deliveries.deadletter_entries import FailedRecord, headers_with_story
 from penstock.log.block import decode_headers, encode_headers
 from penstock.spark.pipelines.decoding import REASON
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.deadletters import dead_letter_topic
+from penstock.broker.deliveries.deadletters import dead_letter_topic
 from penstock.broker.schemas.reference import Reference
 from penstock.errors import ValidationFailed
 from penstock.protocols.flymq.sync import FlyMQClient

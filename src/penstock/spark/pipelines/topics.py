@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from penstock.broker.deadletters import SUFFIX
+from penstock.broker.deliveries.deadletters import SUFFIX
 from penstock.errors import ConfigError, TopicNotFound
 from penstock.spark.pipelines.model import TOPICS_MAX, Pipeline, is_pattern
 

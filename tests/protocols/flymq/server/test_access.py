@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.broker.access import SYSTEM, UNAUTHENTICATED, Principal
-from penstock.broker.audit import AuditQuery as BrokerQuery
+from penstock.broker.access.audit import AuditQuery as BrokerQuery
+from penstock.broker.access.checks import SYSTEM, UNAUTHENTICATED, Principal
 from penstock.broker.broker import Broker
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from penstock.broker.access import SYSTEM, UNAUTHENTICATED
+from penstock.broker.access.checks import SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine

@@ -7,9 +7,9 @@ import gzip
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.broker.deadletter_entries import FailedRecord
+from penstock.broker.deliveries.deadletter_entries import FailedRecord
 from penstock.protocols.flymq.client.exchanges import metadata_of
 from penstock.protocols.flymq.client.records import DeadLetterInfo, dead_letter_info
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.schemas import validation
 from penstock.protocols.flymq.client.exchanges import metadata_of

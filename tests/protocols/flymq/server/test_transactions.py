@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.broker.access import ANONYMOUS
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.log.api import TopicConfig
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request

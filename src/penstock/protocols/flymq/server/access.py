@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from penstock.broker.access import ANONYMOUS
-from penstock.broker.api_keys import DEFAULT_ROLES
-from penstock.broker.audit import EVENTS_MAX, LIMIT_DEFAULT, AuditEvent, AuditPage
-from penstock.broker.audit import AuditQuery as BrokerQuery
-from penstock.broker.users import UserInfo
+from penstock.broker.access.api_keys import DEFAULT_ROLES
+from penstock.broker.access.audit import EVENTS_MAX, LIMIT_DEFAULT, AuditEvent, AuditPage
+from penstock.broker.access.audit import AuditQuery as BrokerQuery
+from penstock.broker.access.checks import ANONYMOUS
+from penstock.broker.access.users import UserInfo
 from penstock.errors import AuthenticationFailed, InvalidRequest
 from penstock.protocols.flymq.operations.access import (
     AclDelete,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from penstock.broker.access import Principal
+from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.errors import PartitionNotFound, PenstockError

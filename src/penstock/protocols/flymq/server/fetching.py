@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.broker.truncation import position_of_client
-from penstock.broker.visibility import is_visible, visible_rows
+from penstock.broker.groups.truncation import position_of_client
+from penstock.broker.records.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition

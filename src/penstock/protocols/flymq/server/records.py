@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from penstock.broker.deadletter_entries import DeadLetter
-from penstock.broker.deadletters import Wanted
-from penstock.broker.schedule import Scheduled, expiry_of
-from penstock.broker.spreading import Placement, Scattered
+from penstock.broker.deliveries.deadletter_entries import DeadLetter
+from penstock.broker.deliveries.deadletters import Wanted
+from penstock.broker.records.spreading import Placement, Scattered
+from penstock.broker.schedule.schedule import Scheduled, expiry_of
 from penstock.errors import PenstockError
 from penstock.protocols.flymq.operations.records import (
     CancelDelayed,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.broker.cluster import NAME
-from penstock.broker.groups import GroupInfo
-from penstock.broker.topics import format_topic_config, parse_topic_config
+from penstock.broker.groups.groups import GroupInfo
+from penstock.broker.topics.settings import format_topic_config, parse_topic_config
 from penstock.errors import InvalidRequest, TopicExists, TopicNotFound
 from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary
 from penstock.protocols.flymq.operations.topics import (

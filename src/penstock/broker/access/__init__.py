@@ -1,0 +1,1 @@
+"""Who may do what: principals, users, roles, ACLs, API keys, logins and the audit log."""

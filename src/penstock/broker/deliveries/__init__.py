@@ -1,0 +1,1 @@
+"""Subscriptions: what is in flight, redelivery, acknowledgements and dead letters."""

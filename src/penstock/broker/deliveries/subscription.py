@@ -1,0 +1,564 @@
+"""One subscription: a cursor over every partition of a topic, with deliveries in flight. No protocol, no disk writes, no timers.
+
+The backlog is the log. Memory holds where reading stands, the blocks being read, and a few numbers for each delivery that waits for
+its acknowledgement; a record that has to be delivered again is read again. So a subscription that is a million records behind costs
+what one at the end does, and nobody's records are dropped for it.
+
+A record is settled when it was acknowledged, when it became a dead letter, or when it was delivered with QoS 0. What is stored
+(`stored`) is how far reading has come and what of that is not settled. An older state is safe to begin with: it only delivers more.
+
+Delivery tags follow from partition and offset, so a record keeps its tag across redeliveries and restarts, and a tag that a client
+kept from before a crash can never acknowledge another record. With one partition they count from 1.
+
+A log that lost its tail gives the same offsets to other records (see `truncation`). A stored cursor therefore has the log epoch of its
+partition. If that is another one when the subscription is restored, reading continues at the cut if it was beyond it, what was
+unsettled beyond it is forgotten, and all tags of the partition change, because nobody knows which of the lost records were delivered.
+
+Redelivery: delivery number n is taken back after `backoff_ms * 2**(n-1)` (or `ack_ms`, where readers are given a time of their own)
+without an acknowledgement and is then the next to be delivered, ahead of records that never were. After `deliveries_max` deliveries
+the record is exhausted instead, and becomes a dead letter.
+
+Readers that are pushed to do not ask again and again: they `watch`, and are told when there may be something to take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from penstock.broker.deliveries.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
+from penstock.broker.groups.truncation import valid_position
+from penstock.broker.limits import INT64_MAX
+from penstock.broker.records.visibility import is_visible
+from penstock.errors import ConfigError
+from penstock.log.api import Partition
+from penstock.log.block import decode_headers, encode_headers
+
+AT_MOST_ONCE: Final = 0
+AT_LEAST_ONCE: Final = 1
+ALWAYS_AT_LEAST_ONCE: Final = 2
+"""Of a subscription: also for records that were published with QoS 0."""
+QOS_HEADER: Final = "penstock-qos"
+QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
+"""The header cell of a record that was published with QoS 0. Records without the header, whoever wrote them, count as QoS 1."""
+
+log = structlog.get_logger("penstock.broker.deliveries.subscription")
+
+_BACKOFF_DOUBLINGS_MAX: Final = 20
+IN_FLIGHT_CEILING: Final = 50_000
+"""At 12 bytes each, where none is beside another, they fit the 1 MiB of a table's entry."""
+TAG_GAP: Final = 1 << 32
+"""Tags of a partition that are left out when its log epoch changes: more than it can have delivered since its cursor was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryPolicy:
+    """How often and how fast unacknowledged records come again, and how much one subscription may have in flight."""
+
+    deliveries_max: int = 3
+    """Of one record; then it becomes a dead letter. As deployed BlipMQ brokers have it."""
+    backoff_ms: int = 100
+    """Until the second delivery; doubled for each one after it."""
+    in_flight_max: int = 4096
+    """Deliveries that wait for their acknowledgement, and records that wait to become dead letters, in one subscription. A poll beyond it
+    finds nothing. What is not settled is stored with every write, so it must fit an entry of the table."""
+    idle_ms_max: int = 7 * 24 * 3600 * 1000
+    """A subscription that nobody polls or acknowledges for so long is deleted: protocols without a way to unsubscribe leave them behind."""
+    ack_ms: int = 0
+    """How long a delivery waits for its acknowledgement; 0: as long as the backoff of its number. Refused ones always wait for that."""
+
+    def __post_init__(self) -> None:
+        for name in ("deliveries_max", "backoff_ms", "in_flight_max", "idle_ms_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"subscriptions.{name} is {getattr(self, name)}: it must be at least 1")
+        if self.in_flight_max > IN_FLIGHT_CEILING:
+            raise ConfigError(
+                f"subscriptions.in_flight_max is {self.in_flight_max}: it must be at most {IN_FLIGHT_CEILING}"
+            )
+
+    def delay_ms(self, deliveries: int) -> int:
+        return self.backoff_ms << min(deliveries - 1, _BACKOFF_DOUBLINGS_MAX)
+
+    def wait_ms(self, deliveries: int) -> int:
+        return self.ack_ms or self.delay_ms(deliveries)
+
+
+class Unsettled(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive offsets that were delivered equally often and are not settled."""
+
+    first: int
+    count: int
+    deliveries: int
+
+
+class StoredCursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where one partition is read."""
+
+    start: int
+    """Where the subscription began; tags count from here."""
+    read_to: int
+    unsettled: tuple[Unsettled, ...] = ()
+    epoch: int | None = None
+    """The partition's log epoch when this was stored; None in entries of releases that did not store it."""
+    tag_base: int = 0
+    """Tags left out before the one of `start`, divided by the number of partitions."""
+
+    def continued(self, partition: Partition) -> StoredCursor:
+        """Return the cursor as it is valid in the log as it is now: itself, unless the log epoch has changed."""
+        if (self.epoch or 0) == partition.epoch:
+            return self
+        cut = valid_position(partition, INT64_MAX, self.epoch)
+        return StoredCursor(
+            min(self.start, cut),
+            min(self.read_to, cut),
+            tuple(
+                msgspec.structs.replace(run, count=min(run.count, cut - run.first))
+                for run in self.unsettled
+                if run.first < cut
+            ),
+            partition.epoch,
+            self.tag_base + max(self.read_to - self.start, 0) + TAG_GAP,
+        )
+
+
+class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    topic_id: str
+    qos: int
+    cursors: tuple[StoredCursor, ...]
+    name: str = ""
+    """Readers that give the same name share a subscription; empty where it is known by its number alone."""
+    created_ms: int = 0
+    owner: str = ""
+    """The principal that created it; empty if its listener asks nobody who they are."""
+
+    def continued(self, partitions: Sequence[Partition]) -> StoredSubscription:
+        """Return the subscription with its cursors as they are valid in the log as it is now."""
+        pairs = zip(self.cursors, partitions, strict=True)
+        return msgspec.structs.replace(self, cursors=tuple(cursor.continued(partition) for cursor, partition in pairs))
+
+
+class Delivery(NamedTuple):
+    """One record on its way to a reader. `value` is None for a tombstone, `headers` is an encoded cell."""
+
+    tag: int
+    qos: int
+    """The lower of the record's and the subscription's. With 0 it is settled already."""
+    partition: int
+    offset: int
+    value: bytes | None
+    headers: bytes | None
+    deliveries: int = 1
+    """This one included."""
+
+
+class Exhausted(NamedTuple):
+    """A delivery that will not be repeated: its record is to become a dead letter."""
+
+    tag: int
+    reason: str
+    deliveries: int
+    first_ms: int
+
+
+class _InFlight:
+    """A record that was delivered and is not settled. `due_ms` is None once it waits to be delivered again."""
+
+    __slots__ = ("deliveries", "due_ms", "first_ms")
+
+    def __init__(self, deliveries: int, due_ms: int | None, first_ms: int) -> None:
+        self.deliveries = deliveries
+        self.due_ms = due_ms
+        self.first_ms = first_ms
+
+
+class Subscription:
+    """Reading divides the records among all who read; one event loop, no locks but while a block is read from disk."""
+
+    __slots__ = (
+        "_cursors",
+        "_exhausted",
+        "_heap",
+        "_in_flight",
+        "_loading",
+        "_turn",
+        "_waiting",
+        "_watched",
+        "_watchers",
+        "created_ms",
+        "deleted",
+        "id",
+        "name",
+        "owner",
+        "policy",
+        "qos",
+        "taken_back",
+        "topic",
+        "topic_id",
+        "used_s",
+    )
+
+    def __init__(
+        self,
+        subscription_id: int,
+        stored: StoredSubscription,
+        handles: Sequence[Partition],
+        policy: DeliveryPolicy,
+        *,
+        restored_ms: int | None = None,
+    ) -> None:
+        """`restored_ms` is given where the broker has started anew: records of QoS 0 from before are not delivered, because whether
+        they were is not stored; unsettled ones are delivered again, at least once whatever their count."""
+        self.id = subscription_id
+        self.topic = stored.topic
+        self.topic_id = stored.topic_id
+        self.qos = stored.qos
+        self.name = stored.name
+        self.created_ms = stored.created_ms
+        self.owner = stored.owner
+        self.used_s = 0.0
+        self.deleted = False
+        self.taken_back = 0
+        """Deliveries whose time was over, ever."""
+        self.policy = policy
+        self._cursors = [
+            Cursor(
+                handle,
+                cursor.start,
+                cursor.read_to,
+                0 if restored_ms is None else handle.committed_end,
+                cursor.tag_base,
+            )
+            for handle, cursor in zip(handles, stored.cursors, strict=True)
+        ]
+        self._in_flight: dict[int, _InFlight] = {}
+        self._waiting: deque[int] = deque()
+        """Tags to be delivered again."""
+        self._heap: list[tuple[int, int]] = []
+        """When each delivery is taken back, and its tag. Entries of settled deliveries stay until their time or a tidying."""
+        self._exhausted: dict[int, Exhausted] = {}
+        self._turn = 0
+        self._loading: asyncio.Lock | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._watched: list[Callable[[], None]] = []
+        """What stops the partitions from telling of new records."""
+        if restored_ms is not None:
+            self._restore(stored, restored_ms)
+
+    def _restore(self, stored: StoredSubscription, now_ms: int) -> None:
+        for index, cursor in enumerate(stored.cursors):
+            for run in cursor.unsettled:
+                deliveries = min(run.deliveries, self.policy.deliveries_max - 1)
+                for offset in range(run.first, run.first + run.count):
+                    tag = self.tag(index, offset)
+                    self._in_flight[tag] = _InFlight(deliveries, None, now_ms)
+                    self._waiting.append(tag)
+
+    # -- what a reader does -----------------------------------------------------------------------------------------------
+
+    def take(self, now_ms: int) -> Delivery | NotInMemory | None:
+        """The next record, None where there is none to deliver now. Raises CorruptBlock, and TopicNotFound once that is gone."""
+        self.release_due(now_ms)
+        while self._waiting:
+            found = self._take_again(now_ms)
+            if found is not None:
+                return found
+        if self._full:
+            return None
+        cursors = self._cursors
+        not_in_memory = False
+        for _ in range(len(cursors)):
+            index = self._turn
+            self._turn = (index + 1) % len(cursors)
+            fresh = self._take_fresh(index, now_ms)
+            if fresh is NOT_IN_MEMORY:
+                not_in_memory = True
+            elif fresh is not None:
+                return fresh
+        return NOT_IN_MEMORY if not_in_memory else None
+
+    async def load(self) -> None:
+        """Read from disk what `take` did not find in memory."""
+        if self._loading is None:
+            self._loading = asyncio.Lock()
+        async with self._loading:
+            if self._waiting:
+                cursor, offset = self._place(self._waiting[0])
+                await cursor.load_again(offset)
+                return
+            for cursor in self._cursors:
+                await cursor.load()
+
+    def acknowledge(self, tag: int, now_ms: int) -> bool:
+        """Settle a delivery. False where the tag is not in flight: unknown, settled already, or taken back for redelivery."""
+        entry = self._in_flight.get(tag)
+        if entry is None or entry.due_ms is None:
+            return False
+        if entry.due_ms <= now_ms:
+            self.release_due(now_ms)
+            return False
+        self._remove(tag)
+        return True
+
+    def refuse(self, tag: int, now_ms: int) -> bool:
+        """The reader could not deal with it: take it back after the delay of its delivery, or give it up if that was its last."""
+        entry = self._in_flight.get(tag)
+        if entry is None or entry.due_ms is None:
+            return False
+        if entry.deliveries >= self.policy.deliveries_max:
+            self._give_up(tag, entry, "refused by its reader")
+        else:
+            entry.due_ms = now_ms + self.policy.delay_ms(entry.deliveries)
+            heappush(self._heap, (entry.due_ms, tag))
+        return True
+
+    def is_with_reader(self, tag: int, deliveries: int) -> bool:
+        """Whether whoever got this delivery of a record still has it: it was neither settled nor taken back."""
+        entry = self._in_flight.get(tag)
+        return entry is not None and entry.due_ms is not None and entry.deliveries == deliveries
+
+    def give_back(self, tag: int, deliveries: int, *, counts: bool) -> None:
+        """Its reader has gone: it is the next to be delivered. `counts`: whether that was a delivery as any other, of which there are
+        so many, or one that perhaps nobody had looked at.
+
+        Nothing happens where it was taken back before, and perhaps delivered to another.
+        """
+        if not self.is_with_reader(tag, deliveries):
+            return
+        entry = self._in_flight[tag]
+        if counts and deliveries >= self.policy.deliveries_max:
+            self._give_up(tag, entry, f"its reader was gone after {deliveries} deliveries")
+            return
+        if not counts:
+            entry.deliveries -= 1
+        entry.due_ms = None
+        self._waiting.append(tag)
+
+    def give_up(self, tag: int, reason: str) -> None:
+        """A delivery that can never arrive: its record becomes a dead letter now."""
+        entry = self._in_flight.get(tag)
+        if entry is not None:
+            self._give_up(tag, entry, reason)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` whenever there may be something to take that was not there before. Returns what stops it."""
+        if not self._watchers:
+            self._watched = [cursor.handle.watch(self.wake) for cursor in self._cursors]
+        self._watchers.append(callback)
+
+        def stop() -> None:
+            if callback in self._watchers:
+                self._watchers.remove(callback)
+            if not self._watchers:
+                for stop_partition in self._watched:
+                    stop_partition()
+                self._watched = []
+
+        return stop
+
+    def wake(self) -> None:
+        for callback in list(self._watchers):
+            try:
+                callback()
+            except Exception:
+                log.exception("subscription_watcher_failed", topic=self.topic, subscription=self.id)
+
+    # -- what the keeper does ---------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Records delivered and not settled, those that wait to be delivered again included."""
+        return len(self._in_flight)
+
+    @property
+    def lag(self) -> int:
+        """Records that are not settled: those in flight, and those that were not delivered yet."""
+        return len(self._in_flight) + len(self._exhausted) + sum(cursor.behind for cursor in self._cursors)
+
+    @property
+    def positions(self) -> list[int]:
+        """The next offset to be delivered for the first time, by partition."""
+        return [cursor.read_to for cursor in self._cursors]
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._watchers)
+
+    @property
+    def exhausted(self) -> int:
+        """How many records are to become dead letters."""
+        return len(self._exhausted)
+
+    def first_exhausted(self, count_max: int) -> list[Exhausted]:
+        """The oldest records that are to become dead letters. They stay exhausted until `dead_lettered`."""
+        return list(islice(self._exhausted.values(), count_max))
+
+    def release_due(self, now_ms: int) -> None:
+        """Take back the deliveries whose time is over."""
+        heap = self._heap
+        taken_back = 0
+        while heap and heap[0][0] <= now_ms:
+            due_ms, tag = heappop(heap)
+            entry = self._in_flight.get(tag)
+            if entry is None or entry.due_ms != due_ms:
+                continue
+            taken_back += 1
+            if entry.deliveries >= self.policy.deliveries_max:
+                self._give_up(tag, entry, f"not acknowledged after {entry.deliveries} deliveries")
+            else:
+                entry.due_ms = None
+                self._waiting.append(tag)
+        if taken_back:
+            self.taken_back += taken_back
+            self.wake()
+
+    def dead_lettered(self, tags: Sequence[int]) -> None:
+        """These have become dead letters, or there was nothing left of them."""
+        full = self._full
+        for tag in tags:
+            self._exhausted.pop(tag, None)
+        if full:
+            self.wake()
+
+    def tag(self, index: int, offset: int) -> int:
+        """The tag of a record, from its partition and offset."""
+        cursor = self._cursors[index]
+        return (offset - cursor.start + cursor.tag_base) * len(self._cursors) + index + 1
+
+    def is_settled(self, tag: int) -> bool:
+        """Whether a record was delivered, or passed over, and is owed to nobody any more."""
+        if tag in self._in_flight or tag in self._exhausted:
+            return False
+        cursor, offset = self._place(tag)
+        return cursor.start <= offset < cursor.read_to
+
+    def is_reused(self, index: int, offset: int) -> bool:
+        """Whether an offset may have been that of another record before its log lost its tail."""
+        cut = self._cursors[index].handle.cut_since(0)
+        return cut is not None and offset >= cut
+
+    def place(self, tag: int) -> tuple[int, int]:
+        """The partition and the offset of a tag."""
+        delta, index = divmod(tag - 1, len(self._cursors))
+        cursor = self._cursors[index]
+        return index, cursor.start + delta - cursor.tag_base
+
+    async def record(self, tag: int) -> Row | None:
+        """The record of a delivery, from disk where it must be; None where it is gone."""
+        cursor, offset = self._place(tag)
+        return await cursor.record(offset)
+
+    def forget_blocks(self) -> None:
+        """Nobody has asked for a while: hold no blocks for it."""
+        for cursor in self._cursors:
+            cursor.forget()
+
+    def stored(self, *, without: frozenset[int] = frozenset()) -> StoredSubscription:
+        """The state to store. `without`: tags that are settled by the same append."""
+        unsettled: list[list[tuple[int, int]]] = [[] for _ in self._cursors]
+        for tag, entry in self._in_flight.items():
+            index, offset = self.place(tag)
+            unsettled[index].append((offset, entry.deliveries))
+        for tag, given_up in self._exhausted.items():
+            if tag not in without:
+                index, offset = self.place(tag)
+                unsettled[index].append((offset, given_up.deliveries))
+        cursors = tuple(
+            StoredCursor(cursor.start, cursor.read_to, _runs(offsets), cursor.handle.epoch, cursor.tag_base)
+            for cursor, offsets in zip(self._cursors, unsettled, strict=True)
+        )
+        return StoredSubscription(self.topic, self.topic_id, self.qos, cursors, self.name, self.created_ms, self.owner)
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _place(self, tag: int) -> tuple[Cursor, int]:
+        index, offset = self.place(tag)
+        return self._cursors[index], offset
+
+    def _take_fresh(self, index: int, now_ms: int) -> Delivery | NotInMemory | None:
+        cursor = self._cursors[index]
+        while True:
+            taken = cursor.take(now_ms)
+            if taken is None or isinstance(taken, NotInMemory):
+                return taken
+            offset, value, headers = taken
+            tag = self.tag(index, offset)
+            if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and _qos_of(headers)):
+                self._deliver(tag, 1, now_ms, now_ms)
+                return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
+            if offset >= cursor.qos0_from:
+                return Delivery(tag, AT_MOST_ONCE, index, offset, value, headers)
+
+    def _take_again(self, now_ms: int) -> Delivery | NotInMemory | None:
+        """The first that waits; None where it is settled, expired or gone."""
+        tag = self._waiting[0]
+        entry = self._in_flight.get(tag)
+        if entry is None or entry.due_ms is not None:
+            self._waiting.popleft()
+            return None
+        index, offset = self.place(tag)
+        found = self._cursors[index].find(offset)
+        if isinstance(found, NotInMemory):
+            return NOT_IN_MEMORY
+        self._waiting.popleft()
+        if found is None or not is_visible(found.block, found.row, now_ms):
+            self._remove(tag)
+            return None
+        value, headers = cells_of(found)
+        self._deliver(tag, entry.deliveries + 1, now_ms, entry.first_ms)
+        return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers, entry.deliveries + 1)
+
+    def _deliver(self, tag: int, deliveries: int, now_ms: int, first_ms: int) -> None:
+        due_ms = now_ms + self.policy.wait_ms(deliveries)
+        self._in_flight[tag] = _InFlight(deliveries, due_ms, first_ms)
+        if len(self._heap) > 2 * len(self._in_flight) + CHUNK_ROWS:
+            self._heap = [(entry.due_ms, each) for each, entry in self._in_flight.items() if entry.due_ms is not None]
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (due_ms, tag))
+
+    @property
+    def _full(self) -> bool:
+        return len(self._in_flight) + len(self._exhausted) >= self.policy.in_flight_max
+
+    def _remove(self, tag: int) -> None:
+        full = self._full
+        del self._in_flight[tag]
+        if full:
+            self.wake()
+
+    def _give_up(self, tag: int, entry: _InFlight, reason: str) -> None:
+        del self._in_flight[tag]
+        self._exhausted[tag] = Exhausted(tag, reason, entry.deliveries, entry.first_ms)
+
+
+def _qos_of(headers: bytes | None) -> int:
+    if headers is None:
+        return AT_LEAST_ONCE
+    if headers == QOS0_HEADERS:
+        return AT_MOST_ONCE
+    return AT_MOST_ONCE if (QOS_HEADER, b"0") in decode_headers(headers) else AT_LEAST_ONCE
+
+
+def _runs(offsets: list[tuple[int, int]]) -> tuple[Unsettled, ...]:
+    """Offsets with their counts, as runs."""
+    runs: list[Unsettled] = []
+    first = count = deliveries = 0
+    for offset, times in sorted(offsets):
+        if count and offset == first + count and times == deliveries:
+            count += 1
+            continue
+        if count:
+            runs.append(Unsettled(first, count, deliveries))
+        first, count, deliveries = offset, 1, times
+    if count:
+        runs.append(Unsettled(first, count, deliveries))
+    return tuple(runs)

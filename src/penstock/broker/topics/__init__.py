@@ -1,0 +1,1 @@
+"""The settings of a topic, and what describes one."""

@@ -1,0 +1,1 @@
+"""Transactions, and commits that take effect once over all runs of an application."""

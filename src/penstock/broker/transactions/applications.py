@@ -1,0 +1,179 @@
+"""Applications: writers that repeat their work after a crash, and must not be seen to.
+
+Such a writer cannot know whether the last commit of its run before was done. So it names its work: application, run and epoch.
+- Epochs of an application rise. A commit whose epoch is not above the last one committed has been done before: it writes nothing.
+- Runs rise too. `begin_run` hands out the next number, and from then on commits of earlier runs are refused (fenced), so that a run that
+  was thought dead cannot write beside the one that took its place. A run may have a name: then all of its processes can ask for its
+  number, and the first of them begins it.
+
+The last run and epoch of each application are an entry of the table `__applications`, changed in the same append as the records they
+account for. Whoever looks at an entry in order to change it holds the application until the change has come back; so of two commits of
+one epoch at the same time, one is done and the other finds it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.broker.access.checks import Principal
+from penstock.broker.limits import INT64_MAX
+from penstock.broker.table import PreparedChange, Table
+from penstock.clock import Clock
+from penstock.errors import AccessDenied, InvalidRequest, PenstockError, ProducerFenced
+from penstock.log.api import Engine
+from penstock.names import NAME_BYTES_MAX, validate_name
+
+APPLICATIONS_TOPIC: Final = "__applications"
+ENTRY_BYTES_MAX: Final = 1 << 10
+# Some 300 bytes of memory each.
+APPLICATIONS_MAX: Final = 100_000
+# One that comes back later than this finds its last epoch no longer known. Those that have one epoch only are asked again within minutes.
+REMEMBERED_MS: Final = 365 * 24 * 3600 * 1000
+SINGLE_REMEMBERED_MS: Final = 24 * 3600 * 1000
+RUN_NAME_BYTES_MAX: Final = 64
+# Of the runs before, so that a late process of one of them is not taken for a new run.
+RUN_NAMES_MAX: Final = 8
+FORGOTTEN_PER_APPEND_MAX: Final = 4096
+
+
+class Once(NamedTuple):
+    """Names a commit, so that it is done once however often it is tried."""
+
+    application: str
+    run: int
+    epoch: int
+
+
+class Application(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The newest run of an application, and the last epoch that it or an earlier run committed, -1 for none."""
+
+    owner: str
+    run: int
+    epoch: int
+    changed_ms: int
+    names: tuple[str, ...] = ()
+    """Of the last runs, the newest last; those without one are empty."""
+    lasting: bool = True
+    """Whether it comes back with more epochs."""
+
+
+class Applications:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._clock = clock
+        self._held: dict[str, asyncio.Future[None]] = {}
+        self._table = Table(
+            engine,
+            APPLICATIONS_TOPIC,
+            str,
+            Application,
+            entries_max=APPLICATIONS_MAX,
+            value_bytes_max=ENTRY_BYTES_MAX,
+        )
+
+    async def start(self) -> None:
+        await self._table.load()
+        self.forget()
+
+    async def close(self) -> None:
+        await self._table.close()
+
+    async def begin_run(
+        self, principal: Principal, application: str, name: str = "", *, lasting: bool = True
+    ) -> Application:
+        """Begin a new run, or find the one of this name begun; commits of earlier ones are refused from now on.
+
+        Raises ProducerFenced where the run of this name is not the newest any more.
+        """
+        _check(Once(application, 0, 0))
+        if name:
+            validate_name(name, "run name", RUN_NAME_BYTES_MAX)
+        await self.hold(application)
+        try:
+            entry = self.standing(principal, application)
+            changing: asyncio.Future[None] | None = None
+            if not name or name not in entry.names:
+                run, names = entry.run + 1, (*entry.names, name)[-RUN_NAMES_MAX:]
+                entry = Application(principal.name, run, entry.epoch, self._clock.now_ms(), names, lasting)
+                changing = self._table.put(application, entry)
+        except BaseException:
+            self.release(application)
+            raise
+        if changing is None:
+            self.release(application)
+            if name != entry.names[-1]:
+                raise _fenced(f"run {name}", application, entry)
+            return entry
+        # Whoever waits here may give up; the change may not, and until it has come back nobody else may look.
+        changing.add_done_callback(lambda _: self.release(application))
+        await asyncio.shield(changing)
+        return entry
+
+    def prepare(self, principal: Principal, once: Once) -> PreparedChange[str, Application] | None:
+        """The entry of the commit that is named, as one part of its append; None where it was done before. To be asked by the holder.
+
+        Raises ProducerFenced where a newer run has begun.
+        """
+        entry = self.check_run(principal, once)
+        if once.epoch <= entry.epoch:
+            return None
+        committed = msgspec.structs.replace(entry, run=once.run, epoch=once.epoch, changed_ms=self._clock.now_ms())
+        return self._table.prepare([(once.application, committed)])
+
+    def check_run(self, principal: Principal, once: Once) -> Application:
+        """The application as it stands. Raises ProducerFenced where a newer run has begun."""
+        _check(once)
+        entry = self.standing(principal, once.application)
+        if once.run < entry.run:
+            raise _fenced(f"run {once.run}", once.application, entry)
+        return entry
+
+    async def hold(self, application: str) -> None:
+        """Wait until nobody else is about to change the application's entry; from then on it is the caller's until `release`."""
+        while (held := self._held.get(application)) is not None:
+            await asyncio.wait([held])
+        self._held[application] = asyncio.get_running_loop().create_future()
+
+    def release(self, application: str) -> None:
+        self._held.pop(application).set_result(None)
+
+    def standing(self, principal: Principal, application: str) -> Application:
+        """Its newest run and last epoch. Raises AccessDenied where it is somebody else's."""
+        entry = self._table.get(application)
+        if entry is None:
+            return Application(principal.name, 0, -1, 0)
+        if entry.owner != principal.name:
+            raise AccessDenied(f"application {application} belongs to someone else: choose another name")
+        return entry
+
+    def forget(self) -> None:
+        """Drop those that have not been heard of for long, a bounded number at a time."""
+        now_ms = self._clock.now_ms()
+        old = (
+            name
+            for name, entry in self._table.items()
+            if now_ms - entry.changed_ms > (REMEMBERED_MS if entry.lasting else SINGLE_REMEMBERED_MS)
+        )
+        forgotten = [(name, None) for name in islice(old, FORGOTTEN_PER_APPEND_MAX)]
+        if forgotten:
+            with suppress(PenstockError):
+                self._table.change(forgotten).add_done_callback(lambda changed: changed.exception())
+
+
+def _fenced(run: str, application: str, entry: Application) -> ProducerFenced:
+    return ProducerFenced(
+        f"{run} of application {application} is fenced: run {entry.run} has begun since, and only that may write"
+    )
+
+
+def _check(once: Once) -> None:
+    validate_name(once.application, "application name", NAME_BYTES_MAX)
+    for what, number in (("run", once.run), ("epoch", once.epoch)):
+        if not 0 <= number <= INT64_MAX:
+            raise InvalidRequest(
+                f"{what} {number} of application {once.application} is out of range: use 0 to {INT64_MAX}"
+            )

@@ -1,0 +1,503 @@
+"""Transactions: records and group offsets that appear together or not at all.
+
+What a transaction gathers stays in memory, visible to no one, until it is committed. The commit is one atomic append of the records, of
+the offsets, and of an entry in the table `__transactions` that says so. There is no second step: a crash leaves all of it or none, and
+one that comes before the commit leaves nothing. The entry makes a commit happen once: whoever asks again, also after a crash, is told
+that it was done. Where the disk fails so that nobody can know (OutcomeUnknown), asking again after a restart gives the answer.
+
+    open --commit--> committing --> committed       kept in the table for a day, so that a second commit is not a first one
+      |                  |--------> open again      certainly not written: the disk is full, a topic is gone
+      |                  `--------> unknown         the flush failed
+      |--rollback--> rolled back                    kept in memory for a while, so that late requests get an answer that explains
+      `--time------> timed out                      itself
+
+An id is random and belongs to the principal that began it; to others it does not exist. What one principal, and all of them, can make
+the broker hold is bounded (`BrokerLimits`). A commit may be named, so that it is done once over several transactions and runs of its
+writer: see `applications`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice, takewhile
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.background import Background, Loop
+from penstock.broker.access.checks import (
+    AccessPolicy,
+    Operation,
+    Principal,
+    Resource,
+    ResourceKind,
+    authorize,
+    on_broker,
+    on_topic,
+    on_topic_group,
+)
+from penstock.broker.groups.groups import Groups, OffsetKey, PreparedOffsets
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.records.producer import Producer
+from penstock.broker.schemas.validation import Validation
+from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.transactions.applications import Applications, Once
+from penstock.broker.transactions.transaction_records import TransactionRecords
+from penstock.clock import Clock
+from penstock.errors import (
+    LimitExceeded,
+    NotWritten,
+    OutcomeUnknown,
+    PenstockError,
+    TopicNotFound,
+    TransactionNotActive,
+    TransactionNotFound,
+)
+from penstock.log.api import Appended, Batch, BatchFor, Engine
+
+TRANSACTIONS_TOPIC: Final = "__transactions"
+OUTCOME_BYTES_MAX: Final = 1 << 10
+# What a gathered record takes in memory beside its bytes: objects, and its places in lists.
+RECORD_OVERHEAD_BYTES: Final = 128
+ENDED_MAX: Final = 10_000
+FORGOTTEN_PER_APPEND_MAX: Final = 4096
+SWEEP_S: Final = 1.0
+
+OnAdded = Callable[[list[int] | PenstockError], None]
+
+
+class End(Enum):
+    """How a transaction ended."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    TIMED_OUT = "timed out"
+    UNKNOWN = "its commit failed with an outcome that only a restart of the broker can tell"
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A committed transaction, in the table by its id."""
+
+    owner: str
+    committed_ms: int
+
+
+@dataclass(slots=True)
+class TransactionStats:
+    """Plain numbers, exported on scrape."""
+
+    open: int = 0
+    open_bytes: int = 0
+    begun: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    timed_out: int = 0
+
+
+class _Transaction:
+    __slots__ = ("added", "committing", "deadline_s", "id", "offsets", "owner", "records", "size_bytes")
+
+    def __init__(self, transaction_id: str, owner: str, deadline_s: float) -> None:
+        self.id = transaction_id
+        self.owner = owner
+        self.deadline_s = deadline_s
+        self.records = TransactionRecords()
+        self.offsets: dict[OffsetKey, int] = {}
+        self.added = 0
+        """Records and offsets."""
+        self.size_bytes = 0
+        self.committing: asyncio.Future[None] | None = None
+
+
+class _Ended(NamedTuple):
+    owner: str
+    how: End
+
+
+class Transactions:
+    """The transactions of one broker. `new_token` makes text that nobody can guess."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        producer: Producer,
+        groups: Groups,
+        validation: Validation,
+        applications: Applications,
+        *,
+        clock: Clock,
+        limits: BrokerLimits,
+        access: AccessPolicy,
+        background: Background,
+        new_token: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self.access = access
+        self.background = background
+        self.stats = TransactionStats()
+        self._engine = engine
+        self._producer = producer
+        self._groups = groups
+        self._validation = validation
+        self._applications = applications
+        self._clock = clock
+        self._limits = limits
+        self._new_token = new_token
+        self._open: dict[str, _Transaction] = {}
+        """In the order in which they began, which is the order in which they time out."""
+        self._open_by_owner: Counter[str] = Counter()
+        self._ended: dict[str, _Ended] = {}
+        self._table = Table(
+            engine,
+            TRANSACTIONS_TOPIC,
+            str,
+            Outcome,
+            # Old ids are forgotten a moment after new ones have come, and in that moment every open transaction may be committed.
+            entries_max=limits.transactions_remembered_max + 2 * limits.transactions_max + FORGOTTEN_PER_APPEND_MAX,
+            value_bytes_max=OUTCOME_BYTES_MAX,
+        )
+        self._forgetting: asyncio.Future[None] | None = None
+        self._sweeping: Loop | None = None
+
+    async def start(self) -> None:
+        await self._table.load()
+        self._sweeping = self.background.loop("transaction_sweep", self._sweep_step, first_s=SWEEP_S)
+
+    async def close(self) -> None:
+        """Wait for commits under way. What is open is dropped, as it would be by a crash."""
+        if self._sweeping is not None:
+            await self._sweeping.stop()
+        await self._table.close()
+
+    # -- operations -------------------------------------------------------------------------------------------------------
+
+    @on_broker(Operation.WRITE)
+    def begin(self, principal: Principal) -> str:
+        """Open a transaction; returns its id."""
+        limits = self._limits
+        of_principal = self._open_by_owner[principal.name]
+        if len(self._open) >= limits.transactions_max or of_principal >= limits.transactions_per_principal_max:
+            self.sweep()
+        if len(self._open) >= limits.transactions_max:
+            raise LimitExceeded(
+                f"{len(self._open)} transactions are open, the most allowed: end some or raise limits.transactions_max"
+            )
+        if self._open_by_owner[principal.name] >= limits.transactions_per_principal_max:
+            raise LimitExceeded(
+                f"{principal.name} has {limits.transactions_per_principal_max} transactions open, the most allowed: "
+                "end some or raise limits.transactions_per_principal_max"
+            )
+        deadline_s = self._clock.monotonic() + limits.transaction_ms_max / 1000
+        transaction = _Transaction(f"txn-{self._new_token()}", principal.name, deadline_s)
+        self._open[transaction.id] = transaction
+        self._open_by_owner[principal.name] += 1
+        self.stats.begun += 1
+        self.stats.open += 1
+        return transaction.id
+
+    @on_topic(Operation.WRITE)
+    def produce(
+        self,
+        principal: Principal,
+        topic: str,
+        transaction_id: str,
+        partition: int | Sequence[int],
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[bytes | None] | None = None,
+        expiries: Sequence[int] | None = None,
+        *,
+        done: OnAdded,
+    ) -> None:
+        """Add records. `done` gets the partition of each, at once unless checking them against the topic's schema takes a while.
+
+        Raises, or calls `done` with, what `Broker.produce` would refuse; then none was added. So a commit finds nothing left to refuse
+        but the state of the disk and of the topics. Offsets are decided by the commit.
+        """
+        self._active(principal, transaction_id)
+        self._validation.admit(
+            topic,
+            None,
+            values,
+            lambda: done(
+                self._add(principal, topic, transaction_id, partition, Batch(values, keys, headers, expiries))
+            ),
+            done,
+        )
+
+    def _add(
+        self, principal: Principal, topic: str, transaction_id: str, partition: int | Sequence[int], batch: Batch
+    ) -> list[int]:
+        transaction = self._active(principal, transaction_id)
+        topic_id, partitions = self._producer.place(topic, partition, batch)
+        self._grow(transaction, len(batch), batch.size_bytes + len(batch) * RECORD_OVERHEAD_BYTES)
+        transaction.records.add(topic, topic_id, partitions, batch)
+        return partitions
+
+    @on_topic_group(Operation.COMMIT)
+    def commit_offset(
+        self, principal: Principal, topic: str, transaction_id: str, group: str, partition: int, offset: int
+    ) -> None:
+        """Add the next offset a group reads, so that records count as read exactly when what came of them is written."""
+        transaction = self._active(principal, transaction_id)
+        key = OffsetKey(topic, group, partition)
+        self._groups.check(key, offset)
+        if key not in transaction.offsets:
+            self._grow(transaction, 1, len(topic) + len(group) + RECORD_OVERHEAD_BYTES)
+        transaction.offsets[key] = offset
+
+    @on_broker(Operation.WRITE)
+    async def commit(self, principal: Principal, transaction_id: str, once: Once | None = None) -> bool:
+        """Write everything that was added, all or nothing. True where this call did it, False where it was done before.
+
+        Raises OutcomeUnknown where only a restart can tell whether it is written. After any other error it certainly is not, and the
+        transaction is what it was.
+        """
+        if once is not None:
+            await self._applications.hold(once.application)
+        try:
+            done, ours = self._commit(principal, transaction_id, once)
+        except BaseException:
+            if once is not None:
+                self._applications.release(once.application)
+            raise
+        if once is not None:
+            done.add_done_callback(lambda _: self._applications.release(once.application))
+        # Whoever waits here may give up; the commit goes on.
+        await asyncio.shield(done)
+        return ours
+
+    @on_broker(Operation.WRITE)
+    def rollback(self, principal: Principal, transaction_id: str) -> bool:
+        """Drop everything that was added. False where there is no such transaction, so that there was nothing to drop.
+
+        Raises TransactionNotActive where it was committed, or may have been. Rolling back twice is rolling back once.
+        """
+        transaction = self._find(principal, transaction_id)
+        if transaction is None:
+            how = self._how_ended(principal, transaction_id)
+            if how in (End.COMMITTED, End.UNKNOWN):
+                raise _not_active(how)
+            return how is not None
+        if transaction.committing is not None:
+            raise TransactionNotActive("transaction is not active: it is being committed")
+        self._end(transaction, End.ROLLED_BACK)
+        self.stats.rolled_back += 1
+        return True
+
+    @on_broker(Operation.WRITE)
+    async def begin_run(self, principal: Principal, application: str) -> int:
+        """The number of a new run of an application, for `Once`; commits of earlier runs are refused from now on."""
+        return (await self._applications.begin_run(principal, application)).run
+
+    # -- committing -------------------------------------------------------------------------------------------------------
+
+    def _commit(
+        self, principal: Principal, transaction_id: str, once: Once | None
+    ) -> tuple[asyncio.Future[None], bool]:
+        """Start the commit, or find the one that was; what to wait for, and whether it is this one."""
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        transaction = self._find(principal, transaction_id)
+        if transaction is None:
+            self._check_committed(principal, transaction_id)
+            finished.set_result(None)
+            return finished, False
+        if transaction.committing is not None:
+            return transaction.committing, False
+        named = None if once is None else self._applications.prepare(principal, once)
+        if once is not None and named is None:
+            self._end(transaction, End.COMMITTED)
+            finished.set_result(None)
+            return finished, False
+        self._append(principal, transaction, [] if named is None else [named], finished)
+        return finished, True
+
+    def _append(
+        self,
+        principal: Principal,
+        transaction: _Transaction,
+        changes: list[PreparedChange[Any, Any]],
+        finished: asyncio.Future[None],
+    ) -> None:
+        batches = self._batches(principal, transaction)
+        changes.append(self._table.prepare([(transaction.id, Outcome(transaction.owner, self._clock.now_ms()))]))
+        offsets = self._offsets(principal, transaction)
+        if offsets is not None:
+            changes.append(offsets.change)
+
+        def settled(result: Sequence[Appended] | PenstockError) -> None:
+            if offsets is not None:
+                offsets.settled()
+            self._settle(transaction, finished, result)
+
+        try:
+            for part in (*batches, *(change.part for change in changes)):
+                # A partition that failed before takes no part of an append, so that nothing of this one is written.
+                if part.partition.failure is not None:
+                    raise NotWritten(f"transaction {transaction.id} was not committed: {part.partition.failure}")
+            append_together(self._engine, batches, changes, settled)
+        except PenstockError:
+            if offsets is not None:
+                offsets.settled()
+            raise
+        transaction.committing = finished
+
+    def _batches(self, principal: Principal, transaction: _Transaction) -> list[BatchFor]:
+        """What was added, for the topics as they are now. Raises where one is gone, or no longer open to the principal."""
+        batches = []
+        for (topic, topic_id, index), batch in transaction.records.batches():
+            authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
+            info = self._engine.topics().get(topic)
+            if info is None or info.id != topic_id:
+                raise TopicNotFound(
+                    f"topic not found: {topic} was deleted after transaction {transaction.id} wrote to it; roll the transaction back"
+                )
+            batches.append(BatchFor(self._engine.partition(topic, index), batch))
+        return batches
+
+    def _offsets(self, principal: Principal, transaction: _Transaction) -> PreparedOffsets | None:
+        for key in transaction.offsets:
+            authorize(self.access, principal, Operation.COMMIT, Resource(ResourceKind.GROUP, key.group, key.topic))
+        return self._groups.prepare(transaction.offsets) if transaction.offsets else None
+
+    def _settle(
+        self, transaction: _Transaction, finished: asyncio.Future[None], result: Sequence[Appended] | PenstockError
+    ) -> None:
+        if not isinstance(result, PenstockError):
+            self._end(transaction, End.COMMITTED)
+            self.stats.committed += 1
+            finished.set_result(None)
+            if len(self._table) > self._limits.transactions_remembered_max:
+                self._forget()
+            return
+        if isinstance(result, OutcomeUnknown):
+            self._end(transaction, End.UNKNOWN)
+            result = _unknown(transaction.id, str(result))
+        else:
+            transaction.committing = None
+        finished.set_exception(result)
+        finished.exception()  # seen, even where nobody waits any more
+
+    # -- finding and ending -----------------------------------------------------------------------------------------------
+
+    def _find(self, principal: Principal, transaction_id: str) -> _Transaction | None:
+        """The principal's transaction, if it is open."""
+        transaction = self._open.get(transaction_id)
+        if transaction is None or transaction.owner != principal.name:
+            return None
+        if transaction.committing is None and transaction.deadline_s <= self._clock.monotonic():
+            self._time_out(transaction)
+            return None
+        return transaction
+
+    def _active(self, principal: Principal, transaction_id: str) -> _Transaction:
+        """The principal's transaction, if more may be added to it."""
+        transaction = self._find(principal, transaction_id)
+        if transaction is None:
+            how = self._how_ended(principal, transaction_id)
+            raise _not_found(transaction_id) if how is None else _not_active(how)
+        if transaction.committing is not None:
+            raise TransactionNotActive("transaction is not active: it is being committed")
+        return transaction
+
+    def _how_ended(self, principal: Principal, transaction_id: str) -> End | None:
+        """None where the principal has no such transaction, or had it so long ago that it is forgotten."""
+        outcome = self._table.get(transaction_id)
+        if outcome is not None:
+            return End.COMMITTED if outcome.owner == principal.name else None
+        ended = self._ended.get(transaction_id)
+        return ended.how if ended is not None and ended.owner == principal.name else None
+
+    def _check_committed(self, principal: Principal, transaction_id: str) -> None:
+        how = self._how_ended(principal, transaction_id)
+        if how is None:
+            raise _not_found(transaction_id)
+        if how is End.UNKNOWN:
+            raise _unknown(transaction_id, "restart the broker, then commit it again to learn which")
+        if how is not End.COMMITTED:
+            raise _not_active(how)
+
+    def _grow(self, transaction: _Transaction, records: int, size_bytes: int) -> None:
+        """Count what is about to be added. Raises where it does not fit."""
+        limits = self._limits
+        if transaction.added + records > limits.transaction_records_max:
+            raise LimitExceeded(
+                f"transaction {transaction.id} has {transaction.added} records: no more than {limits.transaction_records_max} "
+                "fit; commit more often or raise limits.transaction_records_max"
+            )
+        if transaction.size_bytes + size_bytes > limits.transaction_bytes_max:
+            raise LimitExceeded(
+                f"transaction {transaction.id} holds {transaction.size_bytes} bytes: no more than {limits.transaction_bytes_max} "
+                "fit; commit more often or raise limits.transaction_bytes_max"
+            )
+        if self.stats.open_bytes + size_bytes > limits.transactions_bytes_max:
+            raise LimitExceeded(
+                f"open transactions hold {self.stats.open_bytes} bytes: no more than {limits.transactions_bytes_max} "
+                "fit; end some or raise limits.transactions_bytes_max"
+            )
+        transaction.added += records
+        transaction.size_bytes += size_bytes
+        self.stats.open_bytes += size_bytes
+
+    def _end(self, transaction: _Transaction, how: End) -> None:
+        del self._open[transaction.id]
+        self._open_by_owner[transaction.owner] -= 1
+        if not self._open_by_owner[transaction.owner]:
+            del self._open_by_owner[transaction.owner]
+        self.stats.open -= 1
+        self.stats.open_bytes -= transaction.size_bytes
+        if len(self._ended) >= ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+        self._ended[transaction.id] = _Ended(transaction.owner, how)
+
+    def _time_out(self, transaction: _Transaction) -> None:
+        self._end(transaction, End.TIMED_OUT)
+        self.stats.timed_out += 1
+
+    # -- as time passes ---------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """End what has timed out, and forget what was committed long ago."""
+        now_s = self._clock.monotonic()
+        late = list(takewhile(lambda transaction: transaction.deadline_s <= now_s, self._open.values()))
+        for transaction in late:
+            if transaction.committing is None:
+                self._time_out(transaction)
+        self._forget()
+
+    async def _sweep_step(self) -> float:
+        self.sweep()
+        return SWEEP_S
+
+    def _forget(self) -> None:
+        """Delete the oldest entries of the table, a bounded number at a time. They are in the order of their commits."""
+        if self._forgetting is not None and not self._forgetting.done():
+            return
+        surplus = len(self._table) - self._limits.transactions_remembered_max
+        before_ms = self._clock.now_ms() - self._limits.transactions_remembered_ms
+        oldest = takewhile(
+            lambda item: item[0] < surplus or item[1][1].committed_ms < before_ms, enumerate(self._table.items())
+        )
+        forgotten = [(key, None) for _, (key, _) in islice(oldest, FORGOTTEN_PER_APPEND_MAX)]
+        if forgotten:
+            # Where it fails they stay, and a later sweep tries again.
+            with suppress(PenstockError):
+                self._forgetting = self._table.change(forgotten)
+                self._forgetting.add_done_callback(lambda changed: changed.exception())
+
+
+def _not_found(transaction_id: str) -> TransactionNotFound:
+    return TransactionNotFound(f"transaction not found: {transaction_id}")
+
+
+def _not_active(how: End) -> TransactionNotActive:
+    return TransactionNotActive(f"transaction is not active: {how.value}")
+
+
+def _unknown(transaction_id: str, why: str) -> OutcomeUnknown:
+    return OutcomeUnknown(f"whether transaction {transaction_id} was committed is unknown: {why}")

@@ -1,0 +1,95 @@
+"""Lag in records and in seconds, and the bounds of a report."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM
+from penstock.broker.broker import Broker
+from penstock.broker.groups import lag
+from penstock.broker.groups.lag import GroupLag, Lag
+from penstock.errors import GroupNotFound, PartitionNotFound
+from penstock.log.api import TopicConfig
+from penstock.testing.clock import ManualClock
+from tests.broker.producing import produce
+
+WHO = ANONYMOUS
+
+
+async def test_lag_is_what_lies_between_the_committed_offset_and_the_end(broker: Broker) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
+    await broker.commit_offset(WHO, "t", "g", 0, 0)
+    assert broker.lag(WHO, "t", "g", 0) == Lag(0, 0, 0)
+    await produce(broker, "t", [b"a", b"b", b"c"], partition=0)
+    assert broker.lag(WHO, "t", "g", 0) == Lag(0, 3, 3)
+    await broker.commit_offset(WHO, "t", "g", 0, 2)
+    assert broker.lag(WHO, "t", "g", 0) == Lag(2, 3, 1)
+    await broker.commit_offset(WHO, "t", "g", 0, 100)
+    assert broker.lag(WHO, "t", "g", 0) == Lag(100, 3, 0)
+
+
+async def test_a_group_without_an_offset_is_behind_by_all_there_is(broker: Broker) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
+    await broker.commit_offset(WHO, "t", "g", 0, 0)
+    await produce(broker, "t", [b"a", b"b"], partition=1)
+    assert broker.lag(WHO, "t", "g", 1) == Lag(None, 2, 2)
+    with pytest.raises(GroupNotFound):
+        broker.lag(WHO, "t", "h", 0)
+    with pytest.raises(PartitionNotFound):
+        broker.lag(WHO, "t", "g", 2)
+
+
+async def test_a_report_tells_the_age_of_the_first_record_not_committed(broker: Broker, clock: ManualClock) -> None:
+    await broker.ensure_topic(WHO, "t")
+    await produce(broker, "t", [b"a"])
+    clock.advance(10)
+    await produce(broker, "t", [b"b"])
+    clock.advance(5)
+    await broker.commit_offset(WHO, "t", "g", 0, 0)
+    assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 2, 15.0)]
+    clock.advance(1)
+    assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 2, 16.0)]
+    await broker.commit_offset(WHO, "t", "g", 0, 1)
+    assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 1, 6.0)]
+    await broker.commit_offset(WHO, "t", "g", 0, 2)
+    assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 0, 0.0)]
+
+
+async def test_a_wall_clock_set_back_gives_no_negative_age(broker: Broker, clock: ManualClock) -> None:
+    await broker.ensure_topic(WHO, "t")
+    await produce(broker, "t", [b"a"])
+    await broker.commit_offset(WHO, "t", "g", 0, 0)
+    clock.jump(-3600)
+    assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 1, 0.0)]
+
+
+async def test_a_report_forgets_what_it_knew_when_the_topic_is_another(broker: Broker, clock: ManualClock) -> None:
+    for _ in range(2):
+        await broker.ensure_topic(WHO, "t")
+        await produce(broker, "t", [b"a"])
+        await broker.commit_offset(WHO, "t", "g", 0, 0)
+        clock.advance(3)
+        assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 1, 3.0)]
+        await broker.delete_topic(WHO, "t")
+    assert (await broker.group_lags(SYSTEM)).lags == []
+
+
+async def test_offsets_without_a_topic_have_no_lag(broker: Broker) -> None:
+    await broker.commit_offset(WHO, "missing", "g", 0, 3)
+    assert (await broker.group_lags(SYSTEM)).lags == []
+
+
+async def test_a_report_is_bounded_in_rows_and_in_lookups(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lag, "LOOKUPS_MAX", 2)
+    await broker.ensure_topic(WHO, "t")
+    await produce(broker, "t", [b"a"])
+    for group in ("a", "b", "c", "d"):
+        await broker.commit_offset(WHO, "t", group, 0, 0)
+    clock.advance(1)
+    report = await broker.group_lags(SYSTEM, lags_max=3)
+    assert ([row.seconds for row in report.lags], report.left_out) == ([1.0, 1.0, None], 1)
+    assert [row.records for row in report.lags] == [1, 1, 1]
+    # What was looked up before costs no lookup again, so the next report gets further.
+    assert [row.seconds for row in (await broker.group_lags(SYSTEM, lags_max=3)).lags] == [1.0, 1.0, 1.0]

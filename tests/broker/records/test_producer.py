@@ -1,0 +1,271 @@
+"""Routing and appending runs: where records land, what `done` hears, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.records.keys import VECTOR_RUN_MIN, fnv1a
+from penstock.broker.records.spreading import ALL_ROWS, Placement, Scattered
+from penstock.errors import InvalidRequest, NotWritten, PartitionNotFound, RecordTooLarge, TopicNotFound
+from penstock.log.api import Appended, TopicConfig
+from penstock.log.embedded import EmbeddedEngine
+from penstock.testing.clock import ManualClock
+from tests.broker.producing import appended, by_partition, produce, read_values
+
+
+def values_of(count: int) -> list[bytes]:
+    return [b"%d" % n for n in range(count)]
+
+
+async def test_a_topic_with_one_partition_takes_a_run_whole(broker: Broker) -> None:
+    await broker.ensure_topic(ANONYMOUS, "t")
+    [first] = await produce(broker, "t", values_of(3), [b"a", None, b"b"])
+    [second] = await produce(broker, "t", values_of(2))
+    assert (first.partition, first.rows, appended(first).base_offset) == (0, ALL_ROWS, 0)
+    assert appended(second).base_offset == 3
+    partition = broker.partition(ANONYMOUS, "t", 0)
+    assert await read_values(partition) == [b"0", b"1", b"2", b"0", b"1"]
+    [block] = await partition.read(0, max_bytes=1)
+    assert block.keys() == [b"a", None, b"b"]
+
+
+async def test_an_explicit_partition_is_honoured_whatever_the_key(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    [placement] = await produce(broker, "t", values_of(2), [b"a", b"k1"], partition=2)
+    assert placement.partition == 2
+    assert await read_values(broker.partition(ANONYMOUS, "t", 2)) == [b"0", b"1"]
+
+
+async def test_records_without_keys_go_round_from_partition_zero_and_on_in_the_next_run(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    await produce(broker, "t", values_of(4))
+    await produce(broker, "t", [b"x", b"y"])
+    held = [await read_values(broker.partition(ANONYMOUS, "t", index)) for index in range(3)]
+    assert held == [[b"0", b"3"], [b"1", b"x"], [b"2", b"y"]]
+
+
+async def test_turns_begin_again_at_zero_for_a_topic_created_again(broker: Broker) -> None:
+    config = TopicConfig(partitions=2)
+    await broker.create_topic(ANONYMOUS, "t", config)
+    await produce(broker, "t", [b"a"])
+    await broker.delete_topic(ANONYMOUS, "t")
+    await broker.create_topic(ANONYMOUS, "t", config)
+    assert [placement.partition for placement in await produce(broker, "t", [b"a"])] == [0]
+
+
+@pytest.mark.parametrize("count", [1, 10, VECTOR_RUN_MIN + 5])
+async def test_keys_decide_the_partition_and_the_placements_tell_which_record_went_where(
+    broker: Broker, count: int
+) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=4))
+    values, keys = values_of(count), [b"key-%d" % (n % 7) for n in range(count)]
+    told: dict[tuple[int, int], bytes] = {}
+    for partition, rows, result in await produce(broker, "t", values, keys):
+        rows = list(range(count)[rows]) if isinstance(rows, slice) else rows
+        base = appended(Placement(partition, rows, result)).base_offset
+        told.update({(partition, base + n): values[row] for n, row in enumerate(rows)})
+        assert {fnv1a(keys[row]) % 4 for row in rows} == {partition}
+    stored = {
+        (index, offset): value
+        for index in range(4)
+        for offset, value in enumerate(await read_values(broker.partition(ANONYMOUS, "t", index)))
+    }
+    assert told == stored
+    assert len(told) == count
+
+
+async def test_headers_and_expiries_stay_with_their_records_when_a_run_is_split(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+    broker.produce(
+        ANONYMOUS, "t", -1, [b"a", b"b", b"c"], headers=[b"ha", None, b"hc"], expiries=[1, 0, 3], done=placed.set_result
+    )
+    await placed
+    [block] = await broker.partition(ANONYMOUS, "t", 0).read(0)
+    assert (block.values(), block.headers(), list(block.expiries() or ())) == ([b"a", b"c"], [b"ha", b"hc"], [1, 3])
+    [block] = await broker.partition(ANONYMOUS, "t", 1).read(0)
+    assert (block.values(), block.headers()) == ([b"b"], None)
+
+
+async def test_runs_that_do_not_wait_for_each_other_keep_their_order(broker: Broker) -> None:
+    await broker.ensure_topic(ANONYMOUS, "t")
+    placements = await asyncio.gather(*(produce(broker, "t", [b"%d" % n]) for n in range(200)))
+    assert [appended(placement).base_offset for [placement] in placements] == list(range(200))
+    assert await read_values(broker.partition(ANONYMOUS, "t", 0)) == values_of(200)
+
+
+async def test_a_run_may_ask_for_a_partition_with_each_record(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    await produce(broker, "t", [b"first"])
+    placements = await produce(broker, "t", values_of(5), [None, None, b"user-123", None, None], [2, -1, -1, 2, -1])
+    assert {placement.partition: placement.rows for placement in placements} == {1: [1], 2: [0, 2, 3, 4]}
+    assert await read_values(broker.partition(ANONYMOUS, "t", 2)) == [b"0", b"2", b"3", b"4"]
+    assert await read_values(broker.partition(ANONYMOUS, "t", 1)) == [b"1"]
+
+
+async def produce_together(broker: Broker, values: list[bytes], key: bytes | None = None) -> Placement:
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+    broker.produce_together(ANONYMOUS, "t", values, key, done=placed.set_result)
+    (placement,) = by_partition(await placed)
+    return placement
+
+
+async def test_records_that_stay_together_take_turns_as_one(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    assert [(await produce_together(broker, values_of(5))).partition for _ in range(4)] == [0, 1, 2, 0]
+    assert await read_values(broker.partition(ANONYMOUS, "t", 0)) == values_of(5) * 2
+
+
+async def test_records_that_stay_together_follow_their_key(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=5))
+    for key in (b"", b"a", b"user-123"):
+        assert (await produce_together(broker, values_of(3), key)).partition == fnv1a(key) % 5
+    [block] = await broker.partition(ANONYMOUS, "t", fnv1a(b"") % 5).read(0)
+    assert block.keys() == [b""] * 3  # an empty key is a key
+
+
+async def test_runs_that_are_spread_gather_and_keep_their_order_in_every_partition(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=4))
+    runs = [[b"%d-%d" % (run, row) for row in range(10)] for run in range(50)]
+    placed = await asyncio.gather(
+        *(produce(broker, "t", run, partition=number % 3 - 1) for number, run in enumerate(runs))
+    )
+    stored = [await read_values(broker.partition(ANONYMOUS, "t", index)) for index in range(4)]
+    for run, placements in zip(runs, placed, strict=True):
+        assert sum(len(run[p.rows] if isinstance(p.rows, slice) else p.rows) for p in placements) == len(run)
+        for partition, rows, result in placements:
+            sent = run[rows] if isinstance(rows, slice) else [run[row] for row in rows]
+            base = appended(Placement(partition, rows, result)).base_offset
+            assert stored[partition][base : base + len(sent)] == sent
+    for values in stored:
+        assert values == sorted(values, key=lambda value: tuple(map(int, (value or b"").split(b"-"))))
+
+
+async def test_a_run_for_one_partition_hears_of_one_placement_although_it_waits_behind_runs_that_are_spread(
+    broker: Broker,
+) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    heard: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+    spread = asyncio.create_task(produce(broker, "t", values_of(6)))
+    await asyncio.sleep(0)
+    broker.produce(ANONYMOUS, "t", 1, [b"x", b"y"], done=heard.set_result)
+    placed = await heard
+    assert not isinstance(placed, Scattered)
+    [placement] = placed
+    assert (placement.partition, placement.rows, appended(placement).base_offset) == (1, ALL_ROWS, 2)
+    await spread
+    assert await read_values(broker.partition(ANONYMOUS, "t", 1)) == [b"1", b"4", b"x", b"y"]
+
+
+async def test_runs_that_gathered_for_a_topic_that_is_deleted_hear_of_it(broker: Broker) -> None:
+    refused = False
+    for _ in range(100):  # a commit may be quicker than the delete
+        await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+        waiting = [asyncio.ensure_future(produce(broker, "t", values_of(4))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await broker.delete_topic(ANONYMOUS, "t")
+        for placements in await asyncio.gather(*waiting):
+            assert all(isinstance(placement.result, Appended | TopicNotFound) for placement in placements)
+        refused = isinstance((await waiting[-1])[0].result, TopicNotFound)
+        if refused:
+            break
+    assert refused
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    assert [placement.partition for placement in await produce(broker, "t", values_of(2))] == [0, 1]
+
+
+async def test_a_run_hears_its_answer_although_the_owner_of_another_fails_on_its_own(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+
+    def fail(_: object) -> None:
+        raise RuntimeError("a bug of the caller")
+
+    first = asyncio.ensure_future(produce(broker, "t", values_of(2)))
+    await asyncio.sleep(0)
+    broker.produce(ANONYMOUS, "t", -1, values_of(2), done=fail)
+    assert len(await produce(broker, "t", values_of(2))) == 2
+    await first
+
+
+async def test_of_runs_that_gathered_only_the_records_of_a_failed_partition_fail(
+    engine: EmbeddedEngine, broker: Broker
+) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    engine.partition("t", 1).fail("the disk under partition 1 is gone")
+    for number, placements in enumerate(await asyncio.gather(*(produce(broker, "t", values_of(4)) for _ in range(3)))):
+        sound, failed = placements
+        assert (sound.rows, appended(sound).base_offset) == ([0, 2], 2 * number)
+        assert (failed.rows, type(failed.result)) == ([1, 3], NotWritten)
+
+
+async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: EmbeddedEngine, broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    engine.partition("t", 1).fail("the disk under partition 1 is gone")
+    sound, failed = await produce(broker, "t", values_of(4))
+    assert (sound.partition, sound.rows, appended(sound).base_offset) == (0, [0, 2], 0)
+    assert (failed.partition, failed.rows) == (1, [1, 3])
+    assert isinstance(failed.result, NotWritten)
+    assert broker.describe_topic(ANONYMOUS, "t").partitions[1].failure == "the disk under partition 1 is gone"
+
+
+@pytest.mark.parametrize(
+    ("partition", "values", "keys", "error", "reason"),
+    [
+        (0, [], None, InvalidRequest, "no records"),
+        (3, [b"v"], None, PartitionNotFound, "partition 3 not found: topic t has partitions 0 to 2"),
+        (-2, [b"v"], None, PartitionNotFound, "partition -2 not found"),
+        (0, [b"v", b"w"], [b"k"], InvalidRequest, "2 values came with 1 keys"),
+        (0, [b"v" * 1001], None, RecordTooLarge, "record 0 has 1001 bytes"),
+        (0, [b"v", b"v" * 991], [None, b"k" * 10], RecordTooLarge, "record 1 has 1001 bytes"),
+        (-1, [b"v", b"w", b"x", b"v" * 1001], None, RecordTooLarge, "has 1001 bytes"),
+        (0, [b"v"], [b"k" * 101], RecordTooLarge, "a key has 101 bytes: at most 100"),
+        (-1, [b"v"], [b"k" * 101], RecordTooLarge, "a key has 101 bytes"),
+        ([0, 3], [b"v", b"w"], None, PartitionNotFound, "partition 3 not found: topic t has partitions 0 to 2"),
+        ([-2, 0], [b"v", b"w"], None, PartitionNotFound, "partition -2 not found"),
+        ([0], [b"v", b"w"], None, InvalidRequest, "2 values came with 1 partitions"),
+    ],
+)
+async def test_a_run_that_cannot_be_taken_is_refused_whole(
+    engine: EmbeddedEngine,
+    clock: ManualClock,
+    partition: int | list[int],
+    values: list[bytes],
+    keys: list[bytes | None] | None,
+    error: type[Exception],
+    reason: str,
+) -> None:
+    broker = Broker(
+        engine, clock=clock, limits=BrokerLimits(record_bytes_max=1000, key_bytes_max=100), access=OpenAccess()
+    )
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    with pytest.raises(error, match=reason):
+        await produce(broker, "t", values, keys, partition)
+    assert [engine.partition("t", index).committed_end for index in range(3)] == [0, 0, 0]
+    # Nor did the refused run take a turn.
+    assert [placement.partition for placement in await produce(broker, "t", [b"v"])] == [0]
+
+
+async def test_many_records_may_be_larger_together_than_one_may_be(engine: EmbeddedEngine, clock: ManualClock) -> None:
+    broker = Broker(engine, clock=clock, limits=BrokerLimits(record_bytes_max=1000), access=OpenAccess())
+    await broker.ensure_topic(ANONYMOUS, "t")
+    [placement] = await produce(broker, "t", [b"v" * 1000] * 5)
+    assert appended(placement).base_offset == 0
+
+
+async def test_producing_to_a_topic_that_is_missing_says_so(broker: Broker) -> None:
+    with pytest.raises(TopicNotFound, match="topic not found: nope"):
+        await produce(broker, "nope", [b"v"])
+
+
+@pytest.mark.parametrize("keys", [None, [b"k", None]])
+async def test_a_compacted_topic_wants_a_key_with_every_record(broker: Broker, keys: list[bytes | None] | None) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(cleanup="compact"))
+    with pytest.raises(InvalidRequest, match="give every record a key"):
+        await produce(broker, "t", [b"a", b"b"], keys)
+    [placement] = await produce(broker, "t", [b"a", None], [b"k", b"l"])
+    assert appended(placement).base_offset == 0
