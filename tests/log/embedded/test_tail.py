@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import tracemalloc
+
 from penstock.log.block import Block, BlockHeader, encode_block
 from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
 
 
-def add(tail: Tail, offset: int, value: bytes = b"x" * 1000, *, compress: bool = False) -> None:
+def add(tail: Tail, offset: int, value: bytes = b"x" * 10_000, *, compress: bool = False) -> None:
     data = encode_block(offset, 0, [value], compress=compress)
     tail.add(BlockHeader(data), data)
 
@@ -14,7 +16,7 @@ def offsets(blocks: list[Block] | None) -> list[int] | None:
 
 
 def test_the_newest_blocks_are_kept_and_the_oldest_give_way() -> None:
-    tail = Tail(TailBudget(1 << 30), bytes_max=3500)
+    tail = Tail(TailBudget(1 << 30), bytes_max=35_000)
     for offset in range(10):
         add(tail, offset)
     assert tail.start_offset == 7
@@ -36,7 +38,7 @@ def test_at_least_one_block_is_given_and_more_while_they_fit() -> None:
     for offset in range(5):
         add(tail, offset)
     assert offsets(tail.blocks_from(1, 1)) == [1]
-    assert offsets(tail.blocks_from(1, 2500)) == [1, 2]
+    assert offsets(tail.blocks_from(1, 25_000)) == [1, 2]
     assert offsets(tail.blocks_from(1, 1 << 20)) == [1, 2, 3, 4]
 
 
@@ -56,12 +58,12 @@ def test_an_empty_tail_has_nothing() -> None:
 
 
 def test_all_tails_together_keep_to_the_budget_and_the_one_written_to_least_recently_gives_way() -> None:
-    budget = TailBudget(10_000)
-    tails = [Tail(budget, bytes_max=5000) for _ in range(4)]
+    budget = TailBudget(100_000)
+    tails = [Tail(budget, bytes_max=50_000) for _ in range(4)]
     for number, tail in enumerate(tails):
         for offset in range(4):
             add(tail, 10 * number + offset)
-        assert budget.bytes_used <= 10_000
+        assert budget.bytes_used <= 100_000
     assert tails[0].start_offset is None
     assert tails[3].start_offset == 30
     add(tails[0], 100)
@@ -108,8 +110,28 @@ def test_many_tiny_records_count_for_what_each_costs() -> None:
     assert budget.bytes_used > 40_000
 
 
+def test_blocks_of_one_small_record_count_for_what_they_take() -> None:
+    budget = TailBudget(1 << 30)
+    tail = Tail(budget, bytes_max=1 << 30)
+    count = 1000
+    tracemalloc.start()
+    try:
+        for offset in range(count):
+            data = encode_block(1_000_000 + offset, 1_800_000_000_000 + offset, [b"%010d" % offset], seal=1 << 31)
+            tail.add(BlockHeader(data), data)
+        blocks = tail.blocks_from(1_000_000, 1 << 30)
+        assert blocks is not None
+        for block in blocks:
+            assert len(block.values()[0] or b"") == 10
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(blocks) == count
+    assert taken_bytes <= budget.bytes_used <= 2 * taken_bytes
+
+
 def decoded(*block_offsets: int) -> list[Block]:
-    return [Block(encode_block(offset, 0, [b"x" * 1000])) for offset in block_offsets]
+    return [Block(encode_block(offset, 0, [b"x" * 10_000])) for offset in block_offsets]
 
 
 def test_what_was_read_is_found_again_and_what_was_not_is_not() -> None:
@@ -122,7 +144,7 @@ def test_what_was_read_is_found_again_and_what_was_not_is_not() -> None:
 
 
 def test_reading_on_moves_the_run_along() -> None:
-    recent = RecentReads(TailBudget(1 << 30), bytes_max=2500)
+    recent = RecentReads(TailBudget(1 << 30), bytes_max=25_000)
     for offset in range(10):
         recent.add(decoded(offset))
     assert offsets(recent.blocks_from(8, 1 << 20)) == [8, 9]
@@ -143,7 +165,7 @@ def test_a_few_readers_keep_their_places_and_the_one_that_read_last_stays() -> N
 
 
 def test_what_was_read_counts_against_the_budget_and_may_have_to_go() -> None:
-    budget = TailBudget(2500)
+    budget = TailBudget(25_000)
     recent = RecentReads(budget, bytes_max=1 << 20)
     recent.add(decoded(0))
     tail = Tail(budget, bytes_max=1 << 20)

@@ -15,6 +15,8 @@ from typing import Final
 from penstock.log.block import Block, BlockHeader
 
 _RECORD_BYTES: Final = 40
+_BLOCK_BYTES: Final = 1000
+"""Of the objects that a decoded block consists of, whatever it holds: most of the cost of a block with one small record."""
 # Readers of one partition, each at a place of its own, whose last blocks are kept; with more of them the oldest gives way.
 _RUNS_MAX: Final = 4
 
@@ -160,4 +162,4 @@ def _header(block: tuple[BlockHeader, bytes] | Block) -> BlockHeader:
 
 def _cost(header: BlockHeader) -> int:
     """What a block may come to hold in memory: a reader decompresses it and keeps where each record begins."""
-    return header.decoded_bytes + _RECORD_BYTES * header.count
+    return header.decoded_bytes + _RECORD_BYTES * header.count + _BLOCK_BYTES
