@@ -110,6 +110,10 @@ hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory 
 soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not grow
 	@$(BIN)/python -m tests.crash.soak --minutes $(or $(MINUTES),10)
 
+.PHONY: check-deploy
+check-deploy: $(SETUP_DONE) ## the systemd unit and the Helm chart by their own tools (5 min)
+	@scripts/check-deploy
+
 .PHONY: clean
 clean: ## remove .venv, caches and builds; data directories stay
 	@rm -rf .venv build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

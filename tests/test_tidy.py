@@ -24,7 +24,7 @@ LINES_MAX = 600
 DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
 # Tests of behaviour that crosses rooms, where no single source file is the one under test.
-CROSSING = {"bench", "crash", "fuzz", "interop", "scripts", "simulation", "spark"}
+CROSSING = {"bench", "crash", "deploy", "fuzz", "interop", "scripts", "simulation", "spark"}
 # Real processes run in real time, and simulated ones in virtual time; everything else is handed a clock.
 MAY_SLEEP = {"crash", "simulation"}
 # The plugin is loaded by the pytest that is there.
