@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from penstock.clients.url import Address
+
+BATCH_RECORDS: Final = 256
+"""Records that `next_batch` of a consumer returns at most, unless told otherwise."""
 
 
 class AsyncOpened(ABC):

@@ -1,4 +1,4 @@
-"""One event loop in one background thread: what a sync client drives its async twin with."""
+"""One event loop in one background thread, in which a sync client runs its async client."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ async def test_many_publishes_at_once_share_the_connection(client: AsyncFelixCli
         await asyncio.gather(*(client.send_many("wide", batch) for batch in batches))
         found: list[bytes] = []
         while len(found) < 50 * 64:
-            found += [event.value for event in await subscription.next_many()]
+            found += [event.value for event in await subscription.next_batch()]
     assert sorted(found) == sorted(value for batch in batches for value in batch)
 
 
@@ -182,7 +182,7 @@ async def test_a_subscription_that_nobody_reads_holds_up_nothing_else(client: As
         assert event.value == b"heard"
         await client.cache_put("k", b"v")
         assert await client.cache_get("k") == b"v"
-        assert len(await unread.next_many()) >= 1
+        assert len(await unread.next_batch()) >= 1
 
 
 async def test_a_subscription_may_be_closed_while_somebody_waits_for_its_next_event(client: AsyncFelixClient) -> None:

@@ -29,7 +29,7 @@ from penstock.errors import (
 )
 from penstock.log.block import decode_headers
 from penstock.net.stats import QuicListenerStats
-from penstock.protocols.fujin.client import AsyncFujinClient, Message, Reader
+from penstock.protocols.fujin.client import AsyncFujinClient, AsyncReader, Message
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.protocols.fujin.wire import Request
 from penstock.testing import RunningBroker
@@ -322,13 +322,13 @@ async def test_a_slow_program_asks_for_fewer_records_at_a_time(
 ) -> None:
     """What it is given and not through with in time would come again."""
     asked: list[int] = []
-    fetch = Reader.fetch
+    fetch = AsyncReader.fetch
 
-    async def counting(reader: Reader, max_records: int) -> list[Message]:
+    async def counting(reader: AsyncReader, max_records: int) -> list[Message]:
         asked.append(max_records)
         return await fetch(reader, max_records)
 
-    monkeypatch.setattr(Reader, "fetch", counting)
+    monkeypatch.setattr(AsyncReader, "fetch", counting)
     async with AsyncFujinClient(broker.fujin_url, clock=clock) as client:
         await client.send_many("orders", [b"x"] * 40)
         async for _ in client.records("orders", limit=31):

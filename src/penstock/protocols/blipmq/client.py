@@ -120,7 +120,8 @@ class AsyncBlipMQClient(AsyncClient):
         async for message in client.records("orders", subscription=subscription):
             print(message.value)
     ```
-    Records have neither keys nor offsets in this protocol. Errors are those of `penstock.errors`.
+    Records have neither keys nor offsets in this protocol. Errors are those of `penstock.errors`. One client serves any number of
+    concurrent tasks of one event loop.
     """
 
     def __init__(

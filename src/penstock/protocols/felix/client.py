@@ -45,10 +45,10 @@ from penstock.protocols.felix.messages import (
     StartOffset,
     Subscribe,
 )
-from penstock.protocols.felix.subscription import FelixEvent, Subscription
+from penstock.protocols.felix.subscription import AsyncSubscription, FelixEvent, subscribe
 from penstock.protocols.felix.wire import ACKED, HEADER_BYTES, KEYED, PAYLOAD_BYTES_MAX, PUBLISH_BATCH, SUPPORTED
 
-__all__ = ["AsyncFelixClient", "FelixEvent", "Subscription"]
+__all__ = ["AsyncFelixClient", "AsyncSubscription", "FelixEvent"]
 
 SCHEME: Final = "felix"
 PORT: Final = 5000
@@ -59,7 +59,7 @@ Start = Literal["latest", "earliest"] | int
 
 
 class AsyncFelixClient(AsyncClient):
-    """A Felix client for asyncio programs. Tenant and token are the user and the password of the address, or given beside it.
+    """A Felix client for asyncio programs.
 
     ```python
     async with AsyncFelixClient("felix://127.0.0.1:5000?ca=penstock-data/dev-certificate.pem") as client:
@@ -68,8 +68,9 @@ class AsyncFelixClient(AsyncClient):
         async for event in subscription:
             print(event.value)
     ```
-    QUIC is never without TLS: `?ca=FILE` names whom to trust, where that is not an authority of the system. Errors are those of
-    `penstock.errors`.
+    Tenant and token are the user and the password of the address, or given as arguments. QUIC is never without TLS: `?ca=FILE` names
+    whom to trust, where that is not an authority of the system. Errors are those of `penstock.errors`. One client serves any number of
+    concurrent tasks of one event loop.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class AsyncFelixClient(AsyncClient):
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
-        self.tenant = tenant or self.address.user or DEFAULT_NAME
-        self.namespace = namespace
+        self.tenant: str = tenant or self.address.user or DEFAULT_NAME
+        self.namespace: str = namespace
         token = token if token is not None else self.address.password or ""
         self._auth = Auth(tenant_id=self.tenant, token=token, client_flags=SUPPORTED)
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: set[AsyncSubscription] = set()
         self._sessions: Reconnecting[ClientSession] = Reconnecting(
             self.address,
             options or ClientOptions(),
@@ -160,7 +161,9 @@ class AsyncFelixClient(AsyncClient):
 
     # -- subscribing -----------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, stream: str, *, start: Start = "latest", namespace: str | None = None) -> Subscription:
+    async def subscribe(
+        self, stream: str, *, start: Start = "latest", namespace: str | None = None
+    ) -> AsyncSubscription:
         """Events of a stream, from now on; or from the `earliest` on, or from an offset.
 
         Raises TopicNotFound, and OffsetOutOfRange where that offset is not there.
@@ -172,10 +175,8 @@ class AsyncFelixClient(AsyncClient):
             start=UNSET if start == "latest" else StartOffset(offset_field(start)) if isinstance(start, int) else start,
         )
 
-        async def begin(connection: QuicConnection) -> Subscription:
-            subscription = Subscription(stream, connection, self._subscriptions.discard)
-            await subscription.begin(self._auth, request)
-            return subscription
+        async def begin(connection: QuicConnection) -> AsyncSubscription:
+            return await subscribe(connection, self._auth, request, self._subscriptions.discard)
 
         subscription = await self._sessions.connect(begin)
         self._subscriptions.add(subscription)

@@ -19,7 +19,7 @@ from typing import Final, Literal, Self, overload
 import msgspec
 
 from penstock.clients.arguments import check_topic
-from penstock.clients.life import AsyncClient, AsyncOpened
+from penstock.clients.life import BATCH_RECORDS, AsyncClient, AsyncOpened
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import Sleep
 from penstock.clients.url import parse_quic_url
@@ -47,7 +47,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class AsyncFujinClient(AsyncClient):
-    """
+    """A Fujin client for asyncio programs.
+
     ```python
     async with AsyncFujinClient("fujin://127.0.0.1:4848?ca=penstock-data/dev-certificate.pem") as client:
         await client.send("orders", b"one")
@@ -60,7 +61,8 @@ class AsyncFujinClient(AsyncClient):
                 await reader.ack(message)
     ```
     QUIC is never without TLS: `?ca=FILE` names whom to trust, where that is not an authority of the system, `?cert=FILE&key=FILE` a client
-    certificate. `write_form="code"` is for servers that know no headers. Errors are those of `penstock.errors`.
+    certificate. `write_form="code"` is for servers that know no headers. Errors are those of `penstock.errors`. One client
+    serves any number of concurrent tasks of one event loop.
     """
 
     def __init__(
@@ -110,23 +112,23 @@ class AsyncFujinClient(AsyncClient):
         if rows:
             await self._link.write_many(await self._link.shared_writer(), topic, rows, headers)
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> AsyncTransaction:
         """Records that appear together or not at all: `async with client.transaction() as transaction:`.
 
         It is committed at the end of the block, and rolled back where that is left by an exception.
         """
-        return Transaction(self._link)
+        return AsyncTransaction(self._link)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
-    def reader(self, topic: str, *, pull: bool = False, auto_commit: bool = False) -> Reader:
+    def reader(self, topic: str, *, pull: bool = False, auto_commit: bool = False) -> AsyncReader:
         """A reader of the group that the server has for this name: `async with client.reader("orders") as reader:`.
 
         Records are pushed, and `async for message in reader` gives them; with `pull`, `reader.fetch` asks for them. With
         `auto_commit` the server takes a record for dealt with once it has arrived here; otherwise `reader.ack` says so.
         """
         check_topic(topic)
-        return Reader(self._link, topic, pull=pull, auto_commit=auto_commit)
+        return AsyncReader(self._link, topic, pull=pull, auto_commit=auto_commit)
 
     async def records(
         self, topic: str, *, follow: bool = False, limit: int | None = None
@@ -156,7 +158,7 @@ class AsyncFujinClient(AsyncClient):
                 asked = min(asked * 2, FETCH_RECORDS) if fast else max(asked // 2, 1)
 
 
-class Transaction:
+class AsyncTransaction:
     """Made by `AsyncFujinClient.transaction`; used once, in an `async with` block."""
 
     def __init__(self, link: Link) -> None:
@@ -227,11 +229,11 @@ class Transaction:
             writer.abandon()
 
 
-class Reader(AsyncOpened):
+class AsyncReader(AsyncOpened):
     """Made by `AsyncFujinClient.reader`; connects again by itself where the connection was lost."""
 
     def __init__(self, link: Link, topic: str, *, pull: bool, auto_commit: bool) -> None:
-        self.topic = topic
+        self.topic: str = topic
         self._link = link
         self._pull = pull
         self._auto_commit = auto_commit
@@ -266,7 +268,7 @@ class Reader(AsyncOpened):
         messages = await self.next_batch(1, timeout_s)
         return messages[0] if messages else None
 
-    async def next_batch(self, max_records: int = FETCH_RECORDS, timeout_s: float | None = None) -> list[Message]:
+    async def next_batch(self, max_records: int = BATCH_RECORDS, timeout_s: float | None = None) -> list[Message]:
         """The next messages that are pushed, as many as have come up to a bound, once there is one; none where none comes in time."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -79,8 +79,8 @@ class AsyncRustLogClient(AsyncClient):
             print(record.offset, record.value)
     ```
     `rustlog://` speaks the binary dialect, `rustlog+json://` that of the contract; with `rustlogs` for TLS. Errors are those of
-    `penstock.errors`. Records have no keys in this protocol, and topics must be created before they are written to. One client serves
-    any number of concurrent tasks of one event loop.
+    `penstock.errors`. Records have no keys in this protocol, and topics must be created before they are written to. One client
+    serves any number of concurrent tasks of one event loop.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class AsyncRustLogClient(AsyncClient):
         if address.user is not None:
             raise InvalidRequest("RustLog has no login: leave user and password out of the address")
         self.address = address
-        self.dialect = SCHEMES[address.scheme]
+        self.dialect: Dialect = SCHEMES[address.scheme]
         self._codec: ModuleType = json_client if self.dialect is Dialect.JSON else binary_client
         self._options = options or ClientOptions()
         self._sleep = sleep
