@@ -17,7 +17,7 @@ from penstock.clients.retry import Attempts, Sleep
 from penstock.clients.url import Address
 from penstock.clients.window import Window
 from penstock.clock import Clock
-from penstock.errors import ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
+from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
 
 T = TypeVar("T")
 Conversation = TypeVar("Conversation")
@@ -58,7 +58,7 @@ class Reconnecting(Generic[Conversation]):
         await self.get(attempts_max=1)
 
     async def get(self, attempts_max: int | None = None) -> Conversation:
-        """The conversation. Raises Unreachable, RequestTimeout or ConnectionLost where there is none to be had, and what `begin` does."""
+        """Return the conversation. Raises Unreachable if there is none to be had, and what `begin` refuses with."""
         current = self._usable()
         if current is not None:
             return current
@@ -68,7 +68,10 @@ class Reconnecting(Generic[Conversation]):
                 return current
             if self._connection is not None:
                 self._connection.close()  # it may be the conversation alone that broke
-            self._current = current = await self.connect(self._begin_on, attempts_max)
+            try:
+                self._current = current = await self.connect(self._begin_on, attempts_max)
+            except (ConnectionLost, RequestTimeout) as error:  # nothing but the beginning was sent
+                raise Unreachable(f"cannot connect to {self._address}: {error}") from error
             return current
 
     async def _begin_on(self, connection: QuicConnection) -> Conversation:
@@ -106,16 +109,23 @@ class Reconnecting(Generic[Conversation]):
         )
 
     async def connect(self, begin: Callable[[QuicConnection], Awaitable[T]], attempts_max: int | None = None) -> T:
-        """Begin something on a connection of its own, which is closed where that fails. Raises what `get` does."""
+        """Begin something on a connection of its own, which is closed if that fails.
+
+        Raises Unreachable if `begin` had no connection to send anything on, otherwise ConnectionLost or RequestTimeout: what it sent may
+        have been carried out.
+        """
         if self._closed:
             raise InvalidRequest("this client is closed; connect again to go on")
         attempts = self.attempts(attempts_max)
+        after_sending: PenstockError | None = None
         while True:
             try:
                 return await self._connect_once(begin)
-            except (Unreachable, RequestTimeout, ConnectionLost):
+            except (Unreachable, RequestTimeout, ConnectionLost) as error:
+                if not isinstance(error, Unreachable):
+                    after_sending = error
                 if not await attempts.another():
-                    raise
+                    raise after_sending or error from None
 
     def _usable(self) -> Conversation | None:
         current = self._current

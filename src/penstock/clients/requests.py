@@ -16,14 +16,11 @@ from typing import Generic
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Message, Pipeline
-from penstock.clients.retry import Attempts, Sleep
+from penstock.clients.retry import SUBMISSIONS_MAX, Attempts, Sleep
 from penstock.clients.url import Address
 from penstock.clients.window import Window
 from penstock.clock import Clock
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
-
-SUBMISSIONS_MAX = 4
-"""How often one request is written, or queued to be, before its caller hears of the lost connections."""
 
 OnLost = Callable[[Pipeline[Message]], None]
 

@@ -1,13 +1,19 @@
-"""How long to wait before trying again: exponential delays with jitter, bounded in number and in total time."""
+"""When to try again: exponential delays with jitter, bounded in number and time; and requests that are sent again."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 from penstock.clock import Clock
+from penstock.errors import ConnectionLost, PenstockError, ShuttingDown, Unreachable
 
+SUBMISSIONS_MAX = 4
+"""How often one request is sent, or queued to be, before its caller is told of the lost connections."""
+
+T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -61,3 +67,20 @@ class Attempts:
 
 
 NO_RETRY = RetryPolicy(attempts_max=1)
+
+
+async def resend(request: Callable[[], Awaitable[T]]) -> T:
+    """Send a request again if the connection is lost or the broker stops before it replies; for requests that may be carried out twice.
+
+    Raises that failure, and not Unreachable, if there is no connection to send it again on: the request was sent.
+    """
+    failure: PenstockError | None = None
+    for _ in range(SUBMISSIONS_MAX):
+        try:
+            return await request()
+        except Unreachable as unreachable:
+            raise failure or unreachable from None
+        except (ConnectionLost, ShuttingDown) as error:
+            failure = error
+    assert failure is not None
+    raise failure

@@ -24,7 +24,7 @@ from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection
 from penstock.clients.reconnecting import Reconnecting
-from penstock.clients.retry import Sleep
+from penstock.clients.retry import Sleep, resend
 from penstock.clients.url import parse_quic_url
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ConnectionLost, InvalidRequest, ProtocolViolation, RequestTimeout
@@ -211,10 +211,7 @@ class AsyncFelixClient(AsyncClient):
     async def cache_get(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
         """The value, None where there is none or its time is over."""
         get = CacheGet(tenant_id=self.tenant, namespace=namespace or self.namespace, cache=cache, key=key)
-        try:
-            reply = await self._ask_cache(get)
-        except ConnectionLost:
-            reply = await self._ask_cache(get)
+        reply = await resend(lambda: self._ask_cache(get))
         if not isinstance(reply, CacheValue):
             raise ProtocolViolation(f"{type(reply).__name__} is no answer to a cache_get")
         return reply.value

@@ -21,10 +21,10 @@ import msgspec
 from penstock.clients.arguments import check_topic
 from penstock.clients.life import BATCH_RECORDS, AsyncClient, AsyncOpened
 from penstock.clients.options import ClientOptions
-from penstock.clients.retry import Sleep
+from penstock.clients.retry import Sleep, resend
 from penstock.clients.url import parse_quic_url
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ConnectionLost, EntryNotFound, InvalidRequest, ShuttingDown
+from penstock.errors import ConnectionLost, EntryNotFound, InvalidRequest
 from penstock.protocols.fujin.client_connection import Headers, Link
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.reply_decoding import Delivered, error_of
@@ -34,8 +34,6 @@ SCHEME: Final = "fujin"
 FETCH_RECORDS: Final = 256
 FAST_S: Final = 0.5
 """`records` asks for more at a time where a program is through with a batch in less, and for fewer where it is not."""
-FETCH_ATTEMPTS_MAX: Final = 4
-"""How often a fetch is sent before its caller hears of the lost connections."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -300,17 +298,12 @@ class AsyncReader(AsyncOpened):
         """
         if max_records < 1:
             raise InvalidRequest(f"max_records is {max_records}: ask for at least one")
-        attempts = 0
-        while True:
-            attempts += 1
-            stream = await self._connected()
-            try:
-                batch = await self._link.in_time(partial(stream.fetch, max_records))
-            except (ConnectionLost, ShuttingDown):  # what was on its way was not taken, and comes again
-                if attempts == FETCH_ATTEMPTS_MAX:
-                    raise
-            else:
-                return [self._message(delivered) for delivered in batch]
+        batch = await resend(partial(self._fetch, max_records))  # what was on its way was not taken, and comes again
+        return [self._message(delivered) for delivered in batch]
+
+    async def _fetch(self, max_records: int) -> list[Delivered]:
+        stream = await self._connected()
+        return await self._link.in_time(partial(stream.fetch, max_records))
 
     async def ack(self, *messages: Message | bytes) -> None:
         """These are dealt with and will not come again; on disk when this returns.
@@ -328,8 +321,10 @@ class AsyncReader(AsyncOpened):
         known = [each for each in ids if each is not None]
         if len(known) < len(ids):
             raise InvalidRequest("with auto commit there is nothing to acknowledge")
+        if not known:
+            return
+        stream = await self._connected()  # one for all parts: if it is lost, which of them were settled is unknown
         for at in range(0, len(known), IDS_MAX):
-            stream = await self._connected()
             settled = await self._link.in_time(partial(stream.settle, request, known[at : at + IDS_MAX]))
             for _, error in settled.results:
                 if error is not None:

@@ -36,8 +36,8 @@ from penstock.clients.records import (
     RecordMetadata,
     TopicDescription,
 )
-from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests
-from penstock.clients.retry import Sleep
+from penstock.clients.requests import OnLost, Requests
+from penstock.clients.retry import SUBMISSIONS_MAX, Sleep
 from penstock.clients.url import parse_url, tls_for
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
