@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from penstock.clients import reconnecting
 from penstock.clients.options import ClientOptions
 from penstock.clients.reconnecting import Reconnecting
-from penstock.clients.retry import RetryPolicy
+from penstock.clients.retry import Attempts, RetryPolicy
 from penstock.clients.url import parse_quic_url
 from penstock.errors import AuthenticationFailed, ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
 from penstock.testing.clock import ManualClock
@@ -75,12 +76,10 @@ def talks_over(net: Net, begin: Callable[[Any], Any] = begin, options: ClientOpt
     return Reconnecting(
         parse_quic_url("fujin://broker", "fujin", port=1, tls=None),
         options,
+        partial(Attempts, options.retry, clock=net.clock, random=Random(1), sleep=net.sleep),
         alpn="fujin",
         begin=begin,
         is_usable=lambda talk: not talk.is_broken,
-        clock=net.clock,
-        random=Random(1),
-        sleep=net.sleep,
     )
 
 

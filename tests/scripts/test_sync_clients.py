@@ -33,5 +33,5 @@ def test_every_sync_class_has_the_calls_of_its_async_class(protocol: str) -> Non
     for async_class, sync_class in pairs:
         expected = {name: arguments for name, arguments in surface(async_class).items() if name not in LEFT_OUT}
         assert surface(sync_class) == expected
-        described = {name for name in expected if getattr(async_class, name).__doc__}
-        assert described == {name for name in expected if getattr(sync_class, name).__doc__}
+        described = {name for name in expected if inspect.getdoc(getattr(async_class, name))}
+        assert described <= {name for name in expected if inspect.getdoc(getattr(sync_class, name))}

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from random import Random
 from typing import Generic, TypeVar
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, connect_quic
-from penstock.clients.retry import Attempts, Sleep
+from penstock.clients.retry import NewAttempts
 from penstock.clients.url import Address
 from penstock.clients.window import Window
-from penstock.clock import Clock
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
 
 T = TypeVar("T")
@@ -30,22 +28,18 @@ class Reconnecting(Generic[Conversation]):
         self,
         address: Address,
         options: ClientOptions,
+        attempts: NewAttempts,
         *,
         alpn: str | None,
         begin: Callable[[QuicConnection], Awaitable[Conversation]],
         is_usable: Callable[[Conversation], bool],
-        clock: Clock,
-        random: Random,
-        sleep: Sleep,
     ) -> None:
         self._address = address
         self._options = options
         self._alpn = alpn
         self._begin = begin
         self._is_usable = is_usable
-        self._clock = clock
-        self._random = random
-        self._sleep = sleep
+        self._attempts = attempts
         self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
         self._current: Conversation | None = None
         self._connection: QuicConnection | None = None
@@ -98,16 +92,6 @@ class Reconnecting(Generic[Conversation]):
         finally:
             self._window.leave(requests, size_bytes)
 
-    def attempts(self, attempts_max: int | None = None) -> Attempts:
-        """At something that may work the next time, as the options say."""
-        return Attempts(
-            self._options.retry,
-            clock=self._clock,
-            random=self._random,
-            sleep=self._sleep,
-            attempts_max=attempts_max,
-        )
-
     async def connect(self, begin: Callable[[QuicConnection], Awaitable[T]], attempts_max: int | None = None) -> T:
         """Begin something on a connection of its own, which is closed if that fails.
 
@@ -116,7 +100,7 @@ class Reconnecting(Generic[Conversation]):
         """
         if self._closed:
             raise InvalidRequest("this client is closed; connect again to go on")
-        attempts = self.attempts(attempts_max)
+        attempts = self._attempts(attempts_max)
         after_sending: PenstockError | None = None
         while True:
             try:

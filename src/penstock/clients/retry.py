@@ -40,9 +40,9 @@ class Attempts:
     __slots__ = ("_attempts_max", "_clock", "_delays_s", "_elapsed_s_max", "_sleep", "_started_s", "count")
 
     def __init__(
-        self, policy: RetryPolicy, *, clock: Clock, random: Random, sleep: Sleep, attempts_max: int | None = None
+        self, policy: RetryPolicy, attempts_max: int | None = None, *, clock: Clock, random: Random, sleep: Sleep
     ) -> None:
-        """`attempts_max` is that of the policy where it is not given."""
+        """`attempts_max` is that of the policy if it is None."""
         self._attempts_max = policy.attempts_max if attempts_max is None else attempts_max
         self._elapsed_s_max = policy.elapsed_s_max
         self._delays_s = policy.delays_s(random)
@@ -65,6 +65,9 @@ class Attempts:
         self.count += 1
         return True
 
+
+NewAttempts = Callable[[int | None], Attempts]
+"""Begins the attempts at something, at most so many of them if a number is given."""
 
 NO_RETRY = RetryPolicy(attempts_max=1)
 

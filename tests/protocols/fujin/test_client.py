@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock.broker.deliveries.subscription import Subscription
+from penstock.clients.arguments import CHUNK_RECORDS_MAX
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY, RetryPolicy
 from penstock.errors import (
@@ -30,6 +31,7 @@ from penstock.errors import (
 from penstock.log.block import decode_headers
 from penstock.net.stats import QuicListenerStats
 from penstock.protocols.fujin.client import AsyncFujinClient, AsyncReader, Message
+from penstock.protocols.fujin.client_streams import WriterStream
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.protocols.fujin.wire import Request
 from penstock.testing import RunningBroker
@@ -111,13 +113,33 @@ def test_what_cannot_be_sent_is_said_before_anything_is(client: FujinClient, bro
 
 def test_only_what_is_refused_fails(client: FujinClient, broker: RunningBroker) -> None:
     values = [b"a", bytes(2 << 20), b"b"]
-    with pytest.raises(BatchFailed, match="1 of 3 records were refused") as failed:
+    with pytest.raises(BatchFailed, match="1 of 3 records were not acknowledged") as failed:
         client.send_many("orders", values)
     assert [result is None for result in failed.value.results] == [True, False, True]
     assert stored(broker, "orders") == [b"a", b"b"]
     with pytest.raises(ServerError, match="too large"):
         client.send("orders", bytes(2 << 20))
     client.send("orders", b"c")
+
+
+def test_a_batch_of_which_a_part_was_lost_tells_what_was_stored(
+    client: FujinClient, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = WriterStream.write
+
+    async def lose_the_last(stream: WriterStream, topic: str, values: Sequence[bytes], *more: Any) -> Any:
+        if values[-1] == b"last":
+            raise ConnectionLost("the connection was lost")
+        return await write(stream, topic, values, *more)
+
+    monkeypatch.setattr(WriterStream, "write", lose_the_last)
+    values = [b"%d" % number for number in range(CHUNK_RECORDS_MAX)]
+    with pytest.raises(BatchFailed, match="1 of 1025") as failed:
+        client.send_many("orders", [*values, b"last"])
+    assert [type(result) for result in failed.value.results] == [type(None)] * len(values) + [ConnectionLost]
+    assert stored(broker, "orders") == values
+    with pytest.raises(ConnectionLost):
+        client.send_many("orders", [b"last", b"last"])
 
 
 def test_a_topic_that_may_not_be_written_is_refused(client: FujinClient) -> None:

@@ -37,7 +37,10 @@ class BlipMQClient(SyncClient[AsyncBlipMQClient]):
         self._thread.run(self._async.send(topic, value, qos=qos))
 
     def send_many(self, topic: str, values: Iterable[bytes], *, qos: int = 1) -> None:
-        """Publish many messages, pipelined, in order. Raises BatchFailed, whose `results` tell of each, where some were refused."""
+        """Publish many messages, pipelined, in order.
+
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        """
         self._thread.run(self._async.send_many(topic, values, qos=qos))
 
     def subscribe(self, topic: str, *, qos: int = 1) -> int:

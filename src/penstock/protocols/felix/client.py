@@ -26,7 +26,7 @@ from penstock.clients.quic import QuicConnection
 from penstock.clients.reconnecting import Reconnecting
 from penstock.clients.retry import Sleep, resend
 from penstock.clients.url import parse_quic_url
-from penstock.clock import Clock, SystemClock
+from penstock.clock import Clock
 from penstock.errors import ConnectionLost, InvalidRequest, ProtocolViolation, RequestTimeout
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
@@ -86,7 +86,8 @@ class AsyncFelixClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
+        address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
+        super().__init__(address, options, clock=clock, random=random, sleep=sleep)
         self.tenant: str = tenant or self.address.user or DEFAULT_NAME
         self.namespace: str = namespace
         token = token if token is not None else self.address.password or ""
@@ -94,19 +95,16 @@ class AsyncFelixClient(AsyncClient):
         self._subscriptions: set[AsyncSubscription] = set()
         self._sessions: Reconnecting[ClientSession] = Reconnecting(
             self.address,
-            options or ClientOptions(),
+            self._options,
+            self._attempts,
             alpn=None,  # many deployed brokers know of none, and those that do take whoever offers none
             begin=lambda connection: ClientSession.begin(connection, self._auth),
             is_usable=lambda session: session.is_usable,
-            clock=clock or SystemClock(),
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
         )
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
         await self._sessions.open()
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from penstock.clients.life import BATCH_RECORDS, AsyncClient, AsyncOpened
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import Sleep, resend
 from penstock.clients.url import parse_quic_url
-from penstock.clock import Clock, SystemClock
+from penstock.clock import Clock
 from penstock.errors import ConnectionLost, EntryNotFound, InvalidRequest
 from penstock.protocols.fujin.client_connection import Headers, Link
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
@@ -75,21 +75,12 @@ class AsyncFujinClient(AsyncClient):
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
-        self.address = address
-        self._clock = clock or SystemClock()
-        self._link = Link(
-            address,
-            options or ClientOptions(),
-            with_headers=write_form == "table",
-            clock=self._clock,
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
-        )
+        super().__init__(address, options, clock=clock, random=random, sleep=sleep)
+        self._link = Link(address, self._options, self._attempts, with_headers=write_form == "table")
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
         await self._link.open()
 
     async def close(self) -> None:
@@ -104,7 +95,10 @@ class AsyncFujinClient(AsyncClient):
         await self._link.write(await self._link.shared_writer(), topic, value, headers)
 
     async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Write many records, pipelined, in order. Raises BatchFailed, whose `results` tell of each, where some were refused."""
+        """Write many records, pipelined, in order.
+
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        """
         rows = list(values)
         self._link.check(topic, rows, headers)
         if rows:
@@ -191,7 +185,7 @@ class AsyncTransaction:
         await self._link.write(self._stream, topic, value, headers)
 
     async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Add many records. Raises BatchFailed where some were refused."""
+        """Add many records. Raises the error if all were refused for one reason; if some were, BatchFailed."""
         rows = list(values)
         self._link.check(topic, rows, headers)
         if rows:
@@ -285,7 +279,7 @@ class AsyncReader(AsyncOpened):
             except ConnectionLost:
                 # Once at once. A server that lets readers in and then turns them away has some trouble, and is given time.
                 if attempts is None:
-                    attempts = self._link.attempts()
+                    attempts = self._link.attempts(None)
                 elif not await attempts.another():
                     raise
             else:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from random import Random
 from typing import TypeVar
 
 from penstock.clients.arguments import check_bytes, check_topic, chunks
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, QuicStream
 from penstock.clients.reconnecting import Reconnecting
-from penstock.clients.retry import Attempts, Sleep
+from penstock.clients.results import require_success
+from penstock.clients.retry import NewAttempts
 from penstock.clients.url import Address
-from penstock.clock import Clock
-from penstock.errors import BatchFailed, InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.request_encoding import FOLLOWS_CONTRACT
 from penstock.protocols.fujin.wire import ALPN, PING
@@ -31,22 +30,19 @@ class Link:
         self,
         address: Address,
         options: ClientOptions,
+        attempts: NewAttempts,
         *,
         with_headers: bool,
-        clock: Clock,
-        random: Random,
-        sleep: Sleep,
     ) -> None:
+        self.attempts = attempts
         self._with_headers = with_headers
         self._connections: Reconnecting[QuicConnection] = Reconnecting(
             address,
             options,
+            attempts,
             alpn=ALPN,
             begin=_begin,
             is_usable=lambda connection: connection.loss is None,
-            clock=clock,
-            random=random,
-            sleep=sleep,
         )
         self._shown: QuicConnection | None = None
         """The connection whose server knows that this client follows the contract."""
@@ -64,9 +60,6 @@ class Link:
             await asyncio.gather(*(stream.disconnect() for stream in self._open))
             connection.close()
             await connection.wait_closed()
-
-    def attempts(self) -> Attempts:
-        return self._connections.attempts()
 
     async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
         """Within the bounds of what may be in flight, and of time."""
@@ -136,12 +129,9 @@ class Link:
             raise InvalidRequest("an empty record cannot be written over Fujin: give it at least one byte")
 
     async def write(self, writer: WriterStream, topic: str, value: bytes, headers: Headers) -> None:
-        (error,) = await self._write(writer, topic, [value], headers)
-        if error is not None:
-            raise error
+        require_success(await self._write(writer, topic, [value], headers))
 
     async def write_many(self, writer: WriterStream, topic: str, values: Sequence[bytes], headers: Headers) -> None:
-        """Raises BatchFailed where some were refused."""
         parts = [
             asyncio.ensure_future(self._write(writer, topic, values[first:last], headers))
             for first, last in chunks(values, 0)
@@ -151,16 +141,16 @@ class Link:
         finally:
             for part in parts:
                 part.cancel()
-        errors = [error for error in results if error is not None]
-        if errors:
-            reason = f"{len(errors)} of {len(values)} records were refused; the first error: {errors[0]}"
-            raise BatchFailed(reason, results)
+        require_success(results)
 
     async def _write(
         self, writer: WriterStream, topic: str, values: Sequence[bytes], headers: Headers
     ) -> list[PenstockError | None]:
         size_bytes = sum(map(len, values))
-        return await self.in_time(partial(writer.write, topic, values, headers), len(values), size_bytes)
+        try:
+            return await self.in_time(partial(writer.write, topic, values, headers), len(values), size_bytes)
+        except PenstockError as error:
+            return [error] * len(values)
 
 
 async def _begin(connection: QuicConnection) -> QuicConnection:

@@ -49,7 +49,10 @@ class FujinClient(SyncClient[AsyncFujinClient]):
         self._thread.run(self._async.send(topic, value, headers=headers))
 
     def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Write many records, pipelined, in order. Raises BatchFailed, whose `results` tell of each, where some were refused."""
+        """Write many records, pipelined, in order.
+
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        """
         self._thread.run(self._async.send_many(topic, values, headers=headers))
 
     def transaction(self) -> Transaction:
@@ -83,7 +86,7 @@ class Transaction(SyncContext[AsyncTransaction]):
         self._thread.run(self._async.send(topic, value, headers=headers))
 
     def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Add many records. Raises BatchFailed where some were refused."""
+        """Add many records. Raises the error if all were refused for one reason; if some were, BatchFailed."""
         self._thread.run(self._async.send_many(topic, values, headers=headers))
 
     def commit(self) -> None:

@@ -24,16 +24,17 @@ from penstock.clients.arguments import (
     index_field,
     offset_field,
 )
-from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
 from penstock.clients.reading import Cursor
 from penstock.clients.records import FetchResult, PartitionDescription, Record, RecordMetadata, TopicDescription
-from penstock.clients.requests import OnLost, Requests
+from penstock.clients.requests import OnLost
+from penstock.clients.results import require_success
 from penstock.clients.retry import Sleep
-from penstock.clients.url import parse_url, tls_for
-from penstock.clock import Clock, SystemClock
-from penstock.errors import BatchFailed, InvalidRequest, PartitionNotFound, PenstockError, TopicExists
+from penstock.clients.tcp import TcpClient
+from penstock.clients.url import parse_tcp_url
+from penstock.clock import Clock
+from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, TopicExists
 from penstock.protocols.rustlog import binary_client, json_client
 from penstock.protocols.rustlog.codec import ReplyDecoder
 from penstock.protocols.rustlog.exchanges import Call, EncodedFetch
@@ -68,7 +69,7 @@ RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX - 1024
 Start = Literal["earliest", "latest"] | int
 
 
-class AsyncRustLogClient(AsyncClient):
+class AsyncRustLogClient(TcpClient[Reply]):
     """A RustLog client for asyncio programs.
 
     ```python
@@ -93,40 +94,16 @@ class AsyncRustLogClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        address = parse_url(url, port=PORT)
-        if address.scheme not in SCHEMES:
-            raise InvalidRequest(
-                f"{address} is not a RustLog address: write rustlog://host:port, or rustlogs:// for TLS"
-            )
+        form = "rustlog://host:port, or rustlogs:// for TLS"
+        address = parse_tcp_url(url, SCHEMES, protocol="RustLog", port=PORT, form=form)
         if address.user is not None:
             raise InvalidRequest("RustLog has no login: leave user and password out of the address")
-        self.address = address
+        super().__init__(address, tls, options, clock=clock, random=random, sleep=sleep)
         self.dialect: Dialect = SCHEMES[address.scheme]
         self._codec: ModuleType = json_client if self.dialect is Dialect.JSON else binary_client
-        self._options = options or ClientOptions()
-        self._sleep = sleep
-        self._clock = clock or SystemClock()
         self._turns: dict[str, int] = {}
         """By topic written to without a partition: how often so far."""
         self._partition_counts: dict[str, int] = {}
-        self._requests: Requests[Reply] = Requests(
-            address,
-            tls_for(address, tls, is_secure=address.scheme.startswith("rustlogs")),
-            self._new_pipeline,
-            None,
-            self._options,
-            clock=self._clock,
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
-        )
-
-    async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
-        await self._requests.open()
-
-    async def close(self) -> None:
-        """Wait for answers still on their way, then hang up. Closing again does nothing."""
-        await self._requests.close()
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
@@ -176,7 +153,7 @@ class AsyncRustLogClient(AsyncClient):
                 results += [RecordMetadata(topic, partition, offset, 0) for offset in produced.offsets]
         if stopped is not None:
             results += [stopped] * (len(values) - len(results))
-        return _all_stored(results)
+        return require_success(results)
 
     def _produce(self, topic: str, partition: int, values: Sequence[bytes]) -> Call:
         data: bytes = self._codec.encode_produce(topic, partition, values)
@@ -359,15 +336,3 @@ def _start_offset(partition: PartitionDescription, start: Start | None) -> int:
     if isinstance(start, int):
         return start
     raise InvalidRequest(f"start {start!r} is not known: use earliest, latest, or an offset")
-
-
-def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMetadata]:
-    stored = [result for result in results if isinstance(result, RecordMetadata)]
-    if len(stored) == len(results):
-        return stored
-    errors = [result for result in results if isinstance(result, PenstockError)]
-    if not stored and len({type(error) for error in errors}) == 1:
-        raise errors[0]
-    raise BatchFailed(
-        f"{len(errors)} of {len(results)} records were not acknowledged; the first error: {errors[0]}", results
-    ) from errors[0]
