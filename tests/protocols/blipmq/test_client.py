@@ -106,6 +106,10 @@ def test_refusals_are_raised(client: BlipMQClient) -> None:
         client.send("__groups", b"x")
     with pytest.raises(InvalidRequest, match="topic name"):
         client.send_many("a//b", [b"x", b"y"])
+    with pytest.raises(InvalidRequest, match="BlipMQ messages have neither keys nor headers"):
+        client.send_many("orders", [(b"key", b"value")])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match="bytes, not str"):
+        client.send("orders", "text")  # type: ignore[arg-type]
 
 
 def test_a_batch_that_fails_half_way_tells_what_was_published(client: BlipMQClient) -> None:

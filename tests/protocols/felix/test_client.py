@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -115,6 +115,7 @@ async def test_what_makes_no_sense_is_refused_before_it_is_sent(client: AsyncFel
     for refused, reason in (
         (client.send("demo", wrong), "not str"),
         (client.send("demo", b"v", key=wrong), "not str"),
+        (client.send_many("demo", [cast(bytes, (b"key", b"v"))]), "those of one call share a key"),
         (client.send_many("demo", [bytes(9 << 20)] * 2), "do not fit into a frame"),
         (client.cache_put("k", wrong), "not str"),
         (client.cache_put("k", bytes(13 << 20)), "too long"),

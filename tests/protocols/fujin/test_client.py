@@ -90,13 +90,25 @@ def test_a_first_record_may_have_any_size(broker: RunningBroker, write_form: str
 def test_headers_are_stored(client: FujinClient, broker: RunningBroker) -> None:
     client.send("orders", b"one", headers={"trace": b"17", "größe": b""})
     client.send_many("orders", [b"two", b"three"], headers={"k": b"v"})
+    client.send_many("orders", [(None, b"four", [("k", b"1"), ("k", b"2")]), (None, b"five", None), (None, b"six", {})])
+    with client.transaction() as transaction:
+        transaction.send_many("orders", [(None, b"seven", {"k": b"v"})])
 
     def headers() -> list[list[tuple[str, bytes | None]]]:
         partition = broker.server.engine.partition("orders", 0)
         blocks = partition.read_cached(0) or []
         return [decode_headers(cell or b"") for block in blocks for cell in block.headers(0, block.count) or ()]
 
-    assert headers() == [[("trace", b"17"), ("größe", b"")], [("k", b"v")], [("k", b"v")]]
+    assert headers() == [
+        [("trace", b"17"), ("größe", b"")],
+        [("k", b"v")],
+        [("k", b"v")],
+        [("k", b"1"), ("k", b"2")],
+        [],
+        [],
+        [("k", b"v")],
+    ]
+    assert stored(broker, "orders") == [b"one", b"two", b"three", b"four", b"five", b"six", b"seven"]
 
 
 def test_what_cannot_be_sent_is_said_before_anything_is(client: FujinClient, broker: RunningBroker) -> None:
@@ -105,10 +117,21 @@ def test_what_cannot_be_sent_is_said_before_anything_is(client: FujinClient, bro
             client.send(topic, value)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="headers"):
         penstock.connect(broker.fujin_url, write_form="code").send("orders", b"x", headers={"k": b"v"})
-    with pytest.raises(InvalidRequest):
-        client.send("orders", b"x", headers={str(number): b"" for number in range(200)})
-    with pytest.raises(InvalidRequest):
-        client.send("orders", b"x", headers={"": b""})
+    for headers, reason in (
+        ({str(number): b"" for number in range(200)}, "200 headers are too many"),
+        ({"": b""}, "has 0 bytes"),
+        ({"k" * 1025: b""}, "has 1025 bytes"),
+        ({"k": bytes(64 << 10)}, "are too long"),
+        ({"k": "v"}, "is not a header"),
+        (["k"], "'k' is not a header"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            client.send("orders", b"x", headers=headers)  # type: ignore[arg-type]
+    for records in ([(b"key", b"value")], [(b"key", b"value", None)], [b"value", (None, b"value", None)]):
+        with pytest.raises(InvalidRequest, match="Fujin records have no keys: send values, or triples"):
+            client.send_many("orders", records)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="headers are given twice"):
+        client.send_many("orders", [(None, b"value", {"k": b"v"})], headers={"k": b"v"})
 
 
 def test_only_what_is_refused_fails(client: FujinClient, broker: RunningBroker) -> None:

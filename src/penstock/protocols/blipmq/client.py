@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.clients.arguments import chunks
+from penstock.clients.arguments import chunks, values_of
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Pipeline
 from penstock.clients.requests import OnLost
@@ -40,6 +40,7 @@ from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType, NackCode
 
 SCHEMES: Final = ("blipmq", "blipmqs")
 PORT: Final = 5555
+VALUES_ALONE: Final = "BlipMQ messages have neither keys nor headers: send values alone"
 POLL_RECORDS_MAX: Final = 256
 """Records that `records` asks for at a time, at most: it begins with one and asks for more while the loop over them is fast."""
 FAST_S: Final = 0.02
@@ -146,7 +147,7 @@ class AsyncBlipMQClient(TcpClient[Frame]):
     async def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
         """Publish one message. With QoS 1 it is committed when this returns; QoS 0 is not waited for by the broker."""
         _check_qos(qos)
-        (error,) = await self._publish(topic, [value], qos)
+        (error,) = await self._publish(topic, values_of([value], VALUES_ALONE), qos)
         if error is not None:
             raise error
 
@@ -156,7 +157,7 @@ class AsyncBlipMQClient(TcpClient[Frame]):
         Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
         """
         _check_qos(qos)
-        rows = list(values)
+        rows = values_of(values, VALUES_ALONE)
         results: list[PenstockError | None] = []
         for first, last in chunks(rows, 0):
             try:

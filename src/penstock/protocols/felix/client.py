@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from msgspec import UNSET
 
-from penstock.clients.arguments import check_bytes, milliseconds, offset_field
+from penstock.clients.arguments import check_bytes, milliseconds, offset_field, values_of
 from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection
@@ -136,8 +136,11 @@ class AsyncFelixClient(AsyncClient):
 
         Raises TopicNotFound where there is no such stream. What is published at the same time shares the connection.
         """
-        rows = list(values)
-        check_bytes(rows, [key])
+        rows = values_of(
+            values,
+            "Felix events have no headers, and those of one call share a key: send values, and name it with key=",
+        )
+        check_bytes((), [key])
         lane = (await self._sessions.get()).publishing
         request_id = lane.next_id() if ack else None
         payload = binary.encode_publish(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -25,9 +25,10 @@ from penstock.clients.retry import Sleep, resend
 from penstock.clients.url import parse_quic_url
 from penstock.clock import Clock
 from penstock.errors import ConnectionLost, EntryNotFound, InvalidRequest
-from penstock.protocols.fujin.client_connection import Headers, Link
+from penstock.protocols.fujin.client_connection import Link, Records
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.reply_decoding import Delivered, error_of
+from penstock.protocols.fujin.request_encoding import Headers
 from penstock.protocols.fujin.wire import IDS_MAX, PORT, Request
 
 SCHEME: Final = "fujin"
@@ -91,18 +92,17 @@ class AsyncFujinClient(AsyncClient):
 
     async def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
         """Write one record; it is on disk when this returns."""
-        self._link.check(topic, [value], headers)
-        await self._link.write(await self._link.shared_writer(), topic, value, headers)
+        rows = self._link.rows(topic, [value], headers)
+        await self._link.write(await self._link.shared_writer(), topic, rows)
 
-    async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Write many records, pipelined, in order.
+    async def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
+        """Write many records, pipelined, in order: values, with `headers` for all, or triples of None, value and headers.
 
         Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
         """
-        rows = list(values)
-        self._link.check(topic, rows, headers)
-        if rows:
-            await self._link.write_many(await self._link.shared_writer(), topic, rows, headers)
+        rows = self._link.rows(topic, values, headers)
+        if rows.values:
+            await self._link.write(await self._link.shared_writer(), topic, rows)
 
     def transaction(self) -> AsyncTransaction:
         """Records that appear together or not at all: `async with client.transaction() as transaction:`.
@@ -181,15 +181,11 @@ class AsyncTransaction:
 
     async def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
         """Add one record. It is refused now where the broker would not take it."""
-        self._link.check(topic, [value], headers)
-        await self._link.write(self._stream, topic, value, headers)
+        await self._link.write(self._stream, topic, self._link.rows(topic, [value], headers))
 
-    async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Add many records. Raises the error if all were refused for one reason; if some were, BatchFailed."""
-        rows = list(values)
-        self._link.check(topic, rows, headers)
-        if rows:
-            await self._link.write_many(self._stream, topic, rows, headers)
+    async def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
+        """Add many records, which are what `AsyncFujinClient.send_many` takes, and fail as they do there."""
+        await self._link.write(self._stream, topic, self._link.rows(topic, values, headers))
 
     async def commit(self) -> None:
         """Write everything that was added; the end of the block does that by itself. Where it fails, it may be tried again."""

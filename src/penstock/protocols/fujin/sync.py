@@ -6,13 +6,14 @@ Generated from `penstock.protocols.fujin`: change the async client, and run `mak
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.sync import SyncClient, SyncConsumer, SyncContext
 from penstock.protocols.fujin.client import FETCH_RECORDS, AsyncFujinClient, AsyncReader, AsyncTransaction, Message
-from penstock.protocols.fujin.client_connection import Headers
+from penstock.protocols.fujin.client_connection import Records
+from penstock.protocols.fujin.request_encoding import Headers
 
 
 class FujinClient(SyncClient[AsyncFujinClient]):
@@ -48,8 +49,8 @@ class FujinClient(SyncClient[AsyncFujinClient]):
         """Write one record; it is on disk when this returns."""
         self._thread.run(self._async.send(topic, value, headers=headers))
 
-    def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Write many records, pipelined, in order.
+    def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
+        """Write many records, pipelined, in order: values, with `headers` for all, or triples of None, value and headers.
 
         Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
         """
@@ -85,8 +86,8 @@ class Transaction(SyncContext[AsyncTransaction]):
         """Add one record. It is refused now where the broker would not take it."""
         self._thread.run(self._async.send(topic, value, headers=headers))
 
-    def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Add many records. Raises the error if all were refused for one reason; if some were, BatchFailed."""
+    def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
+        """Add many records, which are what `FujinClient.send_many` takes, and fail as they do there."""
         self._thread.run(self._async.send_many(topic, values, headers=headers))
 
     def commit(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from random import Random
 from types import ModuleType
@@ -16,13 +16,11 @@ from typing import Literal
 
 from penstock.clients import reading
 from penstock.clients.arguments import (
-    Values,
-    check_bytes,
     check_topic,
     chunks,
-    columns,
     index_field,
     offset_field,
+    values_of,
 )
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
@@ -116,16 +114,15 @@ class AsyncRustLogClient(TcpClient[Reply]):
         (stored,) = await self.send_many(topic, [value], partition)
         return stored
 
-    async def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+    async def send_many(
+        self, topic: str, records: Iterable[bytes], partition: int | None = None
+    ) -> list[RecordMetadata]:
         """Store many values in one partition, in order; returns where each is, once all are committed.
 
         Without a partition, calls take turns. The batch is cut into frames; where some of them failed, BatchFailed has the results.
         """
         check_topic(topic)
-        keys, values = columns(records)
-        if keys is not None:
-            raise InvalidRequest("RustLog records have no keys: send values alone")
-        check_bytes(values, ())
+        values = values_of(records, "RustLog records have neither keys nor headers: send values alone")
         largest_bytes = max(map(len, values), default=0)
         if largest_bytes > RECORD_BYTES_MAX:
             raise InvalidRequest(f"a record of {largest_bytes} bytes does not fit into a frame of {PAYLOAD_BYTES_MAX}")

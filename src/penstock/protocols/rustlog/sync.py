@@ -6,9 +6,8 @@ Generated from `penstock.protocols.rustlog`: change the async client, and run `m
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from penstock.clients.arguments import Values
 from penstock.clients.options import ClientOptions
 from penstock.clients.records import FetchResult, Record, RecordMetadata, TopicDescription
 from penstock.clients.sync import SyncClient
@@ -48,7 +47,7 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
         """
         return self._thread.run(self._async.send(topic, value, partition))
 
-    def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+    def send_many(self, topic: str, records: Iterable[bytes], partition: int | None = None) -> list[RecordMetadata]:
         """Store many values in one partition, in order; returns where each is, once all are committed.
 
         Without a partition, calls take turns. The batch is cut into frames; where some of them failed, BatchFailed has the results.
