@@ -93,7 +93,7 @@ def generate(protocol: str) -> str:
 
 
 def _sources(protocol: str) -> Iterator[Source]:
-    for path in sorted((ROOT / protocol).rglob("*.py")):
+    for path in sorted(set((ROOT / protocol).rglob("*.py")) - {sync_file(protocol)}):
         module = ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts))
         tree = ast.parse(path.read_text())
         for node in tree.body:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from contextlib import aclosing
+from typing import cast
 
 import pytest
 
@@ -85,6 +86,19 @@ def test_an_iteration_that_is_left_half_way_ends_before_the_client(capfd: pytest
         assert next(numbers) == 0
     assert client.calls == ["open", "end of numbers", "close"]
     assert capfd.readouterr().err == ""
+
+
+def test_an_iteration_that_is_collected_in_the_loop_thread_ends_too() -> None:
+    client = Recorder()
+
+    async def collect(numbers: Generator[int, None, None]) -> None:
+        numbers.close()
+
+    with Numbers(client) as sync:
+        numbers = cast("Generator[int, None, None]", sync.numbers())
+        assert next(numbers) == 0
+        sync._thread.run(collect(numbers))
+    assert client.calls == ["open", "end of numbers", "close"]
 
 
 class Pushed:

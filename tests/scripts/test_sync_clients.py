@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import shutil
+from pathlib import Path
 
 import pytest
 
+from scripts import sync_clients
 from scripts.sync_clients import LEFT_OUT, PROTOCOLS, generate, sync_file
 
 
@@ -14,6 +17,13 @@ from scripts.sync_clients import LEFT_OUT, PROTOCOLS, generate, sync_file
 def test_the_sync_client_is_current(protocol: str) -> None:
     path = sync_file(protocol)
     assert path.read_text() == generate(protocol), f"protocols/{protocol}/{path.name} is stale: run `make sync`"
+
+
+def test_a_sync_client_that_a_merge_broke_is_generated_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(sync_clients.ROOT / "blipmq", tmp_path / "blipmq")
+    (tmp_path / "blipmq" / "sync.py").write_text("<<<<<<< ours")
+    monkeypatch.setattr(sync_clients, "ROOT", tmp_path)
+    assert "class BlipMQClient(" in generate("blipmq")
 
 
 def surface(kind: type) -> dict[str, list[tuple[str, object, str]]]:

@@ -81,8 +81,7 @@ class SyncClient(SyncObject[Client]):
                 yield item
         finally:
             self._iterations.discard(items)
-            if not self._thread.closed:
-                self._thread.run(items.aclose())
+            self._thread.clean_up(items.aclose())
 
     def __enter__(self) -> Self:
         return self
