@@ -62,8 +62,8 @@ reference: $(SETUP_DONE) ## write docs/flymq-protocol.md from the code
 	@$(BIN)/python -m scripts.flymq_reference
 
 .PHONY: sync
-sync: $(SETUP_DONE) ## write the sync FlyMQ client from the async one
-	@$(BIN)/python -m scripts.flymq_sync
+sync: $(SETUP_DONE) ## write the sync clients from the async ones
+	@$(BIN)/python -m scripts.sync_clients
 
 .PHONY: bench
 bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from penstock.clients import reconnecting
 from penstock.clients.options import ClientOptions
 from penstock.clients.reconnecting import Reconnecting
-from penstock.clients.retry import RetryPolicy
+from penstock.clients.retry import Attempts, RetryPolicy
 from penstock.clients.url import parse_quic_url
 from penstock.errors import AuthenticationFailed, ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
 from penstock.testing.clock import ManualClock
@@ -75,12 +76,10 @@ def talks_over(net: Net, begin: Callable[[Any], Any] = begin, options: ClientOpt
     return Reconnecting(
         parse_quic_url("fujin://broker", "fujin", port=1, tls=None),
         options,
+        partial(Attempts, options.retry, clock=net.clock, random=Random(1), sleep=net.sleep),
         alpn="fujin",
         begin=begin,
         is_usable=lambda talk: not talk.is_broken,
-        clock=net.clock,
-        random=Random(1),
-        sleep=net.sleep,
     )
 
 
@@ -103,18 +102,44 @@ async def test_it_is_begun_again_where_it_broke_and_nothing_is_left_open(net: Ne
     assert not second.connection.is_closed  # whoever took it over sees to it
 
 
-@pytest.mark.parametrize("error", [Unreachable("no"), RequestTimeout("late"), ConnectionLost("gone")])
-async def test_it_is_tried_again_a_few_times_unless_asked_for_at_once(net: Net, error: Exception) -> None:
-    net.failures = [error] * 3
+async def test_it_is_tried_again_a_few_times_unless_asked_for_at_once(net: Net) -> None:
+    net.failures = [Unreachable("no")] * 3
     assert (await talks_over(net).get()).connection is net.made[0]
     assert len(net.slept_s) == 3
-    net.failures = [error] * 9
-    with pytest.raises(type(error)):
+    net.failures = [Unreachable("no")] * 9
+    with pytest.raises(Unreachable):
         await talks_over(net).get()
     assert len(net.failures) == 9 - 4
-    with pytest.raises(type(error)):
+    with pytest.raises(Unreachable):
         await talks_over(net).open()
     assert len(net.failures) == 9 - 5
+
+
+@pytest.mark.parametrize("error", [RequestTimeout("late"), ConnectionLost("gone")])
+async def test_a_conversation_that_cannot_begin_is_unreachable_because_no_request_was_sent(
+    net: Net, error: Exception
+) -> None:
+    async def fail(connection: Any) -> Talk:
+        raise error
+
+    with pytest.raises(Unreachable, match=f"cannot connect to fujin://broker:1: {error}"):
+        await talks_over(net, fail).get()
+    assert [connection.is_closed for connection in net.made] == [True] * 4
+
+
+@pytest.mark.parametrize("error", [RequestTimeout("late"), ConnectionLost("gone")])
+async def test_what_was_sent_on_a_connection_of_its_own_is_not_reported_as_unreachable(
+    net: Net, error: Exception
+) -> None:
+    async def fail(connection: Any) -> Talk:
+        net.failures = [Unreachable("no")] * 9
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        await talks_over(net).connect(fail)
+    assert len(net.failures) == 9 - 3
+    with pytest.raises(Unreachable):
+        await talks_over(net).connect(fail)
 
 
 async def test_what_the_beginning_refuses_is_final_and_leaves_no_connection(net: Net) -> None:
@@ -131,7 +156,7 @@ async def test_a_beginning_that_takes_too_long_is_given_up(net: Net) -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(RequestTimeout, match="fujin://broker:1 did not answer"):
+    with pytest.raises(Unreachable, match="fujin://broker:1 did not answer"):
         await talks_over(net, wait, IMPATIENT).open()
     assert [connection.is_closed for connection in net.made] == [True]
 

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from random import Random
 
-from penstock.clients.retry import NO_RETRY, Attempts, RetryPolicy
+import pytest
+
+from penstock.clients.retry import NO_RETRY, SUBMISSIONS_MAX, Attempts, RetryPolicy, resend
+from penstock.errors import ConnectionLost, PenstockError, ShuttingDown, Unreachable
 from penstock.testing.clock import ManualClock
 
 
@@ -50,3 +53,37 @@ async def test_attempts_end_with_their_time() -> None:
 
 async def test_a_caller_may_want_fewer() -> None:
     assert not await attempts(RetryPolicy(), attempts_max=1).another()
+
+
+class Request:
+    """Fails in the ways it is given, one after the other, then succeeds."""
+
+    def __init__(self, *failures: PenstockError) -> None:
+        self._failures = list(failures)
+        self.sent = 0
+
+    async def __call__(self) -> str:
+        self.sent += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        return "reply"
+
+
+async def test_a_request_is_sent_again_after_a_lost_connection_a_few_times() -> None:
+    assert await resend(Request(ConnectionLost("1"), ShuttingDown("2"), ConnectionLost("3"))) == "reply"
+    request = Request(*(ConnectionLost(str(number)) for number in range(9)))
+    with pytest.raises(ConnectionLost, match=str(SUBMISSIONS_MAX - 1)):
+        await resend(request)
+    assert request.sent == SUBMISSIONS_MAX
+
+
+async def test_a_request_that_was_sent_and_cannot_be_sent_again_was_lost() -> None:
+    with pytest.raises(ConnectionLost, match="gone"):
+        await resend(Request(ConnectionLost("gone"), Unreachable("nobody listens")))
+
+
+async def test_a_request_that_was_never_sent_is_unreachable() -> None:
+    request = Request(Unreachable("nobody listens"))
+    with pytest.raises(Unreachable):
+        await resend(request)
+    assert request.sent == 1

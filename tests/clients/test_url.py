@@ -49,10 +49,14 @@ def test_missing_tls_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [None, True, False])
-@pytest.mark.parametrize("is_secure", [True, False])
-def test_tls_is_what_the_caller_says_else_what_the_address_says(given: bool | None, is_secure: bool) -> None:
-    address = parse_url("flymq://host", port=9092)
+@pytest.mark.parametrize(
+    ("scheme", "is_secure"), [("flymqs", True), ("flymq", False), ("rustlogs+json", True), ("rustlog+json", False)]
+)
+def test_tls_is_what_the_caller_says_else_what_the_address_says(
+    given: bool | None, scheme: str, is_secure: bool
+) -> None:
+    address = parse_url(f"{scheme}://host", port=9092)
     wanted = is_secure if given is None else given
-    assert (tls_for(address, given, is_secure=is_secure) is not None) == wanted
+    assert (tls_for(address, given) is not None) == wanted
     context = client_tls()
-    assert tls_for(address, context, is_secure=is_secure) is context
+    assert tls_for(address, context) is context

@@ -1,1 +1,1 @@
-"""What the clients of all protocols share: addresses, retry delays, a pipelined connection, the thread behind the sync twins."""
+"""What the clients of all protocols share: addresses, retry delays, a pipelined connection, the base of the sync clients."""

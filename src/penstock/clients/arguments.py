@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from penstock.errors import InvalidRequest, InvalidTopicName
 
@@ -44,6 +45,18 @@ def check_bytes(values: Iterable[bytes], keys: Iterable[bytes | None]) -> None:
     if kinds:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise InvalidRequest(f"keys and values are bytes, not {names}; turn text into bytes with .encode()")
+
+
+def values_of(records: Iterable[object], instead: str) -> list[bytes]:
+    """Return records that are values alone. `instead` says what the protocol would lose of others, and what to send."""
+    rows: list[Any] = list(records)
+    kinds = set(map(type, rows))
+    if tuple in kinds:
+        raise InvalidRequest(instead)
+    if type(None) in kinds:
+        raise InvalidRequest("a value of None, a tombstone, cannot be sent over this protocol: send it over FlyMQ")
+    check_bytes(rows, ())
+    return rows
 
 
 def milliseconds(seconds: float, what: str) -> int:

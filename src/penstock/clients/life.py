@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
+from random import Random
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+from penstock.clients.options import ClientOptions
+from penstock.clients.retry import Attempts, NewAttempts, Sleep
 from penstock.clients.url import Address
+from penstock.clock import Clock, SystemClock
+
+BATCH_RECORDS: Final = 256
+"""Records that `next_batch` of a consumer returns at most, unless told otherwise."""
 
 
 class AsyncOpened(ABC):
@@ -33,12 +41,31 @@ class AsyncOpened(ABC):
 class AsyncClient(AsyncOpened):
     """What the clients of all protocols have in common."""
 
-    address: Address
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions | None,
+        *,
+        clock: Clock | None,
+        random: Random | None,
+        sleep: Sleep,
+    ) -> None:
+        self.address = address
+        self._options = options or ClientOptions()
+        self._clock = clock or SystemClock()
+        self._sleep = sleep
+        self._attempts: NewAttempts = partial(
+            Attempts,
+            self._options.retry,
+            clock=self._clock,
+            random=random or Random(),  # noqa: S311 - jitter guards no secret
+            sleep=sleep,
+        )
 
     @abstractmethod
     async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
+        """Connect now instead of with the first request. Raises Unreachable at once if nothing listens."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what is under way, then hang up. Closing again does nothing."""
+        """Wait for outstanding replies, then disconnect. Closing again does nothing."""

@@ -1,4 +1,4 @@
-"""One event loop in one background thread: what a sync client drives its async twin with."""
+"""One event loop in one background thread, in which a sync client runs its async client."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
+        self._cleanups: set[asyncio.Task[None]] = set()
+        """Tasks that nobody waits for; the loop itself does not keep them alive."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -76,6 +78,20 @@ class LoopThread:
         if begun[0].cancelled():
             raise InvalidRequest("this client was closed while it waited for an answer")
         return begun[0].result()
+
+    def clean_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` and wait for it; in the loop's own thread, in which garbage is collected like in any other, do not wait.
+
+        Nothing is left to clean up once the loop is closed.
+        """
+        if threading.current_thread() is self._thread:
+            task = self._loop.create_task(work)
+            self._cleanups.add(task)
+            task.add_done_callback(self._cleanups.discard)
+        elif self.closed:
+            work.close()
+        else:
+            self.run(work)
 
     def close(self) -> None:
         """Cancel what still runs and end the thread. Closing again does nothing."""

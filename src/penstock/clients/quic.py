@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
-from penstock.errors import ConnectionLost, InvalidRequest, LimitExceeded, RequestTimeout, Unreachable
+from penstock.errors import ConnectionLost, InvalidRequest, LimitExceeded, Unreachable
 from penstock.quic.connection import Connection
 from penstock.quic.core import QuicCore, StreamRefused
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK, QuicSettings
@@ -343,7 +343,7 @@ async def connect_quic(
     timeout_s: float = 5.0,
     settings: QuicSettings | None = None,
 ) -> QuicConnection:
-    """Connect to a QUIC server. Raises Unreachable, or RequestTimeout where it does not answer in time.
+    """Connect to a QUIC server. Raises Unreachable, also if it does not answer in time.
 
     `ca_file` names whom to trust (a PEM file; a self-signed certificate may stand for itself), else the system's authorities are;
     `verify=False` trusts everybody. `cert` and `key` are what to show a server that asks for a client certificate.
@@ -370,7 +370,7 @@ async def connect_quic(
         await asyncio.wait_for(asyncio.shield(connection.connected), timeout_s)
     except TimeoutError:
         connection.close()
-        raise RequestTimeout(f"{host}:{port} did not answer within {timeout_s:g} s") from None
+        raise Unreachable(f"cannot connect to {host}:{port}: no answer within {timeout_s:g} s") from None
     except BaseException:
         connection.close()
         raise

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from random import Random
 from typing import Generic, TypeVar
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, connect_quic
-from penstock.clients.retry import Attempts, Sleep
+from penstock.clients.retry import NewAttempts
 from penstock.clients.url import Address
 from penstock.clients.window import Window
-from penstock.clock import Clock
-from penstock.errors import ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
+from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
 
 T = TypeVar("T")
 Conversation = TypeVar("Conversation")
@@ -30,22 +28,18 @@ class Reconnecting(Generic[Conversation]):
         self,
         address: Address,
         options: ClientOptions,
+        attempts: NewAttempts,
         *,
         alpn: str | None,
         begin: Callable[[QuicConnection], Awaitable[Conversation]],
         is_usable: Callable[[Conversation], bool],
-        clock: Clock,
-        random: Random,
-        sleep: Sleep,
     ) -> None:
         self._address = address
         self._options = options
         self._alpn = alpn
         self._begin = begin
         self._is_usable = is_usable
-        self._clock = clock
-        self._random = random
-        self._sleep = sleep
+        self._attempts = attempts
         self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
         self._current: Conversation | None = None
         self._connection: QuicConnection | None = None
@@ -58,7 +52,7 @@ class Reconnecting(Generic[Conversation]):
         await self.get(attempts_max=1)
 
     async def get(self, attempts_max: int | None = None) -> Conversation:
-        """The conversation. Raises Unreachable, RequestTimeout or ConnectionLost where there is none to be had, and what `begin` does."""
+        """Return the conversation. Raises Unreachable if there is none to be had, and what `begin` refuses with."""
         current = self._usable()
         if current is not None:
             return current
@@ -68,7 +62,10 @@ class Reconnecting(Generic[Conversation]):
                 return current
             if self._connection is not None:
                 self._connection.close()  # it may be the conversation alone that broke
-            self._current = current = await self.connect(self._begin_on, attempts_max)
+            try:
+                self._current = current = await self.connect(self._begin_on, attempts_max)
+            except (ConnectionLost, RequestTimeout) as error:  # nothing but the beginning was sent
+                raise Unreachable(f"cannot connect to {self._address}: {error}") from error
             return current
 
     async def _begin_on(self, connection: QuicConnection) -> Conversation:
@@ -95,27 +92,24 @@ class Reconnecting(Generic[Conversation]):
         finally:
             self._window.leave(requests, size_bytes)
 
-    def attempts(self, attempts_max: int | None = None) -> Attempts:
-        """At something that may work the next time, as the options say."""
-        return Attempts(
-            self._options.retry,
-            clock=self._clock,
-            random=self._random,
-            sleep=self._sleep,
-            attempts_max=attempts_max,
-        )
-
     async def connect(self, begin: Callable[[QuicConnection], Awaitable[T]], attempts_max: int | None = None) -> T:
-        """Begin something on a connection of its own, which is closed where that fails. Raises what `get` does."""
+        """Begin something on a connection of its own, which is closed if that fails.
+
+        Raises Unreachable if `begin` had no connection to send anything on, otherwise ConnectionLost or RequestTimeout: what it sent may
+        have been carried out.
+        """
         if self._closed:
             raise InvalidRequest("this client is closed; connect again to go on")
-        attempts = self.attempts(attempts_max)
+        attempts = self._attempts(attempts_max)
+        after_sending: PenstockError | None = None
         while True:
             try:
                 return await self._connect_once(begin)
-            except (Unreachable, RequestTimeout, ConnectionLost):
+            except (Unreachable, RequestTimeout, ConnectionLost) as error:
+                if not isinstance(error, Unreachable):
+                    after_sending = error
                 if not await attempts.another():
-                    raise
+                    raise after_sending or error from None
 
     def _usable(self) -> Conversation | None:
         current = self._current

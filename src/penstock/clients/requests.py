@@ -11,19 +11,14 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from random import Random
 from typing import Generic
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Message, Pipeline
-from penstock.clients.retry import Attempts, Sleep
+from penstock.clients.retry import SUBMISSIONS_MAX, NewAttempts
 from penstock.clients.url import Address
 from penstock.clients.window import Window
-from penstock.clock import Clock
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
-
-SUBMISSIONS_MAX = 4
-"""How often one request is written, or queued to be, before its caller hears of the lost connections."""
 
 OnLost = Callable[[Pipeline[Message]], None]
 
@@ -36,21 +31,16 @@ class Requests(Generic[Message]):
         address: Address,
         tls: ssl.SSLContext | None,
         new_pipeline: Callable[[OnLost[Message]], Pipeline[Message]],
-        log_in: Callable[[Pipeline[Message]], Awaitable[None]] | None,
+        log_in: Callable[[Pipeline[Message]], Awaitable[None]],
         options: ClientOptions,
-        *,
-        clock: Clock,
-        random: Random,
-        sleep: Sleep,
+        attempts: NewAttempts,
     ) -> None:
         self._address = address
         self._tls = tls
         self._new_pipeline = new_pipeline
         self._log_in = log_in
         self._options = options
-        self._clock = clock
-        self._random = random
-        self._sleep = sleep
+        self._attempts = attempts
         self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
         self._pipeline: Pipeline[Message] | None = None
         self._connecting: asyncio.Task[Pipeline[Message]] | None = None
@@ -148,13 +138,7 @@ class Requests(Generic[Message]):
             self._pipeline = None
 
     async def _connect_with_retries(self, attempts_max: int) -> Pipeline[Message]:
-        attempts = Attempts(
-            self._options.retry,
-            clock=self._clock,
-            random=self._random,
-            sleep=self._sleep,
-            attempts_max=attempts_max,
-        )
+        attempts = self._attempts(attempts_max)
         while True:
             try:
                 pipeline = await self._connect_once()
@@ -172,8 +156,7 @@ class Requests(Generic[Message]):
                 lambda: self._new_pipeline(self._lost), self._address.host, self._address.port, ssl=self._tls
             )
             try:
-                if self._log_in is not None:
-                    await self._log_in(pipeline)
+                await self._log_in(pipeline)
             except BaseException:
                 pipeline.abort()
                 raise

@@ -1,13 +1,19 @@
-"""How long to wait before trying again: exponential delays with jitter, bounded in number and in total time."""
+"""When to try again: exponential delays with jitter, bounded in number and time; and requests that are sent again."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 from penstock.clock import Clock
+from penstock.errors import ConnectionLost, PenstockError, ShuttingDown, Unreachable
 
+SUBMISSIONS_MAX = 4
+"""How often one request is sent, or queued to be, before its caller is told of the lost connections."""
+
+T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -34,9 +40,9 @@ class Attempts:
     __slots__ = ("_attempts_max", "_clock", "_delays_s", "_elapsed_s_max", "_sleep", "_started_s", "count")
 
     def __init__(
-        self, policy: RetryPolicy, *, clock: Clock, random: Random, sleep: Sleep, attempts_max: int | None = None
+        self, policy: RetryPolicy, attempts_max: int | None = None, *, clock: Clock, random: Random, sleep: Sleep
     ) -> None:
-        """`attempts_max` is that of the policy where it is not given."""
+        """`attempts_max` is that of the policy if it is None."""
         self._attempts_max = policy.attempts_max if attempts_max is None else attempts_max
         self._elapsed_s_max = policy.elapsed_s_max
         self._delays_s = policy.delays_s(random)
@@ -60,4 +66,24 @@ class Attempts:
         return True
 
 
+NewAttempts = Callable[[int | None], Attempts]
+"""Begins the attempts at something, at most so many of them if a number is given."""
+
 NO_RETRY = RetryPolicy(attempts_max=1)
+
+
+async def resend(request: Callable[[], Awaitable[T]]) -> T:
+    """Send a request again if the connection is lost or the broker stops before it replies; for requests that may be carried out twice.
+
+    Raises that failure, and not Unreachable, if there is no connection to send it again on: the request was sent.
+    """
+    failure: PenstockError | None = None
+    for _ in range(SUBMISSIONS_MAX):
+        try:
+            return await request()
+        except Unreachable as unreachable:
+            raise failure or unreachable from None
+        except (ConnectionLost, ShuttingDown) as error:
+            failure = error
+    assert failure is not None
+    raise failure

@@ -6,7 +6,7 @@ A scheme that ends in `s` is the same protocol over TLS. `ca` names the certific
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -25,6 +25,11 @@ class Address:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     tls_files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the scheme, without its dialect, ends in `s`."""
+        return self.scheme.partition("+")[0].endswith("s")
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -60,6 +65,14 @@ def parse_url(url: str, *, port: int) -> Address:
     )
 
 
+def parse_tcp_url(url: str, schemes: Container[str], *, protocol: str, port: int, form: str) -> Address:
+    """The same for a protocol over TCP; `form` says how its addresses are written."""
+    address = parse_url(url, port=port)
+    if address.scheme not in schemes:
+        raise InvalidRequest(f"{address} is not a {protocol} address: write {form}")
+    return address
+
+
 def parse_quic_url(url: str, scheme: str, *, port: int, tls: ssl.SSLContext | bool | None) -> Address:
     """The same for a protocol over QUIC, which is never without TLS and takes its certificates from the URL only."""
     address = parse_url(url, port=port)
@@ -83,11 +96,11 @@ def client_tls(ca: str | None = None, cert: str | None = None, key: str | None =
     return context
 
 
-def tls_for(address: Address, given: ssl.SSLContext | bool | None, *, is_secure: bool) -> ssl.SSLContext | None:
-    """What a client over TCP connects with: what it was given, else TLS where the scheme or files in the address ask for it."""
+def tls_for(address: Address, given: ssl.SSLContext | bool | None) -> ssl.SSLContext | None:
+    """Return what a client over TCP connects with: what it was given, else TLS if the scheme or files in the address ask for it."""
     if isinstance(given, ssl.SSLContext):
         return given
-    wanted = is_secure or bool(address.tls_files) if given is None else given
+    wanted = address.is_secure or bool(address.tls_files) if given is None else given
     return client_tls(**address.tls_files) if wanted else None
 
 

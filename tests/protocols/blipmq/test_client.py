@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
+from penstock.clients.arguments import CHUNK_RECORDS_MAX
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.clock import SystemClock
@@ -103,9 +104,21 @@ def test_refusals_are_raised(client: BlipMQClient) -> None:
         client.send("orders", bytes(16 << 20))
     with pytest.raises(AuthenticationFailed, match="internal"):
         client.send("__groups", b"x")
-    with pytest.raises(BatchFailed) as caught:
+    with pytest.raises(InvalidRequest, match="topic name"):
         client.send_many("a//b", [b"x", b"y"])
-    assert len(caught.value.results) == 2
+    with pytest.raises(InvalidRequest, match="BlipMQ messages have neither keys nor headers"):
+        client.send_many("orders", [(b"key", b"value")])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match="bytes, not str"):
+        client.send("orders", "text")  # type: ignore[arg-type]
+
+
+def test_a_batch_that_fails_half_way_tells_what_was_published(client: BlipMQClient) -> None:
+    subscription = client.subscribe("orders")
+    values = [b"%d" % number for number in range(CHUNK_RECORDS_MAX)]
+    with pytest.raises(BatchFailed, match="does not fit") as caught:
+        client.send_many("orders", [*values, bytes(16 << 20)])
+    assert [type(result) for result in caught.value.results] == [type(None)] * len(values) + [InvalidRequest]
+    assert [message.value for message in client.records("orders", subscription=subscription)] == values
 
 
 @pytest.mark.parametrize(

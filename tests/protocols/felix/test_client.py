@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -79,7 +79,7 @@ async def test_many_publishes_at_once_share_the_connection(client: AsyncFelixCli
         await asyncio.gather(*(client.send_many("wide", batch) for batch in batches))
         found: list[bytes] = []
         while len(found) < 50 * 64:
-            found += [event.value for event in await subscription.next_many()]
+            found += [event.value for event in await subscription.next_batch()]
     assert sorted(found) == sorted(value for batch in batches for value in batch)
 
 
@@ -115,6 +115,7 @@ async def test_what_makes_no_sense_is_refused_before_it_is_sent(client: AsyncFel
     for refused, reason in (
         (client.send("demo", wrong), "not str"),
         (client.send("demo", b"v", key=wrong), "not str"),
+        (client.send_many("demo", [cast(bytes, (b"key", b"v"))]), "those of one call share a key"),
         (client.send_many("demo", [bytes(9 << 20)] * 2), "do not fit into a frame"),
         (client.cache_put("k", wrong), "not str"),
         (client.cache_put("k", bytes(13 << 20)), "too long"),
@@ -182,7 +183,7 @@ async def test_a_subscription_that_nobody_reads_holds_up_nothing_else(client: As
         assert event.value == b"heard"
         await client.cache_put("k", b"v")
         assert await client.cache_get("k") == b"v"
-        assert len(await unread.next_many()) >= 1
+        assert len(await unread.next_batch()) >= 1
 
 
 async def test_a_subscription_may_be_closed_while_somebody_waits_for_its_next_event(client: AsyncFelixClient) -> None:

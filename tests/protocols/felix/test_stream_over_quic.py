@@ -12,7 +12,7 @@ import pytest
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.errors import ConnectionLost
 from penstock.protocols.felix import binary
-from penstock.protocols.felix.client import AsyncFelixClient, Subscription
+from penstock.protocols.felix.client import AsyncFelixClient, AsyncSubscription
 from penstock.protocols.felix.codec import FrameDecoder, Reply, decode_reply, encode_frame, encode_message
 from penstock.protocols.felix.messages import CacheGet, CacheValue, EventStreamHello, Ok, Publish, Subscribe
 from penstock.protocols.felix.stats import FelixStats
@@ -152,7 +152,7 @@ async def test_a_one_way_stream_publishes(broker: RunningBroker) -> None:
         assert [event.value for event in values if event] == [b"one", b"way"]
 
 
-async def all_of(subscription: Subscription) -> int:
+async def all_of(subscription: AsyncSubscription) -> int:
     """How many events come until it ends."""
     return len([event async for event in subscription])
 
@@ -169,7 +169,7 @@ async def test_a_subscriber_that_never_reads(policy: str) -> None:
                 offset = await brisk.send_many("demo", batch)
                 found = 0
                 while found < len(batch):  # reads along, and misses nothing
-                    events = await read.next_many()
+                    events = await read.next_batch()
                     found += len(events)
                     assert events[-1].offset == (offset or 0) + found - 1
                 assert stats.delivered_events >= (number + 1) * len(batch)
@@ -177,7 +177,7 @@ async def test_a_subscriber_that_never_reads(policy: str) -> None:
                 assert stats.dropped_events == stats.closed_subscribers == 0
                 total = 0
                 while total < batches * len(batch):
-                    total += len(await unread.next_many())
+                    total += len(await unread.next_batch())
             elif policy == "drop":
                 assert stats.dropped_events > 200
                 assert stats.subscribers == 2

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import signal
 import threading
 from collections.abc import Callable
@@ -15,22 +14,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.clients.url import client_tls
 from penstock.errors import InvalidRequest, TopicNotFound, Unreachable
-from penstock.protocols.flymq.client import AsyncFlyMQClient
-from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing import RunningBroker
-
-
-def test_both_clients_have_the_same_calls_with_the_same_arguments() -> None:
-    def surface(kind: type) -> dict[str, list[str]]:
-        return {
-            name: list(inspect.signature(member).parameters)
-            for name, member in inspect.getmembers(kind, inspect.isfunction)
-            if not name.startswith("_")
-        }
-
-    only_async = {"open", "fetch_encoded"}
-    expected = {name: arguments for name, arguments in surface(AsyncFlyMQClient).items() if name not in only_async}
-    assert surface(FlyMQClient) == expected
 
 
 def test_a_program_without_a_loop_can_do_everything(penstock_broker: RunningBroker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock.broker.deliveries.subscription import Subscription
+from penstock.clients.arguments import CHUNK_RECORDS_MAX
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY, RetryPolicy
 from penstock.errors import (
@@ -29,7 +30,8 @@ from penstock.errors import (
 )
 from penstock.log.block import decode_headers
 from penstock.net.stats import QuicListenerStats
-from penstock.protocols.fujin.client import AsyncFujinClient, Message, Reader
+from penstock.protocols.fujin.client import AsyncFujinClient, AsyncReader, Message
+from penstock.protocols.fujin.client_streams import WriterStream
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.protocols.fujin.wire import Request
 from penstock.testing import RunningBroker
@@ -88,13 +90,25 @@ def test_a_first_record_may_have_any_size(broker: RunningBroker, write_form: str
 def test_headers_are_stored(client: FujinClient, broker: RunningBroker) -> None:
     client.send("orders", b"one", headers={"trace": b"17", "größe": b""})
     client.send_many("orders", [b"two", b"three"], headers={"k": b"v"})
+    client.send_many("orders", [(None, b"four", [("k", b"1"), ("k", b"2")]), (None, b"five", None), (None, b"six", {})])
+    with client.transaction() as transaction:
+        transaction.send_many("orders", [(None, b"seven", {"k": b"v"})])
 
     def headers() -> list[list[tuple[str, bytes | None]]]:
         partition = broker.server.engine.partition("orders", 0)
         blocks = partition.read_cached(0) or []
         return [decode_headers(cell or b"") for block in blocks for cell in block.headers(0, block.count) or ()]
 
-    assert headers() == [[("trace", b"17"), ("größe", b"")], [("k", b"v")], [("k", b"v")]]
+    assert headers() == [
+        [("trace", b"17"), ("größe", b"")],
+        [("k", b"v")],
+        [("k", b"v")],
+        [("k", b"1"), ("k", b"2")],
+        [],
+        [],
+        [("k", b"v")],
+    ]
+    assert stored(broker, "orders") == [b"one", b"two", b"three", b"four", b"five", b"six", b"seven"]
 
 
 def test_what_cannot_be_sent_is_said_before_anything_is(client: FujinClient, broker: RunningBroker) -> None:
@@ -103,21 +117,52 @@ def test_what_cannot_be_sent_is_said_before_anything_is(client: FujinClient, bro
             client.send(topic, value)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="headers"):
         penstock.connect(broker.fujin_url, write_form="code").send("orders", b"x", headers={"k": b"v"})
-    with pytest.raises(InvalidRequest):
-        client.send("orders", b"x", headers={str(number): b"" for number in range(200)})
-    with pytest.raises(InvalidRequest):
-        client.send("orders", b"x", headers={"": b""})
+    for headers, reason in (
+        ({str(number): b"" for number in range(200)}, "200 headers are too many"),
+        ({"": b""}, "has 0 bytes"),
+        ({"k" * 1025: b""}, "has 1025 bytes"),
+        ({"k": bytes(64 << 10)}, "are too long"),
+        ({"k": "v"}, "is not a header"),
+        (["k"], "'k' is not a header"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            client.send("orders", b"x", headers=headers)  # type: ignore[arg-type]
+    for records in ([(b"key", b"value")], [(b"key", b"value", None)], [b"value", (None, b"value", None)]):
+        with pytest.raises(InvalidRequest, match="Fujin records have no keys: send values, or triples"):
+            client.send_many("orders", records)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="headers are given twice"):
+        client.send_many("orders", [(None, b"value", {"k": b"v"})], headers={"k": b"v"})
 
 
 def test_only_what_is_refused_fails(client: FujinClient, broker: RunningBroker) -> None:
     values = [b"a", bytes(2 << 20), b"b"]
-    with pytest.raises(BatchFailed, match="1 of 3 records were refused") as failed:
+    with pytest.raises(BatchFailed, match="1 of 3 records were not acknowledged") as failed:
         client.send_many("orders", values)
     assert [result is None for result in failed.value.results] == [True, False, True]
     assert stored(broker, "orders") == [b"a", b"b"]
     with pytest.raises(ServerError, match="too large"):
         client.send("orders", bytes(2 << 20))
     client.send("orders", b"c")
+
+
+def test_a_batch_of_which_a_part_was_lost_tells_what_was_stored(
+    client: FujinClient, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = WriterStream.write
+
+    async def lose_the_last(stream: WriterStream, topic: str, values: Sequence[bytes], *more: Any) -> Any:
+        if values[-1] == b"last":
+            raise ConnectionLost("the connection was lost")
+        return await write(stream, topic, values, *more)
+
+    monkeypatch.setattr(WriterStream, "write", lose_the_last)
+    values = [b"%d" % number for number in range(CHUNK_RECORDS_MAX)]
+    with pytest.raises(BatchFailed, match="1 of 1025") as failed:
+        client.send_many("orders", [*values, b"last"])
+    assert [type(result) for result in failed.value.results] == [type(None)] * len(values) + [ConnectionLost]
+    assert stored(broker, "orders") == values
+    with pytest.raises(ConnectionLost):
+        client.send_many("orders", [b"last", b"last"])
 
 
 def test_a_topic_that_may_not_be_written_is_refused(client: FujinClient) -> None:
@@ -322,13 +367,13 @@ async def test_a_slow_program_asks_for_fewer_records_at_a_time(
 ) -> None:
     """What it is given and not through with in time would come again."""
     asked: list[int] = []
-    fetch = Reader.fetch
+    fetch = AsyncReader.fetch
 
-    async def counting(reader: Reader, max_records: int) -> list[Message]:
+    async def counting(reader: AsyncReader, max_records: int) -> list[Message]:
         asked.append(max_records)
         return await fetch(reader, max_records)
 
-    monkeypatch.setattr(Reader, "fetch", counting)
+    monkeypatch.setattr(AsyncReader, "fetch", counting)
     async with AsyncFujinClient(broker.fujin_url, clock=clock) as client:
         await client.send_many("orders", [b"x"] * 40)
         async for _ in client.records("orders", limit=31):

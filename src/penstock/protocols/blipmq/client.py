@@ -16,16 +16,17 @@ from typing import Final
 
 import msgspec
 
-from penstock.clients.life import AsyncClient
+from penstock.clients.arguments import chunks, values_of
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Pipeline
-from penstock.clients.requests import OnLost, Requests
+from penstock.clients.requests import OnLost
+from penstock.clients.results import require_success
 from penstock.clients.retry import Sleep
-from penstock.clients.url import parse_url, tls_for
-from penstock.clock import Clock, SystemClock
+from penstock.clients.tcp import TcpClient
+from penstock.clients.url import parse_tcp_url
+from penstock.clock import Clock
 from penstock.errors import (
     AuthenticationFailed,
-    BatchFailed,
     EntryNotFound,
     InvalidRequest,
     NotSupported,
@@ -39,9 +40,7 @@ from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType, NackCode
 
 SCHEMES: Final = ("blipmq", "blipmqs")
 PORT: Final = 5555
-CHUNK_RECORDS_MAX: Final = 1024
-CHUNK_BYTES: Final = 256 << 10
-"""About how much of a batch is encoded and written at a time."""
+VALUES_ALONE: Final = "BlipMQ messages have neither keys nor headers: send values alone"
 POLL_RECORDS_MAX: Final = 256
 """Records that `records` asks for at a time, at most: it begins with one and asks for more while the loop over them is fast."""
 FAST_S: Final = 0.02
@@ -110,7 +109,7 @@ class _AnswerDecoder:
         return frames
 
 
-class AsyncBlipMQClient(AsyncClient):
+class AsyncBlipMQClient(TcpClient[Frame]):
     """A BlipMQ client for asyncio programs; the API key is the user of the address.
 
     ```python
@@ -120,7 +119,8 @@ class AsyncBlipMQClient(AsyncClient):
         async for message in client.records("orders", subscription=subscription):
             print(message.value)
     ```
-    Records have neither keys nor offsets in this protocol. Errors are those of `penstock.errors`.
+    Records have neither keys nor offsets in this protocol. Errors are those of `penstock.errors`. One client serves any number of
+    concurrent tasks of one event loop.
     """
 
     def __init__(
@@ -133,60 +133,39 @@ class AsyncBlipMQClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        address = parse_url(url, port=PORT)
-        if address.scheme not in SCHEMES:
-            raise InvalidRequest(
-                f"{address} is not a BlipMQ address: write blipmq://key@host:port, or blipmqs:// for TLS"
-            )
+        form = "blipmq://key@host:port, or blipmqs:// for TLS"
+        address = parse_tcp_url(url, SCHEMES, protocol="BlipMQ", port=PORT, form=form)
         if address.user is None:
             raise InvalidRequest(
                 f"{address} names no API key: write blipmq://key@host:port; penstock key create makes one"
             )
-        self.address = address
-        self._options = options or ClientOptions()
-        self._sleep = sleep
-        self._clock = clock or SystemClock()
+        super().__init__(address, tls, options, clock=clock, random=random, sleep=sleep)
         self._ids = count(_FIRST_ID)
-        self._requests: Requests[Frame] = Requests(
-            address,
-            tls_for(address, tls, is_secure=address.scheme == "blipmqs"),
-            self._new_pipeline,
-            self._log_in,
-            self._options,
-            clock=self._clock,
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
-        )
-
-    async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
-        await self._requests.open()
-
-    async def close(self) -> None:
-        """Wait for answers still on their way, then hang up. Closing again does nothing."""
-        await self._requests.close()
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
     async def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
         """Publish one message. With QoS 1 it is committed when this returns; QoS 0 is not waited for by the broker."""
         _check_qos(qos)
-        (error,) = await self._publish(topic, [value], qos)
+        (error,) = await self._publish(topic, values_of([value], VALUES_ALONE), qos)
         if error is not None:
             raise error
 
     async def send_many(self, topic: str, values: Iterable[bytes], *, qos: int = 1) -> None:
-        """Publish many messages, pipelined, in order. Raises BatchFailed, whose `results` tell of each, where some were refused."""
+        """Publish many messages, pipelined, in order.
+
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        """
         _check_qos(qos)
-        rows = list(values)
+        rows = values_of(values, VALUES_ALONE)
         results: list[PenstockError | None] = []
-        for first, last in _chunks(rows):
-            results += await self._publish(topic, rows[first:last], qos)
-        errors = [error for error in results if error is not None]
-        if errors:
-            raise BatchFailed(
-                f"{len(errors)} of {len(rows)} messages were refused; the first error: {errors[0]}", results
-            )
+        for first, last in chunks(rows, 0):
+            try:
+                results += await self._publish(topic, rows[first:last], qos)
+            except PenstockError as error:
+                results += [error] * (len(rows) - first)
+                break
+        require_success(results)
 
     async def _publish(self, topic: str, values: Sequence[bytes], qos: int) -> list[PenstockError | None]:
         ids = [next(self._ids) for _ in values]
@@ -338,15 +317,3 @@ def _error_of(frame: Frame) -> PenstockError:
 def _check_qos(qos: int) -> None:
     if qos not in (0, 1):
         raise InvalidRequest(f"QoS {qos} does not exist: use 0 (at most once) or 1 (at least once)")
-
-
-def _chunks(values: Sequence[bytes]) -> Iterable[tuple[int, int]]:
-    """Bounds of what is sent at a time."""
-    first = 0
-    while first < len(values):
-        last, size_bytes = first, 0
-        while last < len(values) and last - first < CHUNK_RECORDS_MAX and size_bytes < CHUNK_BYTES:
-            size_bytes += len(values[last])
-            last += 1
-        yield first, last
-        first = last

@@ -1,4 +1,7 @@
-"""The BlipMQ client for programs without an event loop: the async client, driven in one background thread."""
+"""The BlipMQ client for programs without an event loop: the async client, run in a background thread.
+
+Generated from `penstock.protocols.blipmq`: change the async client, and run `make sync`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ import ssl
 from collections.abc import Iterable, Iterator
 
 from penstock.clients.options import ClientOptions
-from penstock.clients.sync_twin import SyncTwin
+from penstock.clients.sync import SyncClient
 from penstock.protocols.blipmq.client import AsyncBlipMQClient, Message
 
 
-class BlipMQClient(SyncTwin[AsyncBlipMQClient]):
-    """The same calls as `AsyncBlipMQClient`, each waiting for its answer. Any number of threads may share one client.
+class BlipMQClient(SyncClient[AsyncBlipMQClient]):
+    """A BlipMQ client for programs without an event loop; the API key is the user of the address.
 
     ```python
-    with penstock.connect("blipmq://dev-key@127.0.0.1:5555") as client:
+    with BlipMQClient("blipmq://dev-key@127.0.0.1:5555") as client:
         subscription = client.subscribe("orders")
         client.send("orders", b"one")
         for message in client.records("orders", subscription=subscription):
             print(message.value)
     ```
+    Records have neither keys nor offsets in this protocol. Errors are those of `penstock.errors`. One client serves any number of
+    threads.
     """
 
     def __init__(
@@ -28,24 +33,27 @@ class BlipMQClient(SyncTwin[AsyncBlipMQClient]):
         super().__init__(AsyncBlipMQClient(url, tls=tls, options=options))
 
     def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
-        """Publish one message. With QoS 1 it is committed when this returns. For many, `send_many` is much faster."""
-        self._thread.run(self._client.send(topic, value, qos=qos))
+        """Publish one message. With QoS 1 it is committed when this returns; QoS 0 is not waited for by the broker."""
+        self._thread.run(self._async.send(topic, value, qos=qos))
 
     def send_many(self, topic: str, values: Iterable[bytes], *, qos: int = 1) -> None:
-        """Publish many messages, in order. Raises BatchFailed where some were refused."""
-        self._thread.run(self._client.send_many(topic, values, qos=qos))
+        """Publish many messages, pipelined, in order.
+
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        """
+        self._thread.run(self._async.send_many(topic, values, qos=qos))
 
     def subscribe(self, topic: str, *, qos: int = 1) -> int:
-        """Make a subscription; returns its number."""
-        return self._thread.run(self._client.subscribe(topic, qos=qos))
+        """Make a subscription; returns its number. It sees what is published from now on, and outlives this connection."""
+        return self._thread.run(self._async.subscribe(topic, qos=qos))
 
     def poll(self, subscription: int, max_records: int = 1) -> list[Message]:
-        """The next messages of a subscription, as many as there are up to a bound."""
-        return self._thread.run(self._client.poll(subscription, max_records))
+        """The next messages of a subscription, as many as there are up to a bound. Acknowledge those with a tag."""
+        return self._thread.run(self._async.poll(subscription, max_records))
 
     def ack(self, subscription: int, *tags: int) -> None:
-        """Acknowledge deliveries. Raises EntryNotFound where one is not in flight."""
-        self._thread.run(self._client.ack(subscription, *tags))
+        """Acknowledge deliveries. Raises EntryNotFound where one is not in flight: unknown, or taken back to be delivered again."""
+        self._thread.run(self._async.ack(subscription, *tags))
 
     def records(
         self,
@@ -56,11 +64,13 @@ class BlipMQClient(SyncTwin[AsyncBlipMQClient]):
         follow: bool = False,
         limit: int | None = None,
     ) -> Iterator[Message]:
-        """Iterate over messages, acknowledging each when the next is asked for; see `AsyncBlipMQClient.records`."""
-        return self._iterate(
-            self._client.records(topic, subscription=subscription, qos=qos, follow=follow, limit=limit)
-        )
+        """Iterate over messages, acknowledging each when the next is asked for.
+
+        Without a `subscription` a new one is made, which sees only what comes from now on. Without `follow` the iteration ends when
+        there is nothing to deliver; with it, it waits for more. `limit` ends it after so many messages.
+        """
+        return self._iterate(self._async.records(topic, subscription=subscription, qos=qos, follow=follow, limit=limit))
 
     def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
-        return self._thread.run(self._client.ping())
+        return self._thread.run(self._async.ping())

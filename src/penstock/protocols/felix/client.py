@@ -19,14 +19,14 @@ from typing import Final, Literal
 
 from msgspec import UNSET
 
-from penstock.clients.arguments import check_bytes, milliseconds, offset_field
+from penstock.clients.arguments import check_bytes, milliseconds, offset_field, values_of
 from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection
 from penstock.clients.reconnecting import Reconnecting
-from penstock.clients.retry import Sleep
+from penstock.clients.retry import Sleep, resend
 from penstock.clients.url import parse_quic_url
-from penstock.clock import Clock, SystemClock
+from penstock.clock import Clock
 from penstock.errors import ConnectionLost, InvalidRequest, ProtocolViolation, RequestTimeout
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
@@ -45,10 +45,10 @@ from penstock.protocols.felix.messages import (
     StartOffset,
     Subscribe,
 )
-from penstock.protocols.felix.subscription import FelixEvent, Subscription
+from penstock.protocols.felix.subscription import AsyncSubscription, FelixEvent, subscribe
 from penstock.protocols.felix.wire import ACKED, HEADER_BYTES, KEYED, PAYLOAD_BYTES_MAX, PUBLISH_BATCH, SUPPORTED
 
-__all__ = ["AsyncFelixClient", "FelixEvent", "Subscription"]
+__all__ = ["AsyncFelixClient", "AsyncSubscription", "FelixEvent"]
 
 SCHEME: Final = "felix"
 PORT: Final = 5000
@@ -59,7 +59,7 @@ Start = Literal["latest", "earliest"] | int
 
 
 class AsyncFelixClient(AsyncClient):
-    """A Felix client for asyncio programs. Tenant and token are the user and the password of the address, or given beside it.
+    """A Felix client for asyncio programs.
 
     ```python
     async with AsyncFelixClient("felix://127.0.0.1:5000?ca=penstock-data/dev-certificate.pem") as client:
@@ -68,8 +68,9 @@ class AsyncFelixClient(AsyncClient):
         async for event in subscription:
             print(event.value)
     ```
-    QUIC is never without TLS: `?ca=FILE` names whom to trust, where that is not an authority of the system. Errors are those of
-    `penstock.errors`.
+    Tenant and token are the user and the password of the address, or given as arguments. QUIC is never without TLS: `?ca=FILE` names
+    whom to trust, where that is not an authority of the system. Errors are those of `penstock.errors`. One client serves any number of
+    concurrent tasks of one event loop.
     """
 
     def __init__(
@@ -85,27 +86,25 @@ class AsyncFelixClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
-        self.tenant = tenant or self.address.user or DEFAULT_NAME
-        self.namespace = namespace
+        address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
+        super().__init__(address, options, clock=clock, random=random, sleep=sleep)
+        self.tenant: str = tenant or self.address.user or DEFAULT_NAME
+        self.namespace: str = namespace
         token = token if token is not None else self.address.password or ""
         self._auth = Auth(tenant_id=self.tenant, token=token, client_flags=SUPPORTED)
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: set[AsyncSubscription] = set()
         self._sessions: Reconnecting[ClientSession] = Reconnecting(
             self.address,
-            options or ClientOptions(),
+            self._options,
+            self._attempts,
             alpn=None,  # many deployed brokers know of none, and those that do take whoever offers none
             begin=lambda connection: ClientSession.begin(connection, self._auth),
             is_usable=lambda session: session.is_usable,
-            clock=clock or SystemClock(),
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
         )
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
         await self._sessions.open()
 
     async def close(self) -> None:
@@ -137,8 +136,11 @@ class AsyncFelixClient(AsyncClient):
 
         Raises TopicNotFound where there is no such stream. What is published at the same time shares the connection.
         """
-        rows = list(values)
-        check_bytes(rows, [key])
+        rows = values_of(
+            values,
+            "Felix events have no headers, and those of one call share a key: send values, and name it with key=",
+        )
+        check_bytes((), [key])
         lane = (await self._sessions.get()).publishing
         request_id = lane.next_id() if ack else None
         payload = binary.encode_publish(
@@ -160,7 +162,9 @@ class AsyncFelixClient(AsyncClient):
 
     # -- subscribing -----------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, stream: str, *, start: Start = "latest", namespace: str | None = None) -> Subscription:
+    async def subscribe(
+        self, stream: str, *, start: Start = "latest", namespace: str | None = None
+    ) -> AsyncSubscription:
         """Events of a stream, from now on; or from the `earliest` on, or from an offset.
 
         Raises TopicNotFound, and OffsetOutOfRange where that offset is not there.
@@ -172,10 +176,8 @@ class AsyncFelixClient(AsyncClient):
             start=UNSET if start == "latest" else StartOffset(offset_field(start)) if isinstance(start, int) else start,
         )
 
-        async def begin(connection: QuicConnection) -> Subscription:
-            subscription = Subscription(stream, connection, self._subscriptions.discard)
-            await subscription.begin(self._auth, request)
-            return subscription
+        async def begin(connection: QuicConnection) -> AsyncSubscription:
+            return await subscribe(connection, self._auth, request, self._subscriptions.discard)
 
         subscription = await self._sessions.connect(begin)
         self._subscriptions.add(subscription)
@@ -210,10 +212,7 @@ class AsyncFelixClient(AsyncClient):
     async def cache_get(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
         """The value, None where there is none or its time is over."""
         get = CacheGet(tenant_id=self.tenant, namespace=namespace or self.namespace, cache=cache, key=key)
-        try:
-            reply = await self._ask_cache(get)
-        except ConnectionLost:
-            reply = await self._ask_cache(get)
+        reply = await resend(lambda: self._ask_cache(get))
         if not isinstance(reply, CacheValue):
             raise ProtocolViolation(f"{type(reply).__name__} is no answer to a cache_get")
         return reply.value

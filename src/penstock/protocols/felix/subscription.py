@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import msgspec
 
+from penstock.clients.life import BATCH_RECORDS
 from penstock.clients.quic import QuicConnection, QuicStream
 from penstock.errors import ConnectionLost, OffsetOutOfRange, PenstockError, ProtocolViolation
 from penstock.protocols.felix.answers import error_of
@@ -40,60 +41,48 @@ class FelixEvent(msgspec.Struct, frozen=True, gc=False):
     offset: int | None = None
 
 
-class Subscription:
+class AsyncSubscription:
     """Events as they come. What is not read waits at the broker, which may drop it in the end: the protocol promises no more.
 
     Ends when the broker ends it; raises ConnectionLost where the connection broke or the broker cut it off.
     """
 
     def __init__(
-        self, stream_name: str, connection: QuicConnection, on_closed: Callable[[Subscription], object]
+        self,
+        stream_name: str,
+        connection: QuicConnection,
+        quic: QuicStream,
+        decoder: FrameDecoder,
+        events: Iterable[FelixEvent],
+        on_closed: Callable[[AsyncSubscription], object],
     ) -> None:
-        """Of use once it has begun. `on_closed` is called when it is over."""
-        self.stream = stream_name
+        """`events` is what has come on the stream already. `on_closed` is called once the subscription is over."""
+        self.stream: str = stream_name
         self._connection = connection
+        self._quic = quic
+        self._decoder = decoder
         self._on_closed = on_closed
-        self._quic: QuicStream | None = None
-        self._decoder = FrameDecoder()
-        self._events: deque[FelixEvent] = deque()
+        self._events: deque[FelixEvent] = deque(events)
         self._closed = False
 
-    async def begin(self, auth: Auth, request: Subscribe) -> None:
-        """Ask for it, and wait for the stream that the broker opens. Raises what the broker refuses with."""
-        await _ask(self._connection, auth, request)
-        self._quic = await self._connection.accept_stream()
-        frames: list[Frame] = []
-        while not frames:
-            data = await self._quic.read()
-            if not data:
-                raise ConnectionLost("the broker ended a stream that it had just opened")
-            frames = self._decoder.feed(data)
-            if self._decoder.violation is not None:
-                raise self._decoder.violation
-        if not isinstance(decode_reply(frames[0]), EventStreamHello):
-            raise ProtocolViolation("the broker opened a stream and did not say for which subscription")
-        for frame in frames[1:]:
-            self._take(frame)
-
     async def next(self, timeout_s: float | None = None) -> FelixEvent | None:
-        """The next event; None where the subscription has ended, or where none came in time."""
+        """Return the next event; None if none comes in time, or if the subscription has ended."""
+        events = await self.next_batch(1, timeout_s)
+        return events[0] if events else None
+
+    async def next_batch(self, max_records: int = BATCH_RECORDS, timeout_s: float | None = None) -> list[FelixEvent]:
+        """Return the events that have arrived, up to `max_records`, waiting for the first.
+
+        The list is empty if none comes in time, or if the subscription has ended.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._events:
                     if self._closed or not await self._read():
-                        return None
+                        return []
         except TimeoutError:
-            return None
-        return self._events.popleft()
-
-    async def next_many(self) -> list[FelixEvent]:
-        """Every event that is here, once there is one; empty where the subscription has ended."""
-        first = await self.next()
-        if first is None:
             return []
-        events = [first, *self._events]
-        self._events.clear()
-        return events
+        return [self._events.popleft() for _ in range(min(max_records, len(self._events)))]
 
     def close(self) -> None:
         """Tell the broker to send no more. What has come may still be read."""
@@ -118,11 +107,10 @@ class Subscription:
         self.close()
 
     async def _read(self) -> bool:
-        assert self._quic is not None
         try:
             data = await self._quic.read()
             for frame in self._decoder.feed(data):
-                self._take(frame)
+                self._events += _events_of(self.stream, frame)
             if self._decoder.violation is not None:
                 raise self._decoder.violation
         except PenstockError:
@@ -134,21 +122,38 @@ class Subscription:
             self.close()
         return bool(data)
 
-    def _take(self, frame: Frame) -> None:
-        reply = decode_reply(frame)
-        if isinstance(reply, Event):
-            offset = reply.offset if isinstance(reply.offset, int) else None
-            self._events.append(FelixEvent(self.stream, reply.payload, offset))
-        elif isinstance(reply, Events | EventBatch):
-            base = reply.base_offset
-            if isinstance(base, int):
-                self._events += [
-                    FelixEvent(self.stream, value, offset) for offset, value in enumerate(reply.payloads, base)
-                ]
-            else:
-                self._events += [FelixEvent(self.stream, value) for value in reply.payloads]
-        else:
-            raise ProtocolViolation(f"{type(reply).__name__} does not belong on a stream of events")
+
+async def subscribe(
+    connection: QuicConnection, auth: Auth, request: Subscribe, on_closed: Callable[[AsyncSubscription], object]
+) -> AsyncSubscription:
+    """Ask for a subscription, and wait for the stream that the broker opens for it. Raises what the broker refuses with."""
+    await _ask(connection, auth, request)
+    stream = await connection.accept_stream()
+    decoder = FrameDecoder()
+    frames: list[Frame] = []
+    while not frames:
+        data = await stream.read()
+        if not data:
+            raise ConnectionLost("the broker ended a stream that it had just opened")
+        frames = decoder.feed(data)
+        if decoder.violation is not None:
+            raise decoder.violation
+    if not isinstance(decode_reply(frames[0]), EventStreamHello):
+        raise ProtocolViolation("the broker opened a stream and did not say for which subscription")
+    events = [event for frame in frames[1:] for event in _events_of(request.stream, frame)]
+    return AsyncSubscription(request.stream, connection, stream, decoder, events, on_closed)
+
+
+def _events_of(stream_name: str, frame: Frame) -> list[FelixEvent]:
+    reply = decode_reply(frame)
+    if isinstance(reply, Event):
+        return [FelixEvent(stream_name, reply.payload, reply.offset if isinstance(reply.offset, int) else None)]
+    if not isinstance(reply, Events | EventBatch):
+        raise ProtocolViolation(f"{type(reply).__name__} does not belong on a stream of events")
+    base = reply.base_offset
+    if not isinstance(base, int):
+        return [FelixEvent(stream_name, value) for value in reply.payloads]
+    return [FelixEvent(stream_name, value, offset) for offset, value in enumerate(reply.payloads, base)]
 
 
 async def _ask(connection: QuicConnection, auth: Auth, request: Subscribe) -> None:

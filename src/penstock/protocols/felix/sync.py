@@ -1,58 +1,32 @@
-"""The Felix client for programs without an event loop: the async client, driven in one background thread."""
+"""The Felix client for programs without an event loop: the async client, run in a background thread.
+
+Generated from `penstock.protocols.felix`: change the async client, and run `make sync`.
+"""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterable
 
-from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
-from penstock.clients.sync_twin import SyncTwin
-from penstock.protocols.felix.client import DEFAULT_NAME, AsyncFelixClient, FelixEvent, Start, Subscription
+from penstock.clients.sync import SyncClient, SyncConsumer
+from penstock.protocols.felix.client import DEFAULT_NAME, AsyncFelixClient, Start
+from penstock.protocols.felix.subscription import AsyncSubscription, FelixEvent
 
 
-class SyncSubscription:
-    """Events as they come, for a `for` loop; `close`, or the end of a `with` block, tells the broker to send no more."""
-
-    def __init__(self, subscription: Subscription, thread: LoopThread) -> None:
-        self._subscription = subscription
-        self._thread = thread
-
-    def next(self, timeout_s: float | None = None) -> FelixEvent | None:
-        """The next event; None where the subscription has ended, or where none came in time."""
-        return self._thread.run(self._subscription.next(timeout_s))
-
-    def close(self) -> None:
-        if not self._thread.closed:
-            self._thread.run(self._close())
-
-    async def _close(self) -> None:
-        self._subscription.close()
-
-    def __iter__(self) -> Iterator[FelixEvent]:
-        while events := self._thread.run(self._subscription.next_many()):
-            yield from events
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class FelixClient(SyncTwin[AsyncFelixClient]):
-    """The same calls as `AsyncFelixClient`, each waiting for its answer. Any number of threads may share one client.
+class FelixClient(SyncClient[AsyncFelixClient]):
+    """A Felix client for programs without an event loop.
 
     ```python
-    with penstock.connect("felix://127.0.0.1:5000?ca=penstock-data/dev-certificate.pem") as client:
-        with client.subscribe("orders") as subscription:
-            client.send("orders", b"one")
-            print(subscription.next().value)
+    with FelixClient("felix://127.0.0.1:5000?ca=penstock-data/dev-certificate.pem") as client:
+        subscription = client.subscribe("orders")
+        client.send_many("orders", [b"one", b"two"])
+        for event in subscription:
+            print(event.value)
     ```
+    Tenant and token are the user and the password of the address, or given as arguments. QUIC is never without TLS: `?ca=FILE` names
+    whom to trust, where that is not an authority of the system. Errors are those of `penstock.errors`. One client serves any number of
+    threads.
     """
 
     def __init__(
@@ -69,11 +43,19 @@ class FelixClient(SyncTwin[AsyncFelixClient]):
             AsyncFelixClient(url, tenant=tenant, token=token, namespace=namespace, tls=tls, options=options)
         )
 
+    @property
+    def tenant(self) -> str:
+        return self._async.tenant
+
+    @property
+    def namespace(self) -> str:
+        return self._async.namespace
+
     def send(
         self, stream: str, value: bytes, *, key: bytes | None = None, namespace: str | None = None, ack: bool = True
     ) -> int | None:
-        """Publish one event; returns its offset. For many, `send_many` is much faster."""
-        return self._thread.run(self._client.send(stream, value, key=key, namespace=namespace, ack=ack))
+        """Publish one event; returns its offset. Without `ack` nothing is waited for, and nobody hears of a failure."""
+        return self._thread.run(self._async.send(stream, value, key=key, namespace=namespace, ack=ack))
 
     def send_many(
         self,
@@ -84,13 +66,20 @@ class FelixClient(SyncTwin[AsyncFelixClient]):
         namespace: str | None = None,
         ack: bool = True,
     ) -> int | None:
-        """Publish events that stay together and in order; all are committed when this returns, or none is."""
-        return self._thread.run(self._client.send_many(stream, values, key=key, namespace=namespace, ack=ack))
+        """Publish events that stay together and in order: all are committed when this returns, or none is; returns the first offset.
 
-    def subscribe(self, stream: str, *, start: Start = "latest", namespace: str | None = None) -> SyncSubscription:
-        """Events of a stream, from now on; or from the `earliest` on, or from an offset."""
-        subscription = self._thread.run(self._client.subscribe(stream, start=start, namespace=namespace))
-        return SyncSubscription(subscription, self._thread)
+        Raises TopicNotFound where there is no such stream. What is published at the same time shares the connection.
+        """
+        return self._thread.run(self._async.send_many(stream, values, key=key, namespace=namespace, ack=ack))
+
+    def subscribe(self, stream: str, *, start: Start = "latest", namespace: str | None = None) -> Subscription:
+        """Events of a stream, from now on; or from the `earliest` on, or from an offset.
+
+        Raises TopicNotFound, and OffsetOutOfRange where that offset is not there.
+        """
+        return Subscription(
+            self._thread, self._thread.run(self._async.subscribe(stream, start=start, namespace=namespace))
+        )
 
     def cache_put(
         self,
@@ -102,12 +91,23 @@ class FelixClient(SyncTwin[AsyncFelixClient]):
         namespace: str | None = None,
     ) -> None:
         """Keep a value, for so many seconds where that is given."""
-        self._thread.run(self._client.cache_put(key, value, ttl_s=ttl_s, cache=cache, namespace=namespace))
+        self._thread.run(self._async.cache_put(key, value, ttl_s=ttl_s, cache=cache, namespace=namespace))
 
     def cache_get(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
         """The value, None where there is none or its time is over."""
-        return self._thread.run(self._client.cache_get(key, cache=cache, namespace=namespace))
+        return self._thread.run(self._async.cache_get(key, cache=cache, namespace=namespace))
 
     def cache_delete(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
         """Remove a value; returns it, None where there was none. Needs the right to read as well as that to write."""
-        return self._thread.run(self._client.cache_delete(key, cache=cache, namespace=namespace))
+        return self._thread.run(self._async.cache_delete(key, cache=cache, namespace=namespace))
+
+
+class Subscription(SyncConsumer[AsyncSubscription, FelixEvent]):
+    """Events as they come. What is not read waits at the broker, which may drop it in the end: the protocol promises no more.
+
+    Ends when the broker ends it; raises ConnectionLost where the connection broke or the broker cut it off.
+    """
+
+    @property
+    def stream(self) -> str:
+        return self._async.stream

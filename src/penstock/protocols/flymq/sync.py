@@ -1,6 +1,6 @@
-"""The FlyMQ client for programs without an event loop: the async client, driven in one background thread.
+"""The FlyMQ client for programs without an event loop: the async client, run in a background thread.
 
-Generated from `penstock.protocols.flymq.client`: change that, and run `make sync`.
+Generated from `penstock.protocols.flymq`: change the async client, and run `make sync`.
 """
 
 # ruff: noqa: A002 - arguments are named as those of the async client
@@ -13,10 +13,9 @@ from datetime import datetime
 from typing import Literal, Self
 
 from penstock.clients.arguments import Values
-from penstock.clients.loop_thread import LoopThread
 from penstock.clients.options import ClientOptions
 from penstock.clients.records import FetchResult, GroupDescription, Lag, Record, RecordMetadata, TopicDescription
-from penstock.clients.sync_twin import SyncTransaction, SyncTwin
+from penstock.clients.sync import SyncClient, SyncContext, SyncObject
 from penstock.protocols.flymq.client.access import AsyncAccess, AsyncKeys, Identity
 from penstock.protocols.flymq.client.client import FETCH_RECORDS, AsyncFlyMQClient
 from penstock.protocols.flymq.client.reading import Start
@@ -51,36 +50,38 @@ from penstock.protocols.flymq.operations.spark import PipelineDescription, Pipel
 from penstock.protocols.flymq.operations.topics import ClusterState, SnapshotDescription
 
 
-class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
-    """The same calls as `AsyncFlyMQClient`, each waiting for its answer. Any number of threads may share one client.
+class FlyMQClient(SyncClient[AsyncFlyMQClient]):
+    """A FlyMQ client for programs without an event loop.
 
     ```python
-    with penstock.connect("flymq://127.0.0.1:9092") as client:
+    with FlyMQClient("flymq://127.0.0.1:9092") as client:
         client.send("orders", b"one", key=b"k")
         for record in client.records("orders"):
             print(record.offset, record.value)
     ```
+    Errors are those of `penstock.errors`; `error.retriable` says whether trying again can help. One client serves any number of
+    threads.
     """
 
     def __init__(
         self, url: str, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
     ) -> None:
         super().__init__(AsyncFlyMQClient(url, tls=tls, options=options))
-        self.dead_letters = DeadLetters(self._thread, self._client.dead_letters)
+        self.dead_letters = DeadLetters(self._thread, self._async.dead_letters)
         """Records that failed: list, replay, purge."""
-        self.schemas = Schemas(self._thread, self._client.schemas)
+        self.schemas = Schemas(self._thread, self._async.schemas)
         """What records must look like: register, get, list, validate, delete, bind to a topic."""
-        self.access = Access(self._thread, self._client.access)
+        self.access = Access(self._thread, self._async.access)
         """Users, roles, ACLs, the audit trail and the cluster."""
-        self.pipelines = Pipelines(self._thread, self._client.pipelines)
+        self.pipelines = Pipelines(self._thread, self._async.pipelines)
         """What Spark pipelines report of themselves."""
-        self.staging = Staging(self._thread, self._client.staging)
+        self.staging = Staging(self._thread, self._async.staging)
         """Records that are published when a commit names them, for writers of many processes."""
-        self.snapshots = Snapshots(self._thread, self._client.snapshots)
+        self.snapshots = Snapshots(self._thread, self._async.snapshots)
         """Snapshots of the log, for backups and checks on the broker's machine."""
-        self.keys = Keys(self._thread, self._client.keys)
+        self.keys = Keys(self._thread, self._async.keys)
         """API keys of other protocols: create, list, revoke."""
-        self.blocks = Blocks(self._thread, self._client.blocks)
+        self.blocks = Blocks(self._thread, self._async.blocks)
         """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
 
     def send(
@@ -101,7 +102,7 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
         whether the record was stored.
         """
-        return self._thread.run(self._client.send(topic, value, key, partition, ttl_s=ttl_s, schema=schema))
+        return self._thread.run(self._async.send(topic, value, key, partition, ttl_s=ttl_s, schema=schema))
 
     def send_later(
         self,
@@ -117,11 +118,11 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
 
         A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
         """
-        return self._thread.run(self._client.send_later(topic, value, delay_s, key, partition, ttl_s=ttl_s))
+        return self._thread.run(self._async.send_later(topic, value, delay_s, key, partition, ttl_s=ttl_s))
 
     def cancel(self, topic: str, delayed_id: str) -> None:
         """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
-        self._thread.run(self._client.cancel(topic, delayed_id))
+        self._thread.run(self._async.cancel(topic, delayed_id))
 
     def send_many(
         self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
@@ -130,14 +131,14 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
 
         Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
         """
-        return self._thread.run(self._client.send_many(topic, records, partition, schema=schema))
+        return self._thread.run(self._async.send_many(topic, records, partition, schema=schema))
 
     def transaction(self, transaction_id: str | None = None) -> Transaction:
         """Records and group offsets that appear together or not at all: `with client.transaction() as txn:`.
 
         An id goes on with a transaction that was begun before, here or elsewhere; `commit()` then tells what became of it.
         """
-        return Transaction(self._thread, self._client.transaction(transaction_id))
+        return Transaction(self._thread, self._async.transaction(transaction_id))
 
     def fetch(
         self, topic: str, partition: int, offset: int, max_records: int = FETCH_RECORDS, filter: str | None = None
@@ -147,7 +148,7 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
         `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
         values that have such a member.
         """
-        return self._thread.run(self._client.fetch(topic, partition, offset, max_records, filter))
+        return self._thread.run(self._async.fetch(topic, partition, offset, max_records, filter))
 
     def batches(
         self,
@@ -163,7 +164,7 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     ) -> Iterator[list[Record]]:
         """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
         return self._iterate(
-            self._client.batches(
+            self._async.batches(
                 topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
             )
         )
@@ -196,345 +197,277 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
         """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
         compression, segment_bytes, segment_ms."""
-        self._thread.run(self._client.create_topic(name, partitions, **config))
+        self._thread.run(self._async.create_topic(name, partitions, **config))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records; one that does not exist is no error."""
-        self._thread.run(self._client.delete_topic(name))
+        self._thread.run(self._async.delete_topic(name))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._thread.run(self._client.topics())
+        return self._thread.run(self._async.topics())
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Raises TopicNotFound."""
-        return self._thread.run(self._client.describe_topic(name))
+        return self._thread.run(self._async.describe_topic(name))
 
     def subscribe(
         self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
     ) -> int:
         """Join a group as a member for as long as the connection lasts; returns the offset to start at."""
-        return self._thread.run(self._client.subscribe(topic, group, partition, mode))
+        return self._thread.run(self._async.subscribe(topic, group, partition, mode))
 
     def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
         """Store `offset` as the next one the group will read."""
-        self._thread.run(self._client.commit(topic, group, partition, offset))
+        self._thread.run(self._async.commit(topic, group, partition, offset))
 
     def committed(self, topic: str, group: str, partition: int) -> int | None:
         """The next offset the group will read, None where it has committed nothing."""
-        return self._thread.run(self._client.committed(topic, group, partition))
+        return self._thread.run(self._async.committed(topic, group, partition))
 
     def reset(self, topic: str, group: str, partition: int, to: Start) -> int:
         """Move a group's committed offset to "earliest", "latest", an offset, or a time; returns the offset it has now."""
-        return self._thread.run(self._client.reset(topic, group, partition, to))
+        return self._thread.run(self._async.reset(topic, group, partition, to))
 
     def seek_to_time(self, topic: str, group: str | None, partition: int, time: datetime | int) -> int:
         """The first offset at or after a time (a datetime, or milliseconds since 1970); committed for the group if one is given."""
-        return self._thread.run(self._client.seek_to_time(topic, group, partition, time))
+        return self._thread.run(self._async.seek_to_time(topic, group, partition, time))
 
     def groups(self) -> list[GroupDescription]:
         """Every group of every topic."""
-        return self._thread.run(self._client.groups())
+        return self._thread.run(self._async.groups())
 
     def describe_group(self, group: str, topic: str | None = None) -> list[GroupDescription]:
         """A group's committed offsets, one entry for each topic it reads. Raises GroupNotFound."""
-        return self._thread.run(self._client.describe_group(group, topic))
+        return self._thread.run(self._async.describe_group(group, topic))
 
     def delete_group(self, group: str, topic: str | None = None) -> None:
         """Forget a group's offsets, in one topic or in all. Raises GroupNotFound."""
-        self._thread.run(self._client.delete_group(group, topic))
+        self._thread.run(self._async.delete_group(group, topic))
 
     def lag(self, topic: str, group: str, partition: int) -> Lag:
         """How many records of a partition the group has yet to read."""
-        return self._thread.run(self._client.lag(topic, group, partition))
+        return self._thread.run(self._async.lag(topic, group, partition))
 
     def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
-        return self._thread.run(self._client.ping())
+        return self._thread.run(self._async.ping())
 
 
-class Transaction(SyncTransaction[AsyncTransaction]):
-    """The same calls as `AsyncTransaction`, each waiting for its answer.
+class Access(SyncObject[AsyncAccess]):
+    """`client.access` of the sync client."""
 
-    ```python
-    with client.transaction() as txn:
-        txn.send("orders", b"one", key=b"k")
-        txn.send("payments", b"1.00")
-    ```
-    """
+    def whoami(self) -> Identity | None:
+        """Whom the broker takes this client for; None where nobody has logged in."""
+        return self._thread.run(self._async.whoami())
 
-    def begin(self) -> Self:
-        """Begin the transaction; entering the block does that by itself."""
-        self._thread.run(self._transaction.begin())
-        return self
+    def create_user(self, user: str, password: str, roles: Sequence[str] = ()) -> None:
+        """Raises UserExists."""
+        self._thread.run(self._async.create_user(user, password, roles))
 
-    @property
-    def id(self) -> str:
-        """What the broker calls it."""
-        return self._transaction.id
+    def update_user(self, user: str, roles: Sequence[str] = (), enabled: bool | None = None) -> None:
+        """Give a user other roles (none: unchanged), or let it log in or not (None: unchanged). Raises UserNotFound."""
+        self._thread.run(self._async.update_user(user, roles, enabled))
 
-    def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> int:
-        """Add one record; returns its partition. Its offset is decided by the commit."""
-        return self._thread.run(self._transaction.send(topic, value, key, partition))
+    def delete_user(self, user: str) -> None:
+        """Raises UserNotFound."""
+        self._thread.run(self._async.delete_user(user))
 
-    def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[int]:
-        """Add many records (values, or pairs of key and value), pipelined, in order; returns the partition of each.
+    def users(self) -> list[UserDescription]:
+        """Every user, without permissions."""
+        return self._thread.run(self._async.users())
 
-        Where some are refused, the others are in the transaction: roll back, or commit without those.
-        """
-        return self._thread.run(self._transaction.send_many(topic, records, partition))
+    def user(self, user: str) -> UserDescription:
+        """Raises UserNotFound."""
+        return self._thread.run(self._async.user(user))
 
-    def commit_offset(self, topic: str, group: str, partition: int, offset: int) -> None:
-        """Note the next offset that a group reads; it moves with the commit. So a record that was read, and what came of it, are one."""
-        self._transaction.commit_offset(topic, group, partition, offset)
+    def set_password(self, user: str, password: str, old_password: str = "") -> None:
+        """One's own, for which the old one is needed, or, as an administrator, somebody else's."""
+        self._thread.run(self._async.set_password(user, password, old_password))
+
+    def roles(self) -> list[RoleDescription]:
+        """Every role, the built-in ones first."""
+        return self._thread.run(self._async.roles())
+
+    def set_role(self, role: str, permissions: Sequence[str], description: str = "") -> None:
+        """Make a role, or change one that is not built in. Permissions: read, write, describe, create, delete, admin."""
+        self._thread.run(self._async.set_role(role, permissions, description))
+
+    def delete_role(self, role: str) -> None:
+        """One that nobody has any more."""
+        self._thread.run(self._async.delete_role(role))
+
+    def set_acl(
+        self, topic: str, users: Sequence[str] = (), roles: Sequence[str] = (), *, public: bool = False
+    ) -> None:
+        """Put an ACL in the place of the one there may be. `topic` may end in `*`; an entry may end in `:read` or `:write`."""
+        self._thread.run(self._async.set_acl(topic, users, roles, public=public))
+
+    def acl(self, topic: str) -> AclDescription:
+        """The ACL of this very name; `exists` is false where there is none."""
+        return self._thread.run(self._async.acl(topic))
+
+    def delete_acl(self, topic: str) -> None:
+        """One that does not exist is no error."""
+        self._thread.run(self._async.delete_acl(topic))
+
+    def acls(self) -> list[AclDescription]:
+        return self._thread.run(self._async.acls())
+
+    def audit(self, query: AuditQuery | None = None) -> AuditRecords:
+        """Events of the audit trail, newest first."""
+        return self._thread.run(self._async.audit(query))
+
+    def export_audit(self, form: Literal["json", "csv"], query: AuditQuery | None = None) -> bytes:
+        """The same as a file."""
+        return self._thread.run(self._async.export_audit(form, query))
+
+    def cluster_status(self) -> ClusterState:
+        return self._thread.run(self._async.cluster_status())
 
 
-class DeadLetters:
-    """The same calls as `AsyncDeadLetters`, each waiting for its answer."""
+class Keys(SyncObject[AsyncKeys]):
+    """`client.keys` of the sync client."""
 
-    def __init__(self, thread: LoopThread, dead_letters: AsyncDeadLetters) -> None:
-        self._thread = thread
-        self._dead_letters = dead_letters
+    def create(self, name: str, roles: Sequence[str] = ()) -> str:
+        """Make a key; returns it, and nobody can see it again. Without roles it may publish and read."""
+        return self._thread.run(self._async.create(name, roles))
+
+    def list(self) -> list[KeyDescription]:
+        """Every key by name, without its secret."""
+        return self._thread.run(self._async.list())
+
+    def revoke(self, name: str) -> None:
+        """Forget a key; who is logged in with it is turned away. Raises EntryNotFound."""
+        self._thread.run(self._async.revoke(name))
+
+
+class DeadLetters(SyncObject[AsyncDeadLetters]):
+    """`client.dead_letters` of the sync client."""
 
     def list(self, topic: str, max_letters: int = LETTERS) -> list[DeadLetterInfo]:
         """The records of a topic that failed and were not replayed, oldest first; none where it has no dead letters."""
-        return self._thread.run(self._dead_letters.list(topic, max_letters))
+        return self._thread.run(self._async.list(topic, max_letters))
 
     def replay(self, topic: str, letter_id: str) -> None:
         """Write a failed record to its topic again, once. Raises EntryNotFound, also where it was replayed before."""
-        self._thread.run(self._dead_letters.replay(topic, letter_id))
+        self._thread.run(self._async.replay(topic, letter_id))
 
     def replay_at(self, topic: str, offset: int) -> None:
         """The same for the dead letter at an offset of the dead-letter topic."""
-        self._thread.run(self._dead_letters.replay_at(topic, offset))
+        self._thread.run(self._async.replay_at(topic, offset))
 
     def replay_all(self, topic: str, filter: str = "", *, dry_run: bool = False) -> int:
         """Replay every dead letter, or those whose record or reason matches a filter as in `fetch`; returns how many.
 
         A dry run only counts. Sent again where the connection was lost: what was replayed by then is not replayed again, nor counted.
         """
-        return self._thread.run(self._dead_letters.replay_all(topic, filter, dry_run=dry_run))
+        return self._thread.run(self._async.replay_all(topic, filter, dry_run=dry_run))
 
     def purge(self, topic: str) -> None:
         """Delete all dead letters of a topic, replayed or not; none are no error."""
-        self._thread.run(self._dead_letters.purge(topic))
+        self._thread.run(self._async.purge(topic))
 
 
-class Schemas:
-    """The same calls as `AsyncSchemas`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, schemas: AsyncSchemas) -> None:
-        self._thread = thread
-        self._schemas = schemas
+class Schemas(SyncObject[AsyncSchemas]):
+    """`client.schemas` of the sync client."""
 
     def register(self, name: str, definition: str, type: str = "json", compatibility: str | None = None) -> SchemaInfo:
         """Register the next version (json, avro or protobuf), or find the one that has this definition already.
 
         `compatibility` (none, backward, forward, full) is kept for versions to come. Raises SchemaInvalid, IncompatibleSchema.
         """
-        return self._thread.run(self._schemas.register(name, definition, type, compatibility))
+        return self._thread.run(self._async.register(name, definition, type, compatibility))
 
     def get(self, name: str, version: int | None = None) -> SchemaInfo:
         """One version with its definition, by default the latest. Raises SchemaNotFound."""
-        return self._thread.run(self._schemas.get(name, version))
+        return self._thread.run(self._async.get(name, version))
 
     def validate(self, schema: str, value: bytes) -> list[str]:
         """What is wrong with a record; nothing where it is what the schema ("orders", "orders:3") says. Raises SchemaNotFound."""
-        return self._thread.run(self._schemas.validate(schema, value))
+        return self._thread.run(self._async.validate(schema, value))
 
     def delete(self, name: str, version: int | None = None) -> None:
         """Delete one version, or all of them. Raises SchemaNotFound."""
-        self._thread.run(self._schemas.delete(name, version))
+        self._thread.run(self._async.delete(name, version))
 
     def bind(self, topic: str, schema: str | None) -> None:
         """From now on records of the topic must follow the schema ("orders", "orders:3"); None lifts that."""
-        self._thread.run(self._schemas.bind(topic, schema))
+        self._thread.run(self._async.bind(topic, schema))
 
     def list(self, name: str | None = None) -> list[SchemaInfo]:
         """Every version of one schema, or of all."""
-        return self._thread.run(self._schemas.list(name))
+        return self._thread.run(self._async.list(name))
 
 
-class Access:
-    """The same calls as `AsyncAccess`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, access: AsyncAccess) -> None:
-        self._thread = thread
-        self._access = access
-
-    def whoami(self) -> Identity | None:
-        """Whom the broker takes this client for; None where nobody has logged in."""
-        return self._thread.run(self._access.whoami())
-
-    def create_user(self, user: str, password: str, roles: Sequence[str] = ()) -> None:
-        """Raises UserExists."""
-        self._thread.run(self._access.create_user(user, password, roles))
-
-    def update_user(self, user: str, roles: Sequence[str] = (), enabled: bool | None = None) -> None:
-        """Give a user other roles (none: unchanged), or let it log in or not (None: unchanged). Raises UserNotFound."""
-        self._thread.run(self._access.update_user(user, roles, enabled))
-
-    def delete_user(self, user: str) -> None:
-        """Raises UserNotFound."""
-        self._thread.run(self._access.delete_user(user))
-
-    def users(self) -> list[UserDescription]:
-        """Every user, without permissions."""
-        return self._thread.run(self._access.users())
-
-    def user(self, user: str) -> UserDescription:
-        """Raises UserNotFound."""
-        return self._thread.run(self._access.user(user))
-
-    def set_password(self, user: str, password: str, old_password: str = "") -> None:
-        """One's own, for which the old one is needed, or, as an administrator, somebody else's."""
-        self._thread.run(self._access.set_password(user, password, old_password))
-
-    def roles(self) -> list[RoleDescription]:
-        """Every role, the built-in ones first."""
-        return self._thread.run(self._access.roles())
-
-    def set_role(self, role: str, permissions: Sequence[str], description: str = "") -> None:
-        """Make a role, or change one that is not built in. Permissions: read, write, describe, create, delete, admin."""
-        self._thread.run(self._access.set_role(role, permissions, description))
-
-    def delete_role(self, role: str) -> None:
-        """One that nobody has any more."""
-        self._thread.run(self._access.delete_role(role))
-
-    def set_acl(
-        self, topic: str, users: Sequence[str] = (), roles: Sequence[str] = (), *, public: bool = False
-    ) -> None:
-        """Put an ACL in the place of the one there may be. `topic` may end in `*`; an entry may end in `:read` or `:write`."""
-        self._thread.run(self._access.set_acl(topic, users, roles, public=public))
-
-    def acl(self, topic: str) -> AclDescription:
-        """The ACL of this very name; `exists` is false where there is none."""
-        return self._thread.run(self._access.acl(topic))
-
-    def delete_acl(self, topic: str) -> None:
-        """One that does not exist is no error."""
-        self._thread.run(self._access.delete_acl(topic))
-
-    def acls(self) -> list[AclDescription]:
-        return self._thread.run(self._access.acls())
-
-    def audit(self, query: AuditQuery | None = None) -> AuditRecords:
-        """Events of the audit trail, newest first."""
-        return self._thread.run(self._access.audit(query))
-
-    def export_audit(self, form: Literal["json", "csv"], query: AuditQuery | None = None) -> bytes:
-        """The same as a file."""
-        return self._thread.run(self._access.export_audit(form, query))
-
-    def cluster_status(self) -> ClusterState:
-        return self._thread.run(self._access.cluster_status())
-
-
-class Keys:
-    """The same calls as `AsyncKeys`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, keys: AsyncKeys) -> None:
-        self._thread = thread
-        self._keys = keys
-
-    def create(self, name: str, roles: Sequence[str] = ()) -> str:
-        """Make a key; returns it, and nobody can see it again. Without roles it may publish and read."""
-        return self._thread.run(self._keys.create(name, roles))
-
-    def list(self) -> list[KeyDescription]:
-        """Every key by name, without its secret."""
-        return self._thread.run(self._keys.list())
-
-    def revoke(self, name: str) -> None:
-        """Forget a key; who is logged in with it is turned away. Raises EntryNotFound."""
-        self._thread.run(self._keys.revoke(name))
-
-
-class Staging:
-    """The same calls as `AsyncStaging`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, staging: AsyncStaging) -> None:
-        self._thread = thread
-        self._staging = staging
+class Staging(SyncObject[AsyncStaging]):
+    """Records that are shown to nobody until a commit names the attempts they belong to; see docs/spark.md for who uses it."""
 
     def begin_run(self, application: str, name: str, *, lasting: bool = True) -> Run:
         """Begin a run of an application, or find the one of this name begun. Raises ProducerFenced where a newer one has begun.
 
         What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten.
         """
-        return self._thread.run(self._staging.begin_run(application, name, lasting=lasting))
+        return self._thread.run(self._async.begin_run(application, name, lasting=lasting))
 
     def attempt(self, application: str, run: int, epoch: int, attempt: str) -> Attempt:
         """What one attempt of one task stages."""
-        return Attempt(self._thread, self._staging.attempt(application, run, epoch, attempt))
+        return Attempt(self._thread, self._async.attempt(application, run, epoch, attempt))
 
     def commit(self, application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bool:
         """Publish what the winners staged, all or nothing, once. False where the epoch was committed before.
 
         Returns when all of it can be read; a large commit may take long.
         """
-        return self._thread.run(self._staging.commit(application, run, epoch, winners))
+        return self._thread.run(self._async.commit(application, run, epoch, winners))
 
     def abort(self, application: str, run: int, epoch: int) -> bool:
         """Drop what this run and earlier ones staged for an epoch. False where it was committed, which stays."""
-        return self._thread.run(self._staging.abort(application, run, epoch))
+        return self._thread.run(self._async.abort(application, run, epoch))
 
 
-class Attempt:
-    """The same calls as `AsyncAttempt`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, attempt: AsyncAttempt) -> None:
-        self._thread = thread
-        self._attempt = attempt
+class Attempt(SyncObject[AsyncAttempt]):
+    """Requests of one attempt, some of them on their way at a time."""
 
     @property
     def winner(self) -> Winner:
         """What names this attempt in a commit."""
-        return self._attempt.winner
+        return self._async.winner
 
     def stage(self, topic: str, parts: Parts) -> None:
         """Send blocks for partitions of a topic (which is created where it is missing). Returns when there is room for more.
 
         Raises what went wrong with this or an earlier request; then the attempt has failed.
         """
-        self._thread.run(self._attempt.stage(topic, parts))
+        self._thread.run(self._async.stage(topic, parts))
 
     def finish(self) -> Winner:
         """Wait until everything is staged."""
-        return self._thread.run(self._attempt.finish())
+        return self._thread.run(self._async.finish())
 
     def cancel(self) -> None:
         """Wait for what is on its way, whatever comes of it."""
-        self._thread.run(self._attempt.cancel())
+        self._thread.run(self._async.cancel())
 
 
-class Pipelines:
-    """The same calls as `AsyncPipelines`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, pipelines: AsyncPipelines) -> None:
-        self._thread = thread
-        self._pipelines = pipelines
+class Pipelines(SyncObject[AsyncPipelines]):
+    """Every request may be sent again where a connection was lost: reporting or stopping twice is doing it once."""
 
     def report(self, report: PipelineReport) -> bool:
         """Say how a run is doing; returns whether it should stop."""
-        return self._thread.run(self._pipelines.report(report))
+        return self._thread.run(self._async.report(report))
 
     def list(self) -> list[PipelineDescription]:
         """The last report of every pipeline, by name."""
-        return self._thread.run(self._pipelines.list())
+        return self._thread.run(self._async.list())
 
     def stop(self, pipeline: str) -> bool:
         """Ask the running run of a pipeline to stop; returns whether there is one. Raises EntryNotFound."""
-        return self._thread.run(self._pipelines.stop(pipeline))
+        return self._thread.run(self._async.stop(pipeline))
 
 
-class Blocks:
-    """The same calls as `AsyncBlocks`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, blocks: AsyncBlocks) -> None:
-        self._thread = thread
-        self._blocks = blocks
+class Blocks(SyncObject[AsyncBlocks]):
+    """`read` may be sent again where a connection was lost."""
 
     def fetch(
         self,
@@ -553,7 +486,7 @@ class Blocks:
         them out itself.
         """
         return self._thread.run(
-            self._blocks.fetch(topic, partition, offset, topic_id=topic_id, max_bytes=max_bytes, epoch=epoch)
+            self._async.fetch(topic, partition, offset, topic_id=topic_id, max_bytes=max_bytes, epoch=epoch)
         )
 
     def plan(self, topics: Sequence[TopicSpans], *, step_bytes: int = 0, wait_ms: int = 0) -> Plan:
@@ -562,20 +495,67 @@ class Blocks:
 
         With `wait_ms`, the answer comes once there is a record after one of the spans, its log was cut, or the time is over.
         """
-        return self._thread.run(self._blocks.plan(topics, step_bytes=step_bytes, wait_ms=wait_ms))
+        return self._thread.run(self._async.plan(topics, step_bytes=step_bytes, wait_ms=wait_ms))
 
 
-class Snapshots:
-    """The same calls as `AsyncSnapshots`, each waiting for its answer."""
-
-    def __init__(self, thread: LoopThread, snapshots: AsyncSnapshots) -> None:
-        self._thread = thread
-        self._snapshots = snapshots
+class Snapshots(SyncObject[AsyncSnapshots]):
+    """A request may be sent again if a connection was lost: a snapshot that nobody reads is removed after a minute."""
 
     def create(self) -> SnapshotDescription:
         """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
-        return self._thread.run(self._snapshots.create())
+        return self._thread.run(self._async.create())
 
     def release(self, snapshot_id: str) -> None:
         """Tell the broker that a snapshot is not needed any more. Once nobody holds its lock, its files are removed."""
-        self._thread.run(self._snapshots.release(snapshot_id))
+        self._thread.run(self._async.release(snapshot_id))
+
+
+class Transaction(SyncContext[AsyncTransaction]):
+    """Records and group offsets that appear together or not at all.
+
+    ```python
+    with client.transaction() as txn:
+        txn.send("orders", b"one", key=b"k")
+        txn.send("payments", b"1.00")
+        txn.commit_offset("carts", "checkout", partition=0, offset=42)
+    ```
+    The end of the block commits; an exception inside it rolls back. Nothing can be read before the commit is done. A transaction that is
+    open for too long (a minute, unless the broker is configured otherwise) is rolled back by the broker.
+    """
+
+    @property
+    def id(self) -> str:
+        """What the broker calls it."""
+        return self._async.id
+
+    def begin(self) -> Self:
+        """What entering the block does first."""
+        self._thread.run(self._async.begin())
+        return self
+
+    def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> int:
+        """Add one record; returns its partition. Its offset is decided by the commit."""
+        return self._thread.run(self._async.send(topic, value, key, partition))
+
+    def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[int]:
+        """Add many records (values, or pairs of key and value), pipelined, in order; returns the partition of each.
+
+        Where some are refused, the others are in the transaction: roll back, or commit without those.
+        """
+        return self._thread.run(self._async.send_many(topic, records, partition))
+
+    def commit_offset(self, topic: str, group: str, partition: int, offset: int) -> None:
+        """Note the next offset that a group reads; it moves with the commit. So a record that was read, and what came of it, are one."""
+        self._async.commit_offset(topic, group, partition, offset)
+
+    def commit(self) -> None:
+        """Make everything readable, all or nothing. Sent again where the connection is lost: it is never done twice.
+
+        Raises TransactionNotFound or TransactionNotActive where it was not done and cannot be any more: it timed out, or the broker was
+        restarted. After OutcomeUnknown, RequestTimeout and ConnectionLost whether it was done is unknown: call it again to learn.
+        """
+        self._thread.run(self._async.commit())
+
+    def rollback(self) -> None:
+        """Drop everything. Raises TransactionNotActive where it was committed before."""
+        self._thread.run(self._async.rollback())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -19,23 +19,22 @@ from typing import Final, Literal, Self, overload
 import msgspec
 
 from penstock.clients.arguments import check_topic
-from penstock.clients.life import AsyncClient, AsyncOpened
+from penstock.clients.life import BATCH_RECORDS, AsyncClient, AsyncOpened
 from penstock.clients.options import ClientOptions
-from penstock.clients.retry import Sleep
+from penstock.clients.retry import Sleep, resend
 from penstock.clients.url import parse_quic_url
-from penstock.clock import Clock, SystemClock
-from penstock.errors import ConnectionLost, EntryNotFound, InvalidRequest, ShuttingDown
-from penstock.protocols.fujin.client_connection import Headers, Link
+from penstock.clock import Clock
+from penstock.errors import ConnectionLost, EntryNotFound, InvalidRequest
+from penstock.protocols.fujin.client_connection import Link, Records
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.reply_decoding import Delivered, error_of
+from penstock.protocols.fujin.request_encoding import Headers
 from penstock.protocols.fujin.wire import IDS_MAX, PORT, Request
 
 SCHEME: Final = "fujin"
 FETCH_RECORDS: Final = 256
 FAST_S: Final = 0.5
 """`records` asks for more at a time where a program is through with a batch in less, and for fewer where it is not."""
-FETCH_ATTEMPTS_MAX: Final = 4
-"""How often a fetch is sent before its caller hears of the lost connections."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +46,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class AsyncFujinClient(AsyncClient):
-    """
+    """A Fujin client for asyncio programs.
+
     ```python
     async with AsyncFujinClient("fujin://127.0.0.1:4848?ca=penstock-data/dev-certificate.pem") as client:
         await client.send("orders", b"one")
@@ -60,7 +60,8 @@ class AsyncFujinClient(AsyncClient):
                 await reader.ack(message)
     ```
     QUIC is never without TLS: `?ca=FILE` names whom to trust, where that is not an authority of the system, `?cert=FILE&key=FILE` a client
-    certificate. `write_form="code"` is for servers that know no headers. Errors are those of `penstock.errors`.
+    certificate. `write_form="code"` is for servers that know no headers. Errors are those of `penstock.errors`. One client
+    serves any number of concurrent tasks of one event loop.
     """
 
     def __init__(
@@ -75,21 +76,12 @@ class AsyncFujinClient(AsyncClient):
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
-        self.address = address
-        self._clock = clock or SystemClock()
-        self._link = Link(
-            address,
-            options or ClientOptions(),
-            with_headers=write_form == "table",
-            clock=self._clock,
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
-        )
+        super().__init__(address, options, clock=clock, random=random, sleep=sleep)
+        self._link = Link(address, self._options, self._attempts, with_headers=write_form == "table")
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
         await self._link.open()
 
     async def close(self) -> None:
@@ -100,33 +92,35 @@ class AsyncFujinClient(AsyncClient):
 
     async def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
         """Write one record; it is on disk when this returns."""
-        self._link.check(topic, [value], headers)
-        await self._link.write(await self._link.shared_writer(), topic, value, headers)
+        rows = self._link.rows(topic, [value], headers)
+        await self._link.write(await self._link.shared_writer(), topic, rows)
 
-    async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Write many records, pipelined, in order. Raises BatchFailed, whose `results` tell of each, where some were refused."""
-        rows = list(values)
-        self._link.check(topic, rows, headers)
-        if rows:
-            await self._link.write_many(await self._link.shared_writer(), topic, rows, headers)
+    async def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
+        """Write many records, pipelined, in order: values, with `headers` for all, or triples of None, value and headers.
 
-    def transaction(self) -> Transaction:
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        """
+        rows = self._link.rows(topic, values, headers)
+        if rows.values:
+            await self._link.write(await self._link.shared_writer(), topic, rows)
+
+    def transaction(self) -> AsyncTransaction:
         """Records that appear together or not at all: `async with client.transaction() as transaction:`.
 
         It is committed at the end of the block, and rolled back where that is left by an exception.
         """
-        return Transaction(self._link)
+        return AsyncTransaction(self._link)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
-    def reader(self, topic: str, *, pull: bool = False, auto_commit: bool = False) -> Reader:
+    def reader(self, topic: str, *, pull: bool = False, auto_commit: bool = False) -> AsyncReader:
         """A reader of the group that the server has for this name: `async with client.reader("orders") as reader:`.
 
         Records are pushed, and `async for message in reader` gives them; with `pull`, `reader.fetch` asks for them. With
         `auto_commit` the server takes a record for dealt with once it has arrived here; otherwise `reader.ack` says so.
         """
         check_topic(topic)
-        return Reader(self._link, topic, pull=pull, auto_commit=auto_commit)
+        return AsyncReader(self._link, topic, pull=pull, auto_commit=auto_commit)
 
     async def records(
         self, topic: str, *, follow: bool = False, limit: int | None = None
@@ -156,7 +150,7 @@ class AsyncFujinClient(AsyncClient):
                 asked = min(asked * 2, FETCH_RECORDS) if fast else max(asked // 2, 1)
 
 
-class Transaction:
+class AsyncTransaction:
     """Made by `AsyncFujinClient.transaction`; used once, in an `async with` block."""
 
     def __init__(self, link: Link) -> None:
@@ -187,15 +181,11 @@ class Transaction:
 
     async def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
         """Add one record. It is refused now where the broker would not take it."""
-        self._link.check(topic, [value], headers)
-        await self._link.write(self._stream, topic, value, headers)
+        await self._link.write(self._stream, topic, self._link.rows(topic, [value], headers))
 
-    async def send_many(self, topic: str, values: Iterable[bytes], *, headers: Headers = None) -> None:
-        """Add many records. Raises BatchFailed where some were refused."""
-        rows = list(values)
-        self._link.check(topic, rows, headers)
-        if rows:
-            await self._link.write_many(self._stream, topic, rows, headers)
+    async def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
+        """Add many records, which are what `AsyncFujinClient.send_many` takes, and fail as they do there."""
+        await self._link.write(self._stream, topic, self._link.rows(topic, values, headers))
 
     async def commit(self) -> None:
         """Write everything that was added; the end of the block does that by itself. Where it fails, it may be tried again."""
@@ -227,11 +217,11 @@ class Transaction:
             writer.abandon()
 
 
-class Reader(AsyncOpened):
+class AsyncReader(AsyncOpened):
     """Made by `AsyncFujinClient.reader`; connects again by itself where the connection was lost."""
 
     def __init__(self, link: Link, topic: str, *, pull: bool, auto_commit: bool) -> None:
-        self.topic = topic
+        self.topic: str = topic
         self._link = link
         self._pull = pull
         self._auto_commit = auto_commit
@@ -266,7 +256,7 @@ class Reader(AsyncOpened):
         messages = await self.next_batch(1, timeout_s)
         return messages[0] if messages else None
 
-    async def next_batch(self, max_records: int = FETCH_RECORDS, timeout_s: float | None = None) -> list[Message]:
+    async def next_batch(self, max_records: int = BATCH_RECORDS, timeout_s: float | None = None) -> list[Message]:
         """The next messages that are pushed, as many as have come up to a bound, once there is one; none where none comes in time."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -285,7 +275,7 @@ class Reader(AsyncOpened):
             except ConnectionLost:
                 # Once at once. A server that lets readers in and then turns them away has some trouble, and is given time.
                 if attempts is None:
-                    attempts = self._link.attempts()
+                    attempts = self._link.attempts(None)
                 elif not await attempts.another():
                     raise
             else:
@@ -298,17 +288,12 @@ class Reader(AsyncOpened):
         """
         if max_records < 1:
             raise InvalidRequest(f"max_records is {max_records}: ask for at least one")
-        attempts = 0
-        while True:
-            attempts += 1
-            stream = await self._connected()
-            try:
-                batch = await self._link.in_time(partial(stream.fetch, max_records))
-            except (ConnectionLost, ShuttingDown):  # what was on its way was not taken, and comes again
-                if attempts == FETCH_ATTEMPTS_MAX:
-                    raise
-            else:
-                return [self._message(delivered) for delivered in batch]
+        batch = await resend(partial(self._fetch, max_records))  # what was on its way was not taken, and comes again
+        return [self._message(delivered) for delivered in batch]
+
+    async def _fetch(self, max_records: int) -> list[Delivered]:
+        stream = await self._connected()
+        return await self._link.in_time(partial(stream.fetch, max_records))
 
     async def ack(self, *messages: Message | bytes) -> None:
         """These are dealt with and will not come again; on disk when this returns.
@@ -326,8 +311,10 @@ class Reader(AsyncOpened):
         known = [each for each in ids if each is not None]
         if len(known) < len(ids):
             raise InvalidRequest("with auto commit there is nothing to acknowledge")
+        if not known:
+            return
+        stream = await self._connected()  # one for all parts: if it is lost, which of them were settled is unknown
         for at in range(0, len(known), IDS_MAX):
-            stream = await self._connected()
             settled = await self._link.in_time(partial(stream.settle, request, known[at : at + IDS_MAX]))
             for _, error in settled.results:
                 if error is not None:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from random import Random
-from typing import TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from penstock.clients.arguments import check_bytes, check_topic, chunks
+from penstock.clients.arguments import check_topic, chunks, values_of
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, QuicStream
 from penstock.clients.reconnecting import Reconnecting
-from penstock.clients.retry import Attempts, Sleep
+from penstock.clients.results import require_success
+from penstock.clients.retry import NewAttempts
 from penstock.clients.url import Address
-from penstock.clock import Clock
-from penstock.errors import BatchFailed, InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.protocols.fujin.client_streams import ReaderStream, WriterStream
-from penstock.protocols.fujin.request_encoding import FOLLOWS_CONTRACT
+from penstock.protocols.fujin.request_encoding import FOLLOWS_CONTRACT, NO_HEADERS, Headers, encode_headers_field
 from penstock.protocols.fujin.wire import ALPN, PING
 
+TRIPLES: Final = "Fujin records have no keys: send values, or triples of None, value and headers"
+
 T = TypeVar("T")
-Headers = Mapping[str, bytes] | None
+Records = Iterable[bytes] | Iterable[tuple[None, bytes, Headers]]
+"""Values, or triples of None for the key that records do not have here, value and headers."""
+
+
+class Rows(NamedTuple):
+    """Records that were checked, with the encoded headers of each; None if none has any."""
+
+    values: list[bytes]
+    headers_fields: list[bytes] | None
 
 
 class Link:
@@ -31,22 +40,19 @@ class Link:
         self,
         address: Address,
         options: ClientOptions,
+        attempts: NewAttempts,
         *,
         with_headers: bool,
-        clock: Clock,
-        random: Random,
-        sleep: Sleep,
     ) -> None:
+        self.attempts = attempts
         self._with_headers = with_headers
         self._connections: Reconnecting[QuicConnection] = Reconnecting(
             address,
             options,
+            attempts,
             alpn=ALPN,
             begin=_begin,
             is_usable=lambda connection: connection.loss is None,
-            clock=clock,
-            random=random,
-            sleep=sleep,
         )
         self._shown: QuicConnection | None = None
         """The connection whose server knows that this client follows the contract."""
@@ -64,9 +70,6 @@ class Link:
             await asyncio.gather(*(stream.disconnect() for stream in self._open))
             connection.close()
             await connection.wait_closed()
-
-    def attempts(self) -> Attempts:
-        return self._connections.attempts()
 
     async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
         """Within the bounds of what may be in flight, and of time."""
@@ -124,26 +127,31 @@ class Link:
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    def check(self, topic: str, values: Sequence[bytes], headers: Headers) -> None:
-        """Raises what is wrong with records before anything is sent."""
+    def rows(self, topic: str, records: Records, headers: Headers) -> Rows:
+        """Check records before anything is sent. Raises InvalidRequest."""
         check_topic(topic)
-        check_bytes(values, ())
-        if headers:
-            check_bytes(headers.values(), ())
-            if not self._with_headers:
-                raise InvalidRequest('write_form = "code" has no headers: leave them out, or connect with "table"')
+        given: list[object] = list(records)
+        if given and set(map(type, given)) == {tuple}:
+            if headers:
+                raise InvalidRequest("headers are given twice: give them with each record, or once for all")
+            given, each = map(list, zip(*map(_without_key, given), strict=True))
+            fields = list(map(encode_headers_field, each))
+        else:
+            fields = [encode_headers_field(headers)] * len(given)
+        values = values_of(given, TRIPLES)
         if not all(values):
             raise InvalidRequest("an empty record cannot be written over Fujin: give it at least one byte")
+        if set(fields) <= {NO_HEADERS}:
+            return Rows(values, None)
+        if not self._with_headers:
+            raise InvalidRequest('write_form = "code" has no headers: leave them out, or connect with "table"')
+        return Rows(values, fields)
 
-    async def write(self, writer: WriterStream, topic: str, value: bytes, headers: Headers) -> None:
-        (error,) = await self._write(writer, topic, [value], headers)
-        if error is not None:
-            raise error
-
-    async def write_many(self, writer: WriterStream, topic: str, values: Sequence[bytes], headers: Headers) -> None:
-        """Raises BatchFailed where some were refused."""
+    async def write(self, writer: WriterStream, topic: str, rows: Rows) -> None:
+        """Write the rows, pipelined. Raises what they were refused with."""
+        values, fields = rows
         parts = [
-            asyncio.ensure_future(self._write(writer, topic, values[first:last], headers))
+            asyncio.ensure_future(self._write(writer, topic, values[first:last], fields and fields[first:last]))
             for first, last in chunks(values, 0)
         ]
         try:
@@ -151,16 +159,23 @@ class Link:
         finally:
             for part in parts:
                 part.cancel()
-        errors = [error for error in results if error is not None]
-        if errors:
-            reason = f"{len(errors)} of {len(values)} records were refused; the first error: {errors[0]}"
-            raise BatchFailed(reason, results)
+        require_success(results)
 
     async def _write(
-        self, writer: WriterStream, topic: str, values: Sequence[bytes], headers: Headers
+        self, writer: WriterStream, topic: str, values: Sequence[bytes], fields: Sequence[bytes] | None
     ) -> list[PenstockError | None]:
-        size_bytes = sum(map(len, values))
-        return await self.in_time(partial(writer.write, topic, values, headers), len(values), size_bytes)
+        size_bytes = sum(map(len, values)) + sum(map(len, fields or ()))
+        try:
+            return await self.in_time(partial(writer.write, topic, values, fields), len(values), size_bytes)
+        except PenstockError as error:
+            return [error] * len(values)
+
+
+def _without_key(record: Any) -> tuple[bytes, Headers]:
+    if len(record) != 3 or record[0] is not None:
+        raise InvalidRequest(TRIPLES)
+    _, value, headers = record
+    return value, headers
 
 
 async def _begin(connection: QuicConnection) -> QuicConnection:

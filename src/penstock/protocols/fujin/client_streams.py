@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from penstock.clients.quic import QuicStream
@@ -34,7 +35,6 @@ from penstock.protocols.fujin.request_encoding import (
     NO_HEADERS,
     encode_connect_reader,
     encode_fetch,
-    encode_headers_field,
     encode_request,
     encode_settle,
     encode_writes,
@@ -188,18 +188,18 @@ class WriterStream(ClientStream):
         return not self._exchanges and not self._in_transaction
 
     async def write(
-        self, topic: str, values: Sequence[bytes], headers: Mapping[str, bytes] | None = None
+        self, topic: str, values: Sequence[bytes], headers_fields: Sequence[bytes] | None = None
     ) -> list[PenstockError | None]:
-        """Write records, pipelined; of each, why it was refused, or None."""
-        field = encode_headers_field(headers) if self._with_headers else b""
+        """Write records, pipelined, with the encoded headers of each, if there are any; of each, why it was refused, or None."""
         stream, before = self.stream, b""
         if self._with_headers and not self._form_shown:
             self._form_shown = True
-            if field == NO_HEADERS and len(values[0]) >= AMBIGUOUS_BYTES:
+            if (headers_fields is None or headers_fields[0] == NO_HEADERS) and len(values[0]) >= AMBIGUOUS_BYTES:
                 before = self._show_form(topic)
+        fields = headers_fields or repeat(NO_HEADERS if self._with_headers else b"")
         first = self._next_ids(len(values))
         exchange = self._await_replies(expected_replies(first, len(values)), len(values))
-        await stream.write(before + encode_writes(first, topic, values, field))
+        await stream.write(before + encode_writes(first, topic, values, fields))
         await exchange.finished
         return exchange.results or [None] * len(values)
 
@@ -207,7 +207,7 @@ class WriterStream(ClientStream):
         """A large body would be mistaken for that of a client without headers. A WRITE that is refused shows that this one has them."""
         number = self._next_ids(1)
         self._await_replies(expected_replies(number, 1), 1)
-        return encode_writes(number, topic, [b""], NO_HEADERS)
+        return encode_writes(number, topic, [b""], [NO_HEADERS])
 
     async def request(self, request: Request) -> None:
         """BEGIN, COMMIT or ROLLBACK. Raises what the broker refuses with."""

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 
 from penstock.errors import InvalidRequest
 from penstock.protocols.bytes import U16, U32, blob32
-from penstock.protocols.fujin.wire import CORRELATED, HEADER_STRINGS_MAX, ReaderKind, Request
+from penstock.protocols.fujin.wire import (
+    CORRELATED,
+    HEADER_KEY_BYTES_MAX,
+    HEADER_STRINGS_MAX,
+    HEADERS_BYTES_MAX,
+    ReaderKind,
+    Request,
+)
+
+Headers = Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None
+"""Names and values of one record. Pairs keep names that repeat."""
 
 CONNECT_WRITER = bytes((Request.CONNECT_WRITER,)) + U32.pack(0)
 DISCONNECT = bytes((Request.DISCONNECT,))
@@ -26,26 +37,37 @@ def _topic_field(topic: str) -> bytes:
     return blob32(name)
 
 
-def encode_headers_field(headers: Mapping[str, bytes] | None) -> bytes:
-    if not headers:
+def encode_headers_field(headers: Headers) -> bytes:
+    """Return the headers of one record as they stand in a WRITE. Raises InvalidRequest."""
+    pairs = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+    if not pairs:
         return NO_HEADERS
-    if 2 * len(headers) > HEADER_STRINGS_MAX:
-        raise InvalidRequest(f"{len(headers)} headers are too many: at most {HEADER_STRINGS_MAX // 2} fit")
-    parts = [U16.pack(2 * len(headers))]
-    for key, value in headers.items():
-        if not key:
-            raise InvalidRequest("the key of a header has at least one character")
-        parts += (blob32(key.encode()), blob32(value))
-    return b"".join(parts)
+    if 2 * len(pairs) > HEADER_STRINGS_MAX:
+        raise InvalidRequest(f"{len(pairs)} headers are too many: at most {HEADER_STRINGS_MAX // 2} fit")
+    field = b"".join((U16.pack(2 * len(pairs)), *map(_header, pairs)))
+    if len(field) > HEADERS_BYTES_MAX:
+        raise InvalidRequest(f"headers of {len(field)} bytes are too long: at most {HEADERS_BYTES_MAX} fit")
+    return field
 
 
-def encode_writes(correlation_id: int, topic: str, values: Sequence[bytes], headers_field: bytes) -> bytes:
-    """WRITEs with correlation ids from this one on; `headers_field` is empty for servers that know none."""
-    middle = _topic_field(topic) + headers_field
+def _header(pair: object) -> bytes:
+    match pair:
+        case (str(name), bytes(value)):
+            key = name.encode()
+        case _:
+            raise InvalidRequest(f'{pair!r} is not a header: use a str with bytes, as in {{"trace": b"4711"}}')
+    if not 1 <= len(key) <= HEADER_KEY_BYTES_MAX:
+        raise InvalidRequest(f"the name of a header has {len(key)} bytes: use 1 to {HEADER_KEY_BYTES_MAX}")
+    return blob32(key) + blob32(value)
+
+
+def encode_writes(correlation_id: int, topic: str, values: Sequence[bytes], headers_fields: Iterable[bytes]) -> bytes:
+    """WRITEs with correlation ids from this one on; `headers_fields` are empty for servers that know none."""
+    name = _topic_field(topic)
     parts: list[bytes] = []
     pack, write = CORRELATED.pack, int(Request.WRITE)
-    for number, value in enumerate(values, correlation_id):
-        parts += (pack(write, number & 0xFFFFFFFF), middle, U32.pack(len(value)), value)
+    for number, value, field in zip(count(correlation_id), values, headers_fields, strict=False):
+        parts += (pack(write, number & 0xFFFFFFFF), name, field, U32.pack(len(value)), value)
     return b"".join(parts)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from random import Random
 from types import ModuleType
@@ -16,24 +16,23 @@ from typing import Literal
 
 from penstock.clients import reading
 from penstock.clients.arguments import (
-    Values,
-    check_bytes,
     check_topic,
     chunks,
-    columns,
     index_field,
     offset_field,
+    values_of,
 )
-from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
 from penstock.clients.reading import Cursor
 from penstock.clients.records import FetchResult, PartitionDescription, Record, RecordMetadata, TopicDescription
-from penstock.clients.requests import OnLost, Requests
+from penstock.clients.requests import OnLost
+from penstock.clients.results import require_success
 from penstock.clients.retry import Sleep
-from penstock.clients.url import parse_url, tls_for
-from penstock.clock import Clock, SystemClock
-from penstock.errors import BatchFailed, InvalidRequest, PartitionNotFound, PenstockError, TopicExists
+from penstock.clients.tcp import TcpClient
+from penstock.clients.url import parse_tcp_url
+from penstock.clock import Clock
+from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, TopicExists
 from penstock.protocols.rustlog import binary_client, json_client
 from penstock.protocols.rustlog.codec import ReplyDecoder
 from penstock.protocols.rustlog.exchanges import Call, EncodedFetch
@@ -68,7 +67,7 @@ RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX - 1024
 Start = Literal["earliest", "latest"] | int
 
 
-class AsyncRustLogClient(AsyncClient):
+class AsyncRustLogClient(TcpClient[Reply]):
     """A RustLog client for asyncio programs.
 
     ```python
@@ -79,8 +78,8 @@ class AsyncRustLogClient(AsyncClient):
             print(record.offset, record.value)
     ```
     `rustlog://` speaks the binary dialect, `rustlog+json://` that of the contract; with `rustlogs` for TLS. Errors are those of
-    `penstock.errors`. Records have no keys in this protocol, and topics must be created before they are written to. One client serves
-    any number of concurrent tasks of one event loop.
+    `penstock.errors`. Records have no keys in this protocol, and topics must be created before they are written to. One client
+    serves any number of concurrent tasks of one event loop.
     """
 
     def __init__(
@@ -93,40 +92,16 @@ class AsyncRustLogClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        address = parse_url(url, port=PORT)
-        if address.scheme not in SCHEMES:
-            raise InvalidRequest(
-                f"{address} is not a RustLog address: write rustlog://host:port, or rustlogs:// for TLS"
-            )
+        form = "rustlog://host:port, or rustlogs:// for TLS"
+        address = parse_tcp_url(url, SCHEMES, protocol="RustLog", port=PORT, form=form)
         if address.user is not None:
             raise InvalidRequest("RustLog has no login: leave user and password out of the address")
-        self.address = address
-        self.dialect = SCHEMES[address.scheme]
+        super().__init__(address, tls, options, clock=clock, random=random, sleep=sleep)
+        self.dialect: Dialect = SCHEMES[address.scheme]
         self._codec: ModuleType = json_client if self.dialect is Dialect.JSON else binary_client
-        self._options = options or ClientOptions()
-        self._sleep = sleep
-        self._clock = clock or SystemClock()
         self._turns: dict[str, int] = {}
         """By topic written to without a partition: how often so far."""
         self._partition_counts: dict[str, int] = {}
-        self._requests: Requests[Reply] = Requests(
-            address,
-            tls_for(address, tls, is_secure=address.scheme.startswith("rustlogs")),
-            self._new_pipeline,
-            None,
-            self._options,
-            clock=self._clock,
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
-        )
-
-    async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
-        await self._requests.open()
-
-    async def close(self) -> None:
-        """Wait for answers still on their way, then hang up. Closing again does nothing."""
-        await self._requests.close()
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
@@ -139,16 +114,15 @@ class AsyncRustLogClient(AsyncClient):
         (stored,) = await self.send_many(topic, [value], partition)
         return stored
 
-    async def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[RecordMetadata]:
+    async def send_many(
+        self, topic: str, records: Iterable[bytes], partition: int | None = None
+    ) -> list[RecordMetadata]:
         """Store many values in one partition, in order; returns where each is, once all are committed.
 
         Without a partition, calls take turns. The batch is cut into frames; where some of them failed, BatchFailed has the results.
         """
         check_topic(topic)
-        keys, values = columns(records)
-        if keys is not None:
-            raise InvalidRequest("RustLog records have no keys: send values alone")
-        check_bytes(values, ())
+        values = values_of(records, "RustLog records have neither keys nor headers: send values alone")
         largest_bytes = max(map(len, values), default=0)
         if largest_bytes > RECORD_BYTES_MAX:
             raise InvalidRequest(f"a record of {largest_bytes} bytes does not fit into a frame of {PAYLOAD_BYTES_MAX}")
@@ -176,7 +150,7 @@ class AsyncRustLogClient(AsyncClient):
                 results += [RecordMetadata(topic, partition, offset, 0) for offset in produced.offsets]
         if stopped is not None:
             results += [stopped] * (len(values) - len(results))
-        return _all_stored(results)
+        return require_success(results)
 
     def _produce(self, topic: str, partition: int, values: Sequence[bytes]) -> Call:
         data: bytes = self._codec.encode_produce(topic, partition, values)
@@ -359,15 +333,3 @@ def _start_offset(partition: PartitionDescription, start: Start | None) -> int:
     if isinstance(start, int):
         return start
     raise InvalidRequest(f"start {start!r} is not known: use earliest, latest, or an offset")
-
-
-def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMetadata]:
-    stored = [result for result in results if isinstance(result, RecordMetadata)]
-    if len(stored) == len(results):
-        return stored
-    errors = [result for result in results if isinstance(result, PenstockError)]
-    if not stored and len({type(error) for error in errors}) == 1:
-        raise errors[0]
-    raise BatchFailed(
-        f"{len(errors)} of {len(results)} records were not acknowledged; the first error: {errors[0]}", results
-    ) from errors[0]

@@ -24,7 +24,6 @@ from penstock.clients.arguments import (
     milliseconds,
     offset_field,
 )
-from penstock.clients.life import AsyncClient
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
 from penstock.clients.records import (
@@ -36,10 +35,11 @@ from penstock.clients.records import (
     RecordMetadata,
     TopicDescription,
 )
-from penstock.clients.requests import SUBMISSIONS_MAX, OnLost, Requests
-from penstock.clients.retry import Sleep
-from penstock.clients.url import parse_url, tls_for
-from penstock.clock import Clock, SystemClock
+from penstock.clients.requests import OnLost
+from penstock.clients.retry import SUBMISSIONS_MAX, Sleep
+from penstock.clients.tcp import TcpClient
+from penstock.clients.url import parse_tcp_url
+from penstock.clock import Clock
 from penstock.errors import (
     AuthenticationFailed,
     BatchFailed,
@@ -92,7 +92,7 @@ FETCH_RECORDS = 1000
 """Records a fetch asks for unless told otherwise; the most that deployed brokers give."""
 
 
-class AsyncFlyMQClient(AsyncClient):
+class AsyncFlyMQClient(TcpClient[Replies]):
     """A FlyMQ client for asyncio programs.
 
     ```python
@@ -115,23 +115,9 @@ class AsyncFlyMQClient(AsyncClient):
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        address = parse_url(url, port=PORT)
-        if address.scheme not in SCHEMES:
-            raise InvalidRequest(f"{address} is not a FlyMQ address: write flymq://host:port, or flymqs:// for TLS")
-        self.address = address
-        self._options = options or ClientOptions()
-        self._sleep = sleep
-        self._clock = clock or SystemClock()
-        self._requests: Requests[Replies] = Requests(
-            address,
-            tls_for(address, tls, is_secure=address.scheme == "flymqs"),
-            self._new_pipeline,
-            self._log_in if address.user is not None else None,
-            self._options,
-            clock=self._clock,
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
-        )
+        form = "flymq://host:port, or flymqs:// for TLS"
+        address = parse_tcp_url(url, SCHEMES, protocol="FlyMQ", port=PORT, form=form)
+        super().__init__(address, tls, options, clock=clock, random=random, sleep=sleep)
         channel = Channel(self._requests, self._options.request_timeout_s)
         self._channel = channel
         self._ask = channel.ask
@@ -151,14 +137,6 @@ class AsyncFlyMQClient(AsyncClient):
         """API keys of other protocols: create, list, revoke."""
         self.blocks = AsyncBlocks(channel)
         """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
-
-    async def open(self) -> None:
-        """Connect now instead of with the first request. Raises Unreachable at once where nothing listens."""
-        await self._requests.open()
-
-    async def close(self) -> None:
-        """Wait for answers still on their way, then hang up. Closing again does nothing."""
-        await self._requests.close()
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
@@ -478,7 +456,9 @@ class AsyncFlyMQClient(AsyncClient):
         return Pipeline(str(self.address), ReplyDecoder(), replies_in, on_lost)
 
     async def _log_in(self, pipeline: Pipeline[Replies]) -> None:
-        data = encode_request(Auth(self.address.user or "", self.address.password or ""))
+        if self.address.user is None:
+            return
+        data = encode_request(Auth(self.address.user, self.address.password or ""))
         call = Call(data, timeout_s=self._options.connect_timeout_s, repeatable=False)
         pipeline.submit(call)
         await call.finished
