@@ -178,7 +178,7 @@ def test_a_fault_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPat
     result = run("config", "check")
     assert result.code == 1
     assert result.err.startswith(
-        "error: ZeroDivisionError: division by zero. This is a fault in Penstock: run it again as"
+        "error: ZeroDivisionError: division by zero. This is a bug in Penstock: run it again as"
     )
     with pytest.raises(ZeroDivisionError):
         cli.app(["--debug", "config", "check"], standalone_mode=False)
