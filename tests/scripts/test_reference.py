@@ -113,7 +113,7 @@ def test_every_client_page_has_the_methods_of_its_client() -> None:
     page = python.client_page("FlyMQ")
     assert {"FlyMQClient.send", "FlyMQClient.records", "client.schemas.register"} <= set(headings(page, 3))
     assert {"FlyMQClient", "Transaction", "client.access"} <= set(headings(page, 2))
-    assert "send(\n    topic: str,\n    value: bytes,\n" in page
+    assert "### FlyMQClient.send\n\n```python\nsend(\n    topic: str,\n" in page
     assert "### RecordMetadata" in page.partition("## Results")[2]
 
 
