@@ -58,8 +58,8 @@ docs: $(SETUP_DONE) ## build the documentation site into build/site
 	@$(BIN)/zensical build --clean --strict
 
 .PHONY: reference
-reference: $(SETUP_DONE) ## write docs/flymq-protocol.md from the code
-	@$(BIN)/python -m scripts.flymq_reference
+reference: $(SETUP_DONE) ## write the reference pages of the docs from the code
+	@$(BIN)/python -m scripts.reference
 
 .PHONY: sync
 sync: $(SETUP_DONE) ## write the sync clients from the async ones

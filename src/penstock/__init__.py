@@ -59,16 +59,19 @@ def connect(
     options: ClientOptions | None = None,
     **of_protocol: Any,
 ) -> Any:
-    """Connect to a broker, for programs without an event loop.
+    """Connect to a broker and return a sync client.
 
-    `url` is `scheme://[user:password@]host[:port]`, where the scheme names the protocol, and so the class of what is returned:
-    `flymq://user:password@host:9092` gives a `penstock.protocols.flymq.sync.FlyMQClient`, `blipmq://key@host:5555` a
-    `penstock.protocols.blipmq.sync.BlipMQClient`, `rustlog://host:9292` (`rustlog+json://` for the other dialect) a
-    `penstock.protocols.rustlog.sync.RustLogClient`. `flymqs://`, `blipmqs://` and `rustlogs://` mean TLS, with `?ca=FILE` for an
-    authority of your own. `fujin://host:4848?ca=FILE` gives a `penstock.protocols.fujin.sync.FujinClient`, `felix://host:5000?ca=FILE` a
-    `penstock.protocols.felix.sync.FelixClient`. What a client takes besides is given by its name, as in
-    `connect("felix://...", tenant="t1", token="secret")`. Raises `penstock.errors.Unreachable` where nothing
-    answers. Use the client in a `with` block, or close it.
+    `url` is `scheme://[user:password@]host[:port]`. The scheme selects the protocol, and so the class of the client:
+
+    - `flymq://user:password@host:9092`: `penstock.protocols.flymq.sync.FlyMQClient`
+    - `blipmq://key@host:5555`: `penstock.protocols.blipmq.sync.BlipMQClient`
+    - `rustlog://host:9292`, or `rustlog+json://` for the JSON dialect: `penstock.protocols.rustlog.sync.RustLogClient`
+    - `fujin://host:4848?ca=FILE`: `penstock.protocols.fujin.sync.FujinClient`
+    - `felix://host:5000?ca=FILE`: `penstock.protocols.felix.sync.FelixClient`
+
+    `flymqs://`, `blipmqs://` and `rustlogs://` use TLS; `?ca=FILE` names a CA of your own. Further arguments are those of the client, as in
+    `connect("felix://...", tenant="t1", token="secret")`. Raises `penstock.errors.Unreachable` if the broker does not answer. Use the
+    client in a `with` block, or close it.
     """
     protocol = _protocol_of(url)
     client_class = getattr(importlib.import_module(f"{protocol.package}.sync"), protocol.sync_class)
@@ -82,7 +85,7 @@ async def connect_async(
     options: ClientOptions | None = None,
     **of_protocol: Any,
 ) -> Any:
-    """Connect to a broker from an asyncio program: `async with await penstock.connect_async(url) as client:`."""
+    """Connect to a broker and return an async client: `async with await penstock.connect_async(url) as client:`."""
     protocol = _protocol_of(url)
     client_class = getattr(importlib.import_module(f"{protocol.package}.client"), protocol.async_class)
     client = client_class(url, tls=tls, options=options, **of_protocol)

@@ -1,8 +1,8 @@
-"""Every error Penstock raises on purpose, in one tree.
+"""Every error that Penstock raises on purpose, in one tree.
 
-Each class has a stable `code` (for programs), says whether trying again can help (`retriable`), and carries a message that
-names what is wrong and what to do (for people). Protocols turn these into their own wire form; clients turn the wire form back
-into these classes. `ProtocolViolation` stands apart: it is the peer's fault, raised by codecs, and usually ends the connection.
+Each class has a stable `code` for programs, says whether a retry can succeed (`retriable`), and carries a message that names what is
+wrong and what to do. Sessions encode these errors in the form of their protocol, and clients decode them to the same classes.
+docs/reference/errors.md is generated from the docstrings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 
 class PenstockError(Exception):
-    """Base of every expected failure."""
+    """The base of all errors below."""
 
     code: ClassVar[str] = "error"
     retriable: bool = False
@@ -23,99 +23,115 @@ class PenstockError(Exception):
 
 
 class ProtocolViolation(PenstockError):
-    """The peer sent bytes its protocol does not allow."""
+    """The peer violated its protocol. The connection is usually closed."""
 
     code = "protocol_violation"
 
 
 class InvalidRequest(PenstockError):
-    """A well-formed request asks for something that makes no sense; the message says what to change."""
+    """A well-formed request has an invalid argument. The message says what to change."""
 
     code = "invalid_request"
 
 
 class InvalidTopicName(InvalidRequest):
+    """The name of a topic is not valid. The message says why."""
+
     code = "invalid_topic_name"
 
 
 class NotSupported(PenstockError):
-    """The operation exists in the protocol but not in this broker."""
+    """The protocol has this operation, but the broker does not implement it."""
 
     code = "not_supported"
 
 
 class TopicNotFound(PenstockError):
+    """The topic does not exist."""
+
     code = "topic_not_found"
 
 
 class TopicExists(PenstockError):
+    """A topic with this name exists."""
+
     code = "topic_exists"
 
 
 class PartitionNotFound(PenstockError):
+    """The topic has no partition with this number."""
+
     code = "partition_not_found"
 
 
 class OffsetOutOfRange(PenstockError):
+    """The partition has no such offset: it is beyond the high watermark, or retention has deleted it."""
+
     code = "offset_out_of_range"
 
 
 class DataLoss(PenstockError):
-    """Records that a reader counts on are gone before it has read them. The message says which, and how to go on without them."""
+    """Records were deleted or lost before a Spark query read them. The message says which, and how to continue without them."""
 
     code = "data_loss"
 
 
 class GroupNotFound(PenstockError):
+    """The consumer group or subscription does not exist."""
+
     code = "group_not_found"
 
 
 class TransactionNotFound(PenstockError):
-    """No open transaction of the caller has this id: it never was, it belongs to someone else, or it ended long ago or in a crash."""
+    """The caller has no transaction with this id: it never existed, belongs to another principal, or ended long ago or in a crash."""
 
     code = "transaction_not_found"
 
 
 class TransactionNotActive(PenstockError):
-    """The transaction has ended, or is ending, in a way that does not allow what was asked. The message says in which."""
+    """The transaction has ended or is ending. The message says how."""
 
     code = "transaction_not_active"
 
 
 class ProducerFenced(PenstockError):
-    """A newer run of the same application has begun, so this one may write no more."""
+    """A newer run of the same application has started, so writes of this one are refused."""
 
     code = "producer_fenced"
 
 
 class EntryNotFound(PenstockError):
-    """No delayed record waits, or no dead letter is listed, under the id that was given."""
+    """No pending delayed record, dead letter or delivery in flight has this id."""
 
     code = "entry_not_found"
 
 
 class RecordTooLarge(InvalidRequest):
+    """A record or its key is larger than `limits.record_bytes_max` or `limits.key_bytes_max`, or than a frame of the protocol."""
+
     code = "record_too_large"
 
 
 class SchemaNotFound(PenstockError):
+    """The schema, or this version of it, does not exist."""
+
     code = "schema_not_found"
 
 
 class SchemaInvalid(InvalidRequest):
-    """A definition that is not a schema of its type, or one that costs more to check than the broker allows."""
+    """The definition is not a valid schema of its type, or costs more to check than the broker allows."""
 
     code = "schema_invalid"
 
 
 class IncompatibleSchema(InvalidRequest):
-    """A new version would break readers or writers of the version before it. The message names each way in which it would."""
+    """A new version is not compatible with the version before it. The message names each incompatibility."""
 
     code = "incompatible_schema"
 
 
 class ValidationFailed(InvalidRequest):
-    """A record is not what its schema says. `row` is its place among the records of the call."""
+    """A record does not match its schema. `row` is its index among the records of the call."""
 
     code = "validation_failed"
 
@@ -125,35 +141,43 @@ class ValidationFailed(InvalidRequest):
 
 
 class LimitExceeded(PenstockError):
-    """A configured bound (topics, partitions, groups, schemas) is reached."""
+    """A configured limit (topics, partitions, groups, schemas, ...) is reached."""
 
     code = "limit_exceeded"
 
 
 class AuthenticationRequired(PenstockError):
+    """The listener requires authentication, and the client is anonymous."""
+
     code = "authentication_required"
 
 
 class AuthenticationFailed(PenstockError):
-    """Credentials were given and not accepted. The message does not say which part of them was wrong."""
+    """The credentials were not accepted. The message does not say which part of them is wrong."""
 
     code = "authentication_failed"
 
 
 class AccessDenied(PenstockError):
+    """The principal has no permission for this operation."""
+
     code = "access_denied"
 
 
 class UserNotFound(PenstockError):
+    """The user does not exist."""
+
     code = "user_not_found"
 
 
 class UserExists(PenstockError):
+    """A user with this name exists."""
+
     code = "user_exists"
 
 
 class CorruptBlock(PenstockError):
-    """Stored bytes fail their checksum. The message names the file and the position."""
+    """Stored bytes do not match their checksum. The message names the file and the position."""
 
     code = "corrupt_block"
     next_offset: int | None = None
@@ -161,96 +185,103 @@ class CorruptBlock(PenstockError):
 
 
 class CorruptMetadata(PenstockError):
-    """A metadata file fails its checksum in every copy; the broker refuses to guess."""
+    """No copy of a metadata file matches its checksum."""
 
     code = "corrupt_metadata"
 
 
 class MissingSegment(PenstockError):
-    """A segment file between two others is gone; starting would present a gap as if it were the log."""
+    """A segment file between two others is missing. `log.accept_gaps` starts without it."""
 
     code = "missing_segment"
 
 
 class UnsupportedFormat(PenstockError):
-    """The log in the data directory has a format that this release does not read. It was left as it is."""
+    """The data directory has a format that this release does not read. It was not changed."""
 
     code = "unsupported_format"
 
 
 class DataDirectoryInUse(PenstockError):
+    """Another broker uses the data directory."""
+
     code = "data_directory_in_use"
 
 
 class WriteFailed(PenstockError):
-    """Records were not acknowledged because the log could not be written. Always one of the two below."""
+    """The log could not be written, so records were not acknowledged. Raised as one of its subclasses."""
 
     code = "write_failed"
 
 
 class NotWritten(WriteFailed):
-    """Nothing was written, and nothing of it will appear later."""
+    """The records are certainly not stored."""
 
     code = "not_written"
 
 
 class OutcomeUnknown(WriteFailed):
-    """A write or flush failed, so whether the records are stored is unknown until the log is opened again."""
+    """A write or flush failed. Whether the records are stored is unknown until the broker restarts."""
 
     code = "outcome_unknown"
 
 
 class NoSpace(NotWritten):
-    """The disk is full. Nothing was written; the same request may be sent again once space returns."""
+    """The disk is full. Nothing was written; send the request again once there is space."""
 
     code = "no_space"
     retriable = True
 
 
 class ShuttingDown(PenstockError):
-    """The broker is stopping. The request was not applied."""
+    """The broker is shutting down. The request was not applied."""
 
     code = "shutting_down"
     retriable = True
 
 
 class ConfigError(PenstockError):
+    """The configuration, or a pipeline file, is invalid. The message has one line for each problem."""
+
     code = "config"
 
 
 class JavaMissing(ConfigError):
-    """There is no Java that Spark can run on; the message says what was found and what to install."""
+    """No Java that Spark can run on was found. The message says what to install."""
 
     code = "java_missing"
 
 
 class Unreachable(PenstockError):
-    """No connection could be made within the bounds of the retry policy. Nothing was sent."""
+    """No connection within the bounds of the retry policy. Nothing was sent."""
 
     code = "unreachable"
     retriable = True
 
 
 class ConnectionLost(PenstockError):
-    """The connection ended before the answer came, so the outcome of what was in flight is unknown."""
+    """The connection ended before the reply. The outcome of requests in flight is unknown."""
 
     code = "connection_lost"
     retriable = True
 
 
 class RequestTimeout(PenstockError):
+    """No reply within the request timeout. The outcome of the request is unknown."""
+
     code = "timeout"
     retriable = True
 
 
 class ServerError(PenstockError):
-    """A server answered with an error that this client has no class for."""
+    """The server replied with an error that the client does not recognize."""
 
     code = "server_error"
 
 
 class BatchFailed(PenstockError):
-    """Some records of one call were not acknowledged. `results` has, in the order of the records, the metadata or the error of each."""
+    """Some records of one call were not acknowledged. `results` has the metadata or the error of each record, in order. `retriable` if
+    all of the errors are."""
 
     code = "batch_failed"
 

@@ -21,7 +21,7 @@ from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 from tests.manual import ROOT, blocks, commands_in, page
 
-COMMAND = re.compile(r"(?:^|[|;] )(?:\.venv/bin/)?penstock (?:--json |--server \S+ )*([^|;&<>#\n]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^|[|;] )penstock (?:--json |(?:--server|-s) \S+ )*([^|;&<>#\n]*)", re.MULTILINE)
 """A command with its arguments, up to what is the shell's."""
 
 COMMANDS = [
@@ -128,9 +128,12 @@ def test_help_fits_a_terminal_of_80_columns() -> None:
     assert seen > 100
 
 
-@pytest.mark.parametrize("document", [*sorted(path.name for path in (ROOT / "docs").glob("*.md")), "../README.md"])
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "README.md"])
 def test_every_command_that_a_document_shows_can_be_given(document: str) -> None:
-    shown = [command for block in blocks("console", page(f"docs/{document}")) for command, _ in commands_in(block)]
+    shown = [command for block in blocks("console", page(document)) for command, _ in commands_in(block)]
     for words in [shlex.split(each) for command in shown for each in COMMAND.findall(command)]:
         known = root_command()
         while hasattr(known, "commands"):
@@ -175,7 +178,7 @@ def test_a_fault_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPat
     result = run("config", "check")
     assert result.code == 1
     assert result.err.startswith(
-        "error: ZeroDivisionError: division by zero. This is a fault in Penstock: run it again as"
+        "error: ZeroDivisionError: division by zero. This is a bug in Penstock: run it again as"
     )
     with pytest.raises(ZeroDivisionError):
         cli.app(["--debug", "config", "check"], standalone_mode=False)

@@ -1,14 +1,14 @@
 """Figures as Prometheus text.
 
-The families are made anew for each scrape from plain numbers; there is no registry and no metric object anywhere else. Making the
-text takes milliseconds for a thousand partitions, so it happens on a thread.
+The families are built for each scrape from plain numbers; there is no registry and no metric object anywhere else. Rendering the
+text takes milliseconds for a thousand partitions, so it happens on a thread. docs/reference/metrics.md is generated from `SECTIONS`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate
@@ -30,24 +30,24 @@ LISTENER_COUNTERS = (
     ("received_bytes", "bytes_in", "Bytes received from clients."),
     ("sent_bytes", "bytes_out", "Bytes sent to clients."),
     ("connections_opened", "connections_total", "Connections accepted."),
-    ("connections_refused", "connections_refused", "Connections closed at once because the listener had its maximum."),
-    ("tls_handshake_failures", "handshake_failures", "Connections that ended in the TLS handshake."),
-    ("protocol_errors", "protocol_errors", "Connections ended because the peer broke its protocol."),
-    ("session_errors", "session_errors", "Connections ended by an unexpected error of the broker."),
-    ("backpressure_pauses", "read_pauses", "Times a socket was left unread because too much was in flight."),
+    ("connections_refused", "connections_refused", "Connections refused because max_connections was reached."),
+    ("tls_handshake_failures", "handshake_failures", "Connections whose TLS handshake failed."),
+    ("protocol_errors", "protocol_errors", "Connections closed because the peer violated its protocol."),
+    ("session_errors", "session_errors", "Connections closed by an internal error of the broker."),
+    ("backpressure_pauses", "read_pauses", "Times reading from a connection paused because too much was in flight."),
     (
         "accept_pauses",
         "accept_pauses",
-        "Times accepting paused because the system had no descriptor or memory to give.",
+        "Times accepting paused because the system was out of descriptors or memory.",
     ),
 )
 QUIC_COUNTERS = (
-    ("streams_opened", "streams_total", "Streams opened, by either side."),
-    ("streams_aborted", "streams_aborted", "Streams that a client reset or refused."),
-    ("quic_retries", "retries_sent", "Clients asked to show that their address is their own."),
-    ("quic_handshakes_dropped", "handshakes_dropped", "Handshakes not begun because too many were under way."),
+    ("streams_opened", "streams_total", "Streams opened by either side."),
+    ("streams_aborted", "streams_aborted", "Streams that a client reset or stopped."),
+    ("quic_retries", "retries_sent", "Retry packets sent to validate the address of a client."),
+    ("quic_handshakes_dropped", "handshakes_dropped", "Handshakes dropped because too many were in progress."),
     ("quic_datagrams_dropped", "datagrams_dropped", "Datagrams that belong to no connection."),
-    ("quic_rebindings", "rebindings", "Times a client continued from another port."),
+    ("quic_rebindings", "rebindings", "Times a client continued from another port (NAT rebinding)."),
 )
 CLOSED_REASONS = (
     ("idle", "closed_idle"),
@@ -83,47 +83,47 @@ class _Scrape:
 
 
 def families(figures: Figures) -> Iterator[Metric]:
-    """Every metric family of a scrape."""
-    build = GaugeMetricFamily(PREFIX + "build_info", "The version that runs.", labels=["version", "python"])
+    """Yield every metric family of a scrape."""
+    for section in SECTIONS.values():
+        yield from section(figures)
+
+
+def _broker(figures: Figures) -> Iterator[Metric]:
+    build = GaugeMetricFamily(
+        PREFIX + "build_info", "Always 1; the labels name the version.", labels=["version", "python"]
+    )
     build.add_metric([version("penstock"), platform.python_version()], 1)
     yield build
-    yield from _log(figures)
-    yield from _partitions(figures)
-    yield from _groups(figures)
-    yield from _lifetimes(figures)
-    yield from _schemas(figures)
-    yield from _transactions(figures)
-    yield from _staging(figures)
-    yield from _pipelines(figures)
-    yield from _access(figures)
-    yield from _listeners(figures)
-    yield from _requests(figures)
-    yield from _pushes(figures)
-    yield from _cache(figures)
     yield from _background(figures)
-    yield _gauge("event_loop_tasks", "Tasks of the event loop that are not done.", figures.loop_tasks)
-    yield _histogram("event_loop_lag_seconds", "How late timers of the event loop ran.", figures.loop_lag)
+    yield _gauge("event_loop_tasks", "Unfinished asyncio tasks; grows with open connections only.", figures.loop_tasks)
+    yield _histogram(
+        "event_loop_lag_seconds",
+        "How late timers of the event loop run; everything is delayed by this.",
+        figures.loop_lag,
+    )
 
 
 def _log(figures: Figures) -> Iterator[Metric]:
     stats = figures.engine
     yield _counter("appended_records", "Records committed to the log.", stats.appended_records)
     yield _counter("appended_bytes", "Bytes committed to the log.", stats.appended_bytes)
-    yield _counter("commits", "Commits, each a block in every partition it wrote to.", stats.commits)
+    yield _counter("commits", "Commits; each writes one block to every partition that it covers.", stats.commits)
     yield _counter("commit_errors", "Commits that failed.", stats.commit_errors)
-    yield _counter("corrupt_blocks", "Blocks whose checksum did not match when they were read.", stats.corrupt_blocks)
-    yield _counter("torn_tails", "Partitions whose unfinished last block was cut off at start.", stats.torn_tails)
-    yield _histogram("commit_records", "Records of one commit.", stats.commit_records)
-    yield _histogram("flush_duration_seconds", "Time one flush to disk took.", stats.flush_seconds)
+    yield _counter("corrupt_blocks", "Blocks whose checksum did not match on read.", stats.corrupt_blocks)
+    yield _counter("torn_tails", "Partitions whose torn tail was cut at start.", stats.torn_tails)
+    yield _histogram("commit_records", "Records in one commit.", stats.commit_records)
+    yield _histogram("flush_duration_seconds", "Duration of a flush to disk.", stats.flush_seconds)
 
 
 def _partitions(figures: Figures) -> Iterator[Metric]:
     labels = ["topic", "partition"]
-    start = GaugeMetricFamily(PREFIX + "partition_start_offset", "The lowest offset that can be read.", labels=labels)
-    end = GaugeMetricFamily(
-        PREFIX + "partition_end_offset", "The offset after the last committed record.", labels=labels
+    start = GaugeMetricFamily(
+        PREFIX + "partition_start_offset", "Log start offset: the lowest offset that can be read.", labels=labels
     )
-    size = GaugeMetricFamily(PREFIX + "partition_size_bytes", "Bytes the partition holds on disk.", labels=labels)
+    end = GaugeMetricFamily(
+        PREFIX + "partition_end_offset", "High watermark: the offset after the last committed record.", labels=labels
+    )
+    size = GaugeMetricFamily(PREFIX + "partition_size_bytes", "Size of the partition on disk.", labels=labels)
     for row in figures.partitions:
         values = [row.topic, str(row.partition)]
         start.add_metric(values, row.start_offset)
@@ -134,15 +134,21 @@ def _partitions(figures: Figures) -> Iterator[Metric]:
     yield _gauge("partitions", "Partitions of all topics.", len(figures.partitions) + figures.partitions_left_out)
     yield _gauge("partitions_failed", "Partitions that refuse writes.", figures.partitions_failed)
     yield _gauge(
-        "partitions_left_out", "Partitions without series of their own in this scrape.", figures.partitions_left_out
+        "partitions_left_out",
+        "Partitions beyond the first 1000, which have no series of their own.",
+        figures.partitions_left_out,
     )
 
 
 def _groups(figures: Figures) -> Iterator[Metric]:
     labels = ["group", "topic", "partition"]
-    records = GaugeMetricFamily(PREFIX + "group_lag_records", "Records the group has not committed yet.", labels=labels)
+    records = GaugeMetricFamily(
+        PREFIX + "group_lag_records", "Consumer lag: records that the group has not committed.", labels=labels
+    )
     seconds = GaugeMetricFamily(
-        PREFIX + "group_lag_seconds", "Age of the oldest record the group has not committed yet.", labels=labels
+        PREFIX + "group_lag_seconds",
+        "Age of the oldest record that the group has not committed, if known.",
+        labels=labels,
     )
     for row in figures.lags.lags:
         values = [row.group, row.topic, str(row.partition)]
@@ -150,33 +156,35 @@ def _groups(figures: Figures) -> Iterator[Metric]:
         if row.seconds is not None:
             seconds.add_metric(values, row.seconds)
     yield from (records, seconds)
-    yield _gauge("group_lags_left_out", "Group lags without series of their own in this scrape.", figures.lags.left_out)
+    yield _gauge(
+        "group_lags_left_out",
+        "Group lags beyond the first 1000, which have no series of their own.",
+        figures.lags.left_out,
+    )
     yield _counter(
         "group_offsets_truncated",
-        "Committed offsets moved back at start to where the log was cut.",
+        "Committed offsets moved back at start because the log lost its tail.",
         figures.groups.truncated_offsets,
     )
 
 
 def _lifetimes(figures: Figures) -> Iterator[Metric]:
     schedule, letters = figures.schedule, figures.dead_letters
-    yield _gauge("delayed_pending", "Delayed records that wait for their time.", figures.delayed_pending)
+    yield _gauge("delayed_pending", "Delayed records that are pending.", figures.delayed_pending)
     yield _counter("delayed_accepted", "Delayed records accepted.", schedule.accepted)
     yield _counter("delayed_delivered", "Delayed records written to their topics.", schedule.delivered)
     yield _counter("delayed_cancelled", "Delayed records cancelled before their time.", schedule.cancelled)
-    yield _histogram(
-        "delayed_lateness_seconds", "How long after its time a delayed record was readable.", schedule.lateness_s
-    )
-    yield _counter("dead_letters_sent", "Records put aside as dead letters.", letters.sent)
+    yield _histogram("delayed_lateness_seconds", "How late a delayed record became readable.", schedule.lateness_s)
+    yield _counter("dead_letters_sent", "Records written as dead letters.", letters.sent)
     yield _gauge(
         "dead_letters_waiting",
-        "Records that are to become dead letters and could not be written yet.",
+        "Records that could not be written as dead letters yet; they count towards subscriptions.in_flight_max.",
         figures.dead_letters_waiting,
     )
-    yield _counter("dead_letters_replayed", "Dead letters written to their topics again.", letters.replayed)
+    yield _counter("dead_letters_replayed", "Dead letters replayed to their topics.", letters.replayed)
     lag = GaugeMetricFamily(
         PREFIX + "subscription_lag_records",
-        "Records that are not settled in the subscription.",
+        "Records of the subscription that are not settled, including those in flight.",
         labels=["subscription", "topic"],
     )
     for row in figures.subscription_lags:
@@ -184,26 +192,32 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
     yield lag
     yield _gauge(
         "subscription_lags_left_out",
-        "Subscriptions without series of their own in this scrape.",
+        "Subscriptions beyond the first 1000, which have no series of their own.",
         figures.subscriptions - len(figures.subscription_lags),
     )
-    yield _gauge("subscriptions", "Subscriptions that exist.", figures.subscriptions)
-    yield _gauge("subscriptions_in_flight", "Deliveries that wait for their acknowledgement.", figures.in_flight)
-    yield _counter("subscriptions_delivered", "Deliveries, repetitions included.", figures.deliveries.delivered)
+    yield _gauge(
+        "subscriptions",
+        "Subscriptions (BlipMQ) and groups with acknowledgements (Fujin, Felix).",
+        figures.subscriptions,
+    )
+    yield _gauge("subscriptions_in_flight", "Deliveries in flight: not acknowledged yet.", figures.in_flight)
+    yield _counter("subscriptions_delivered", "Deliveries, including redeliveries.", figures.deliveries.delivered)
     yield _counter("subscriptions_acknowledged", "Deliveries acknowledged.", figures.deliveries.acknowledged)
     yield _counter(
         "subscriptions_truncated",
-        "Cursors of subscriptions moved back at start to where the log was cut.",
+        "Cursors of subscriptions moved back at start because the log lost its tail.",
         figures.deliveries.truncated,
     )
 
 
 def _background(figures: Figures) -> Iterator[Metric]:
     failures = CounterMetricFamily(
-        PREFIX + "background_failures", "Runs of background tasks that failed.", labels=["task"]
+        PREFIX + "background_failures", "Failed runs of the background task.", labels=["task"]
     )
     failing = GaugeMetricFamily(
-        PREFIX + "background_failing", "1 if the last run of the background task failed, else 0.", labels=["task"]
+        PREFIX + "background_failing",
+        "1 if the last run of the background task failed, else 0; the broker is not ready meanwhile.",
+        labels=["task"],
     )
     for task, count in figures.background_failures.items():
         failures.add_metric([task], count)
@@ -213,10 +227,12 @@ def _background(figures: Figures) -> Iterator[Metric]:
 
 def _transactions(figures: Figures) -> Iterator[Metric]:
     stats = figures.transactions
-    yield _gauge("transactions_open", "Transactions that are open.", stats.open)
-    yield _gauge("transactions_open_bytes", "Memory that their records take.", stats.open_bytes)
+    yield _gauge("transactions_open", "Open transactions.", stats.open)
+    yield _gauge("transactions_open_bytes", "Memory of the records of open transactions.", stats.open_bytes)
     yield _counter("transactions_begun", "Transactions begun.", stats.begun)
-    ended = CounterMetricFamily(PREFIX + "transactions_ended", "Transactions, by how they ended.", labels=["result"])
+    ended = CounterMetricFamily(
+        PREFIX + "transactions_ended", "Transactions by outcome: committed, rolled_back, timed_out.", labels=["result"]
+    )
     for result in ("committed", "rolled_back", "timed_out"):
         ended.add_metric([result], getattr(stats, result))
     yield ended
@@ -224,25 +240,35 @@ def _transactions(figures: Figures) -> Iterator[Metric]:
 
 def _staging(figures: Figures) -> Iterator[Metric]:
     stats = figures.staging
-    yield _gauge("staged_tickets", "Attempts of tasks that have records staged.", stats.tickets)
-    yield _gauge("staged_bytes", "Bytes of records that are staged.", stats.staged_bytes)
+    yield _gauge("staged_tickets", "Task attempts with staged records.", stats.tickets)
+    yield _gauge("staged_bytes", "Bytes of staged records.", stats.staged_bytes)
     yield _counter("staged_commits", "Commits that published staged records.", stats.commits)
-    yield _counter("staged_commits_repeated", "Commits of epochs that were committed before.", stats.repeated_commits)
-    yield _counter("staged_records_published", "Staged records that were published.", stats.published_records)
-    dropped = CounterMetricFamily(PREFIX + "staged_tickets_dropped", "Tickets dropped, by why.", labels=["reason"])
+    yield _counter("staged_commits_repeated", "Repeated commits, which published nothing.", stats.repeated_commits)
+    yield _counter("staged_records_published", "Staged records published.", stats.published_records)
+    dropped = CounterMetricFamily(
+        PREFIX + "staged_tickets_dropped",
+        "Task attempts whose records were dropped, by reason: aborted, expired.",
+        labels=["reason"],
+    )
     dropped.add_metric(["aborted"], stats.aborted_tickets)
     dropped.add_metric(["expired"], stats.expired_tickets)
     yield dropped
 
 
 def _pipelines(figures: Figures) -> Iterator[Metric]:
-    up = GaugeMetricFamily(PREFIX + "pipeline_up", "Whether a run of the pipeline reports.", labels=["pipeline"])
+    up = GaugeMetricFamily(
+        PREFIX + "pipeline_up", "1 while a run of the pipeline reports, else 0.", labels=["pipeline"]
+    )
     labels = ["pipeline", "stage"]
-    rows = CounterMetricFamily(PREFIX + "pipeline_rows", "Records that the last run has read.", labels=labels)
-    rejects = CounterMetricFamily(PREFIX + "pipeline_rejects", "Those of them that became dead letters.", labels=labels)
-    batches = CounterMetricFamily(PREFIX + "pipeline_batches", "Batches of the last run.", labels=labels)
-    lag = GaugeMetricFamily(PREFIX + "pipeline_lag_records", "Records that wait to be read.", labels=labels)
-    seconds = GaugeMetricFamily(PREFIX + "pipeline_batch_seconds", "Time that the last batch took.", labels=labels)
+    rows = CounterMetricFamily(PREFIX + "pipeline_rows", "Records read by the current or last run.", labels=labels)
+    rejects = CounterMetricFamily(
+        PREFIX + "pipeline_rejects", "Records of the current or last run that became dead letters.", labels=labels
+    )
+    batches = CounterMetricFamily(PREFIX + "pipeline_batches", "Batches of the current or last run.", labels=labels)
+    lag = GaugeMetricFamily(
+        PREFIX + "pipeline_lag_records", "Lag of the stage in records; absent before its first batch.", labels=labels
+    )
+    seconds = GaugeMetricFamily(PREFIX + "pipeline_batch_seconds", "Duration of the last batch.", labels=labels)
     left_out = exported = 0
     for pipeline in figures.pipelines:
         if exported + len(pipeline.stages) >= PIPELINE_STAGES_EXPORTED_MAX:
@@ -259,21 +285,35 @@ def _pipelines(figures: Figures) -> Iterator[Metric]:
                 lag.add_metric(values, stage.lag)
             seconds.add_metric(values, stage.batch_ms / 1000)
     yield from (up, rows, rejects, batches, lag, seconds)
-    yield _gauge("pipelines_left_out", "Pipelines without series of their own in this scrape.", left_out)
+    yield _gauge(
+        "pipelines_left_out", "Pipelines beyond the first 1000 stages, which have no series of their own.", left_out
+    )
 
 
 def _schemas(figures: Figures) -> Iterator[Metric]:
     stats = figures.validation
     yield _counter("schema_checked_records", "Records checked against a schema.", stats.checked_records)
-    yield _counter("schema_refused_writes", "Writes of which a record did not follow its schema.", stats.refused_runs)
-    yield _counter("schema_worker_checks", "Writes that a worker process checked.", stats.worker_runs)
+    yield _counter(
+        "schema_refused_writes", "Writes refused because a record did not match its schema.", stats.refused_runs
+    )
+    yield _counter(
+        "schema_worker_checks",
+        "Writes checked by a worker process because they are large or their schema is costly.",
+        stats.worker_runs,
+    )
 
 
 def _access(figures: Figures) -> Iterator[Metric]:
-    logins = CounterMetricFamily(PREFIX + "logins", "Logins, by how they ended.", labels=["result"])
+    logins = CounterMetricFamily(
+        PREFIX + "logins", "Logins by result: succeeded, failed, throttled.", labels=["result"]
+    )
     for result in ("succeeded", "failed", "throttled"):
         logins.add_metric([result], getattr(figures.logins, result))
-    events = CounterMetricFamily(PREFIX + "audit_events", "Events of the audit trail.", labels=["result"])
+    events = CounterMetricFamily(
+        PREFIX + "audit_events",
+        "Audit events by result: written, folded into another event, dropped.",
+        labels=["result"],
+    )
     for result in ("written", "folded", "dropped"):
         events.add_metric([result], getattr(figures.audit, result))
     yield from (logins, events)
@@ -290,7 +330,9 @@ def _listeners(figures: Figures) -> Iterator[Metric]:
             family.add_metric([name], getattr(stats, attribute))
         yield family
     closed = CounterMetricFamily(
-        PREFIX + "connections_cut", "Connections that neither side meant to end.", labels=["listener", "reason"]
+        PREFIX + "connections_cut",
+        "Connections that ended early, by reason: idle, frame_timeout, unread (replies), shutdown, reset.",
+        labels=["listener", "reason"],
     )
     for name, stats in figures.listeners.items():
         for reason, attribute in CLOSED_REASONS:
@@ -302,7 +344,7 @@ def _listeners(figures: Figures) -> Iterator[Metric]:
 def _quic_listeners(figures: Figures) -> Iterator[Metric]:
     listeners = {name: stats for name, stats in figures.listeners.items() if isinstance(stats, QuicListenerStats)}
     streams = GaugeMetricFamily(PREFIX + "streams", "Open streams.", labels=["listener"])
-    handshakes = GaugeMetricFamily(PREFIX + "quic_handshakes", "Handshakes under way.", labels=["listener"])
+    handshakes = GaugeMetricFamily(PREFIX + "quic_handshakes", "Handshakes in progress.", labels=["listener"])
     for name, stats in listeners.items():
         streams.add_metric([name], stats.streams_open)
         handshakes.add_metric([name], stats.handshakes_open)
@@ -319,7 +361,7 @@ def _requests(figures: Figures) -> Iterator[Metric]:
     errors = CounterMetricFamily(PREFIX + "request_errors", "Requests answered with an error.", labels=["listener"])
     internal = CounterMetricFamily(
         PREFIX + "internal_errors",
-        "Requests answered with an error that is the broker's own fault.",
+        "Requests answered with an internal error; the log has the details.",
         labels=["listener"],
     )
     for name, row in figures.requests.items():
@@ -332,21 +374,23 @@ def _requests(figures: Figures) -> Iterator[Metric]:
 
 def _pushes(figures: Figures) -> Iterator[Metric]:
     open_now = GaugeMetricFamily(
-        PREFIX + "push_subscribers", "Subscribers that events are sent to.", labels=["listener"]
+        PREFIX + "push_subscribers", "Connected subscribers (Felix) and readers (Fujin).", labels=["listener"]
     )
     events = CounterMetricFamily(
-        PREFIX + "push_events", "Events for subscribers, by what became of them.", labels=["listener", "result"]
+        PREFIX + "push_events",
+        "Events by result: delivered, dropped (slow subscriber), oversized, skipped (empty).",
+        labels=["listener", "result"],
     )
     encoded = CounterMetricFamily(
         PREFIX + "push_encoded_events",
-        "Events laid out, each once for all who read the same form.",
+        "Events encoded; subscribers that read the same form share one.",
         labels=["listener"],
     )
     closed = CounterMetricFamily(
-        PREFIX + "push_subscribers_closed", "Subscribers that were ended for being slow.", labels=["listener"]
+        PREFIX + "push_subscribers_closed", "Subscriptions closed because the subscriber was slow.", labels=["listener"]
     )
     pings = CounterMetricFamily(
-        PREFIX + "ping_timeouts", "Connections closed because a ping was not answered.", labels=["listener"]
+        PREFIX + "ping_timeouts", "Connections closed because a PING was not answered.", labels=["listener"]
     )
     for name, stats in figures.pushes.items():
         open_now.add_metric([name], stats.subscribers)
@@ -362,14 +406,16 @@ def _pushes(figures: Figures) -> Iterator[Metric]:
 
 def _cache(figures: Figures) -> Iterator[Metric]:
     entries, size_bytes, stats = figures.cache
-    yield _gauge("cache_entries", "Values in the cache.", entries)
-    yield _gauge("cache_bytes", "Memory that they take.", size_bytes)
-    gets = CounterMetricFamily(PREFIX + "cache_gets", "Values asked for.", labels=["result"])
+    yield _gauge("cache_entries", "Cached values.", entries)
+    yield _gauge("cache_bytes", "Memory of cached values.", size_bytes)
+    gets = CounterMetricFamily(PREFIX + "cache_gets", "Cache reads by result: hit, miss.", labels=["result"])
     gets.add_metric(["hit"], stats.hits)
     gets.add_metric(["miss"], stats.misses)
     yield gets
-    yield _counter("cache_puts", "Values put.", stats.puts)
-    removed = CounterMetricFamily(PREFIX + "cache_removed", "Values that are gone, by why.", labels=["reason"])
+    yield _counter("cache_puts", "Cache writes.", stats.puts)
+    removed = CounterMetricFamily(
+        PREFIX + "cache_removed", "Cached values removed, by reason: expired, evicted.", labels=["reason"]
+    )
     removed.add_metric(["expired"], stats.expired)
     removed.add_metric(["evicted"], stats.evicted)
     yield removed
@@ -391,3 +437,22 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
         buckets=list(zip(bounds, accumulate(histogram.counts), strict=True)),
         sum_value=histogram.total,
     )
+
+
+SECTIONS: dict[str, Callable[[Figures], Iterator[Metric]]] = {
+    "Broker": _broker,
+    "Log": _log,
+    "Partitions": _partitions,
+    "Consumer groups": _groups,
+    "Subscriptions, delayed records and dead letters": _lifetimes,
+    "Transactions": _transactions,
+    "Staged writes (Spark)": _staging,
+    "Pipelines": _pipelines,
+    "Schemas": _schemas,
+    "Access and audit": _access,
+    "Connections": _listeners,
+    "Requests": _requests,
+    "Pushed records (Fujin, Felix)": _pushes,
+    "Cache (Felix)": _cache,
+}
+"""Families by the heading they have in the reference."""

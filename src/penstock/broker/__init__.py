@@ -1,0 +1,12 @@
+"""What requests mean, whatever protocol they come from: no protocol and no I/O of its own.
+
+broker.py        the operations that sessions call          limits.py        bounds that are shared
+topics/          settings of topics                         records/         producing: partitions, keys, expiry
+groups/          consumer groups: offsets, members, lag     deliveries/      subscriptions, redelivery, dead letters
+transactions/    transactions and idempotent commits        staging/         staged writes of Spark jobs
+schedule/        delayed records                            schemas/         schemas and validation
+access/          users, roles, ACLs, API keys, audit        cache/           cached values (Felix)
+table.py         state as a table over a compacted internal topic
+tables.py        the tables that exist, for verification    pipelines.py     what pipeline runs report
+cluster.py       what clients are told of the cluster       keyed_locks.py   locks by key
+"""

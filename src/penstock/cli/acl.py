@@ -19,7 +19,7 @@ TopicArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC",
-        help="A topic, or the beginning of names followed by a star: orders.*; a group after group://",
+        help="A topic, a prefix followed by a star (orders.*), or group:// and a consumer group.",
         autocompletion=complete_topic,
         show_default=False,
     ),
@@ -36,23 +36,23 @@ def set_acl(
             "--user",
             "-u",
             metavar="USER[:RIGHT]",
-            help="May read and write; with :read or :write only that. Also key:NAME, an API key, and tenant:NAME.",
+            help="A user who may read and write; with :read or :write only that. Also key:NAME (API key) and tenant:NAME.",
         ),
     ] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option("--role", "-r", metavar="ROLE[:RIGHT]", help="The same for everyone with this role."),
+        typer.Option("--role", "-r", metavar="ROLE[:RIGHT]", help="A role, likewise."),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="Open it to everyone; needs access.allow_anonymous.")
+        bool, typer.Option("--public", help="Make the topic public; needs access.allow_anonymous.")
     ] = False,
     server: ServerOption = None,
 ) -> None:
-    """Say who may read and write a topic, or commit to a group, in the place of the ACL there may be.
+    """Set (replace) the ACL of a topic or a consumer group.
 
-    An ACL of a topic adds people: whoever has a role that allows it needs none.
-    An ACL of a group says who may commit to it. Without one, everybody may who
-    may read the topic.
+    An ACL of a topic adds permissions to those that roles give. An ACL of a
+    group restricts who may commit to it; without one, every reader of the
+    topic may.
 
     Examples:
     $ penstock acl set orders --user alice --user bob:read
@@ -100,7 +100,7 @@ def describe(
 
 @app.command()
 def delete(context: typer.Context, topic: TopicArgument, server: ServerOption = None) -> None:
-    """Delete an ACL; roles alone decide then.
+    """Delete an ACL. Only roles decide then.
 
     Examples:
     $ penstock acl delete "orders.*"

@@ -26,20 +26,27 @@ TAIL_OVERLAP_S = 5
 
 TypeOption = Annotated[
     list[str] | None,
-    typer.Option("--type", "-t", metavar="TYPE", help="Only such events, as in auth.failure; repeatable."),
+    typer.Option("--type", "-t", metavar="TYPE", help="Only events of this type, as in auth.failure; repeatable."),
 ]
-UserOption = Annotated[str, typer.Option("--user", "-u", metavar="USER", help="Only what this user did.")]
+UserOption = Annotated[str, typer.Option("--user", "-u", metavar="USER", help="Only events of this user.")]
 ResourceOption = Annotated[
-    str, typer.Option("--resource", metavar="NAME", help="Only about this topic, user or group.")
+    str, typer.Option("--resource", metavar="NAME", help="Only events about this topic, user or group.")
 ]
 ResultOption = Annotated[
-    str, typer.Option("--result", metavar="RESULT", help="success, failure, throttled, denied or disabled.")
+    str,
+    typer.Option(
+        "--result",
+        metavar="RESULT",
+        help="Only events with this result: success, failure, throttled, denied or disabled.",
+    ),
 ]
 SearchOption = Annotated[str, typer.Option("--search", metavar="TEXT", help="Only events that contain this text.")]
 SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="From a time on, or how long ago: -1h.")
+    str | None, typer.Option("--since", metavar="TIME", help="Only events since this time, or this long ago (-1h).")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="At most so many.")]
+LimitOption = Annotated[
+    int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="The maximum number of events.")
+]
 
 
 @app.command("list")
@@ -82,7 +89,7 @@ def tail(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the last events and then those that come, oldest first.
+    """Print the last events and then new ones, oldest first.
 
     Examples:
     $ penstock audit tail

@@ -28,7 +28,8 @@ def create(
     context: typer.Context,
     target: TargetArgument,
     full: Annotated[
-        bool, typer.Option("--full", help="Copy everything again, also what the last backup holds unchanged.")
+        bool,
+        typer.Option("--full", help="Copy everything again instead of linking unchanged files of the last backup."),
     ] = False,
     server: ServerOption = None,
     as_json: JsonOption = False,

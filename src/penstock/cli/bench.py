@@ -21,15 +21,13 @@ def bench(
     records: Annotated[
         int, typer.Option("--records", "-n", metavar="N", min=1, max=RECORDS_MAX, help="Records to write and read.")
     ] = 100_000,
-    size: Annotated[str, typer.Option(metavar="SIZE", help="The value of each record, as in 100 or '1 KiB'.")] = "100",
+    size: Annotated[str, typer.Option(metavar="SIZE", help="The size of each value, as in 100 or '1 KiB'.")] = "100",
     connections: Annotated[
-        int, typer.Option("--connections", "-c", metavar="N", min=1, max=1_000, help="Connections that write.")
+        int, typer.Option("--connections", "-c", metavar="N", min=1, max=1_000, help="The number of connections.")
     ] = 1,
     in_flight: Annotated[
         int,
-        typer.Option(
-            "--in-flight", metavar="N", min=1, max=16_384, help="Records each connection has unanswered at most."
-        ),
+        typer.Option("--in-flight", metavar="N", min=1, max=16_384, help="Records in flight per connection."),
     ] = 4_096,
     partitions: Annotated[
         int, typer.Option("--partitions", "-p", metavar="N", min=1, help="Partitions of the topic.")

@@ -19,7 +19,7 @@ from penstock.errors import EntryNotFound, InvalidRequest, Unreachable
 if TYPE_CHECKING:
     from penstock.protocols.felix.sync import FelixClient
 
-app = typer.Typer(no_args_is_help=True, help="Put values into the broker's cache, get and delete them (Felix).")
+app = typer.Typer(no_args_is_help=True, help="Get, put and delete values in the broker's cache (Felix).")
 
 DATA_DIR = Path("penstock-data")
 FelixOption = Annotated[
@@ -32,7 +32,7 @@ FelixOption = Annotated[
         show_default="felix://127.0.0.1:5000",
     ),
 ]
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="What the value is called.", show_default=False)]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key of the value.", show_default=False)]
 CacheOption = Annotated[str, typer.Option("--cache", metavar="NAME", help="The cache.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="The namespace of the cache.")]
 
@@ -46,9 +46,9 @@ def get(
     server: FelixOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a value; as it is, where no person reads it.
+    """Print a value; unescaped if standard output is not a terminal.
 
-    Fails where there is none, or its time is over.
+    Fails if there is no such value, or if it has expired.
 
     Examples:
     $ penstock cache get greeting
@@ -74,15 +74,13 @@ def put(
     value: Annotated[
         str, typer.Argument(metavar="VALUE", help="The value; - reads it from standard input.", show_default=False)
     ],
-    ttl: Annotated[
-        str | None, typer.Option("--ttl", metavar="TIME", help="Forgotten after this time, as in 500ms or 7d.")
-    ] = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, as in 500ms or 7d.")] = None,
     cache: CacheOption = "default",
     namespace: NamespaceOption = "default",
     server: FelixOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a value in memory, until its time is over, there is no more room, or the broker stops.
+    """Store a value in memory until it expires, is evicted, or the broker stops.
 
     Examples:
     $ penstock cache put greeting hello
@@ -109,7 +107,7 @@ def delete(
 ) -> None:
     """Remove a value.
 
-    Fails where there is none, or its time is over.
+    Fails if there is no such value, or if it has expired.
 
     Examples:
     $ penstock cache delete greeting

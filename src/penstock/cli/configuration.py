@@ -12,7 +12,7 @@ from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, SetOpt
 if TYPE_CHECKING:
     from penstock.config import Config
 
-app = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
+app = typer.Typer(no_args_is_help=True, help="Check the configuration.")
 
 
 @app.command()
@@ -21,13 +21,13 @@ def check(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     settings: SetOption = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Leave out what is at its default.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Omit settings that have their default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the configuration and print every value with where it comes from.
+    """Check the configuration and print every value with its origin.
 
     Reads the same file, environment and flags as [bold]penstock serve[/bold], and starts
-    nothing. Ends with 1 where something is wrong, with one line a problem.
+    nothing. Exits with 1 and one line for each problem if it is invalid.
 
     Examples:
     $ penstock config check --config penstock.toml

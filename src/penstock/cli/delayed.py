@@ -10,7 +10,7 @@ from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
 from penstock.cli.options import ServerOption
 
-app = typer.Typer(no_args_is_help=True, help="Cancel records that wait for their time.")
+app = typer.Typer(no_args_is_help=True, help="Cancel delayed records.")
 
 
 @app.command()
@@ -25,7 +25,7 @@ def cancel(
     ],
     server: ServerOption = None,
 ) -> None:
-    """Cancel a delayed record before its time.
+    """Cancel a pending delayed record.
 
     Examples:
     $ penstock delayed cancel orders 1700000005000-17

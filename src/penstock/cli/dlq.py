@@ -13,7 +13,7 @@ from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client.records import DeadLetterInfo
 
-app = typer.Typer(no_args_is_help=True, help="See records that failed; replay or purge them.")
+app = typer.Typer(no_args_is_help=True, help="List, replay and purge dead letters.")
 
 # What fits on a line beside the other columns.
 VALUE_SHOWN_BYTES = 60
@@ -22,7 +22,7 @@ TopicArgument = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC",
-        help="The topic they failed in, not its dead-letter topic.",
+        help="The topic of the original records, not its dead-letter topic.",
         autocompletion=complete_topic,
         show_default=False,
     ),
@@ -33,13 +33,13 @@ TopicArgument = Annotated[
 def list_letters(
     context: typer.Context,
     topic: TopicArgument,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="So many at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The maximum number to list.")] = 100,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the records of a topic that failed, oldest first.
+    """List the dead letters of a topic, oldest first.
 
-    Those that were replayed are not listed any more.
+    Replayed dead letters are not listed.
 
     Examples:
     $ penstock dlq list orders
@@ -65,26 +65,30 @@ def replay(
     context: typer.Context,
     topic: TopicArgument,
     letter_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One of them, by the id in the list.", show_default=False)
+        str | None, typer.Argument(metavar="ID", help="The id of one dead letter, as listed.", show_default=False)
     ] = None,
     offset: Annotated[
-        int | None, typer.Option("--offset", metavar="N", min=0, help="One, by its offset in the dead-letter topic.")
+        int | None,
+        typer.Option("--offset", metavar="N", min=0, help="Replay the one at this offset of the dead-letter topic."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every one.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Replay all.")] = False,
     wanted: Annotated[
         str | None,
         typer.Option(
-            "--filter", "-F", metavar="TEXT", help="Those whose value, key or reason has this text, or matches it."
+            "--filter",
+            "-F",
+            metavar="TEXT",
+            help="Replay those whose value, key or reason contains this text or matches this regular expression.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write failed records to their topic again, each once.
+    """Write dead letters to their topic again, each once.
 
-    They keep their keys and headers. A record is replayed once, however
-    often it is asked for.
+    They keep their keys and headers. Replaying is idempotent: a record that
+    was replayed is not written again.
 
     Examples:
     $ penstock dlq replay orders 0-17
@@ -123,7 +127,7 @@ def purge(
 ) -> None:
     """Delete all dead letters of a topic, replayed or not.
 
-    Asks first; [bold]--yes[/bold] does not.
+    Asks for confirmation unless [bold]--yes[/bold] is given.
 
     Examples:
     $ penstock dlq purge orders

@@ -17,12 +17,12 @@ def doctor(
     context: typer.Context,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on a warning too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: Python, limits, ports, disk, Spark and its Java.
 
-    Each line says ok, warn or fail, and what to do. Ends with 1 where a check
+    Each line says ok, warn or fail, and what to do. Exits with 1 if a check
     fails. Run it while the broker is stopped: its ports must be free.
 
     Examples:

@@ -10,9 +10,9 @@ from penstock.cli import terminal
 from penstock.cli.broker import connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 
-app = typer.Typer(no_args_is_help=True, help="Make and revoke API keys (BlipMQ, Felix).")
+app = typer.Typer(no_args_is_help=True, help="Create and revoke API keys (BlipMQ, Felix).")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="What the key is called.", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the key.", show_default=False)]
 
 
 @app.command()
@@ -22,15 +22,15 @@ def create(
     roles: Annotated[
         list[str] | None,
         typer.Option(
-            "--role", "-r", metavar="ROLE", help="A role it has; repeatable.", show_default="producer, consumer"
+            "--role", "-r", metavar="ROLE", help="A role of the key; repeatable.", show_default="producer, consumer"
         ),
     ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an API key and print it.
+    """Create an API key and print it.
 
-    The broker keeps only a hash of it: this is the one time that it is shown.
+    The broker keeps only a hash: the key is not shown again.
 
     Examples:
     $ penstock key create worker
@@ -71,9 +71,9 @@ def list_keys(context: typer.Context, server: ServerOption = None, as_json: Json
 
 @app.command()
 def revoke(context: typer.Context, name: NameArgument, yes: YesOption = False, server: ServerOption = None) -> None:
-    """Revoke an API key; who is logged in with it is turned away.
+    """Revoke an API key, also for open connections.
 
-    Asks first; [bold]--yes[/bold] does not.
+    Asks for confirmation unless [bold]--yes[/bold] is given.
 
     Examples:
     $ penstock key revoke worker

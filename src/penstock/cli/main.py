@@ -132,7 +132,7 @@ def explain(error: Exception) -> str:
             return f"{error.object!r} is not valid UTF-8 text: write it in UTF-8"
         case _:
             return (
-                f"{type(error).__name__}: {error}. This is a fault in Penstock: run it again as penstock --debug ... "
+                f"{type(error).__name__}: {error}. This is a bug in Penstock: run it again as penstock --debug ... "
                 "and report what that prints"
             )
 
@@ -158,7 +158,8 @@ def penstock(
     as_json: JsonOption = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and end.")
+        bool,
+        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """A message broker: five wire protocols over one durable log.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.config import Config
 
 FLYMQ_SCHEMES = ("flymq", "flymqs")
-_SERVER_HELP = "The broker to talk to; PENSTOCK_SERVER sets it too."
+_SERVER_HELP = "The address of the broker; also PENSTOCK_SERVER."
 ServerOption = Annotated[
     str | None, typer.Option("--server", "-s", metavar="URL", help=_SERVER_HELP, show_default=DEFAULT_URL)
 ]
@@ -33,8 +33,8 @@ RootServerOption = Annotated[
         show_default=DEFAULT_URL,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -43,18 +43,18 @@ ConfigOption = Annotated[
         metavar="FILE",
         envvar="PENSTOCK_CONFIG",
         show_envvar=False,
-        help="The TOML file to read; PENSTOCK_CONFIG names it too. Without one the defaults hold.",
+        help="The TOML file to read; also PENSTOCK_CONFIG. Without one, defaults apply.",
         show_default=False,
     ),
 ]
 DataDirOption = Annotated[
     Path | None,
-    typer.Option("--data-dir", "-d", metavar="DIR", help="Where the log is.", show_default="penstock-data"),
+    typer.Option("--data-dir", "-d", metavar="DIR", help="The data directory.", show_default="penstock-data"),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any setting by its dotted key, as in log.retention_ms=7d. Repeatable."
+        "--set", metavar="KEY=VALUE", help="Set any setting by its dotted key, as in log.retention_ms=7d. Repeatable."
     ),
 ]
 

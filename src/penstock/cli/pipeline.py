@@ -29,7 +29,7 @@ StageOption = Annotated[
     list[str] | None,
     typer.Option("--stage", metavar="STAGE", help="Only this stage: bronze, silver or gold. Repeatable."),
 ]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Spark itself says, errors in full.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log of Spark, with full errors.")]
 
 
 @app.command()
@@ -49,7 +49,7 @@ def init(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="What the pipeline is called.", show_default="as the file"),
+        typer.Option("--name", metavar="NAME", help="The name of the pipeline.", show_default="as the file"),
     ] = None,
     table_format: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="parquet, delta or iceberg.")
@@ -58,13 +58,13 @@ def init(
         str | None,
         typer.Option("--directory", metavar="DIR", help="Where tables and checkpoints go.", show_default="NAME-tables"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     server: ServerOption = None,
 ) -> None:
-    """Write a file that describes a pipeline and runs as it is.
+    """Write a pipeline file that runs without changes.
 
-    It fits the topics and their schemas: columns are named in it as
-    they will be in the tables.
+    It matches the topics and their schemas, with the column names of the
+    tables.
 
     Examples:
     $ penstock pipeline init
@@ -109,11 +109,11 @@ def run(
     context: typer.Context,
     file: FileArgument,
     once: Annotated[
-        bool, typer.Option("--once", help="Read what is there and end, instead of waiting for more.")
+        bool, typer.Option("--once", help="Process what is there and exit, instead of waiting for more.")
     ] = False,
     stages: StageOption = None,
     master: Annotated[
-        str | None, typer.Option("--master", metavar="URL", help="The Spark to run on, as in spark://host:7077.")
+        str | None, typer.Option("--master", metavar="URL", help="The Spark master, as in spark://host:7077.")
     ] = None,
     verbose: VerboseOption = False,
     server: ServerOption = None,
@@ -122,8 +122,8 @@ def run(
     """Run a pipeline until it is stopped.
 
     Ctrl-C, SIGTERM or [bold]penstock pipeline stop[/bold] end it after the batches that
-    have begun; the next run goes on from there. Even a run that is killed
-    loses and doubles nothing.
+    have begun; the next run continues from there. A run that is killed
+    neither loses nor duplicates records.
 
     Examples:
     $ penstock pipeline run sales.toml --once
@@ -184,12 +184,12 @@ def status(
 def stop(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.", show_default=False)],
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait until it has stopped.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until it has stopped.")] = False,
     server: ServerOption = None,
 ) -> None:
     """Ask a running pipeline to stop, wherever it runs.
 
-    It finishes the batches that have begun. Run it again to go on.
+    It finishes the batches that have begun. Run it again to continue.
 
     Examples:
     $ penstock pipeline stop sales
@@ -225,23 +225,27 @@ def replay(
     ] = None,
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="The topic to read.")] = None,
     since: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Only what came at or after a time, such as -1h.")
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Only records at or after this time, or this long ago (-1h)."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only what came before a time.")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only records before this time.")] = None,
     replay_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="A replay is done once under an id; made up unless given.")
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="Replays are idempotent by this id; derived from the arguments unless given."
+        ),
     ] = None,
     keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="To the partitions they came from, not by key.")
+        bool, typer.Option("--keep-partitions", help="Write to the original partitions instead of by key.")
     ] = False,
     verbose: VerboseOption = False,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write records of a table, or of a topic's past, to a topic again.
+    """Write records of a table, or of a time range of a topic, to a topic.
 
-    All of them appear, or none. Bronze tables give the records as they were;
-    others give JSON of their columns.
+    All of them are written or none. Bronze tables give the original records;
+    others give their columns as JSON.
 
     Examples:
     $ penstock pipeline replay sales.toml --table bronze/orders --to again
@@ -270,10 +274,13 @@ def compact(
     file: FileArgument,
     stages: StageOption = None,
     file_size: Annotated[
-        str, typer.Option("--file-size", metavar="SIZE", help="What files should grow to.")
+        str, typer.Option("--file-size", metavar="SIZE", help="The target size of files.")
     ] = "128 MiB",
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="How long replaced files stay, for readers that began before.")
+        str,
+        typer.Option(
+            "--keep", metavar="TIME", help="How long replaced files are kept for readers that started before."
+        ),
     ] = "1h",
     as_json: JsonOption = False,
 ) -> None:

@@ -15,9 +15,9 @@ from penstock.cli.progress import ProgressBar
 def restore(
     context: typer.Context,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="The directory of backups.")],
-    data_dir: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="Where to: missing or empty.")],
+    data_dir: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The new data directory: missing or empty.")],
     at: Annotated[
-        str | None, typer.Option("--at", metavar="BACKUP", help="Which backup; the latest if none is named.")
+        str | None, typer.Option("--at", metavar="BACKUP", help="The id of the backup. Default: the latest.")
     ] = None,
     accept_damage: Annotated[
         bool,

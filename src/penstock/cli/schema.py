@@ -15,7 +15,7 @@ from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client.records import SchemaInfo
 
-app = typer.Typer(no_args_is_help=True, help="Say what records must look like, and hold topics to it.")
+app = typer.Typer(no_args_is_help=True, help="Register schemas and enforce them on topics.")
 
 TYPES_BY_SUFFIX = {".json": "json", ".avsc": "avro", ".proto": "protobuf"}
 EXIT_NOT_VALID = 1
@@ -51,7 +51,7 @@ def register(
         typer.Option(
             "--compatibility",
             metavar="MODE",
-            help="none, backward, forward or full, for this version and those to come; backward at first.",
+            help="none, backward, forward or full, for this version and later ones. Default for a new schema: backward.",
         ),
     ] = None,
     server: ServerOption = None,
@@ -59,8 +59,8 @@ def register(
 ) -> None:
     """Register the next version of a schema.
 
-    A definition that is there already keeps its number. One that readers
-    of the version before could not live with is refused with the reasons.
+    Registering an existing definition returns its version. A definition that
+    is not compatible with the latest version is refused with the reasons.
 
     Examples:
     $ penstock schema register order order.json
@@ -159,9 +159,9 @@ def validate(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a record against a schema, and store nothing.
+    """Check a record against a schema without storing it.
 
-    Ends with exit code 1 where the record is not what the schema says.
+    Exits with 1 if the record does not match the schema.
 
     Examples:
     $ penstock schema validate order '{"id": 7}'
@@ -200,8 +200,8 @@ def delete(
 ) -> None:
     """Delete a version of a schema, or all of them.
 
-    Their numbers are not used again. A schema that a topic is bound to
-    stays. Asks first; [bold]--yes[/bold] does not.
+    Version numbers are not reused. A schema that a topic is bound to cannot
+    be deleted. Asks for confirmation unless [bold]--yes[/bold] is given.
 
     Examples:
     $ penstock schema delete order:2
@@ -227,17 +227,17 @@ def bind(
         str | None,
         typer.Argument(
             metavar="NAME[:VERSION][:MESSAGE]",
-            help="The schema its records must follow; without a version always the latest.",
+            help="The schema; without a version always the latest.",
             autocompletion=complete_schema,
             show_default=False,
         ),
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Take any records again.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove the binding: accept any record.")] = False,
     server: ServerOption = None,
 ) -> None:
-    """Hold a topic to a schema: records that do not follow it are refused.
+    """Bind a topic to a schema: records that do not match it are refused.
 
-    Records that are there already are not looked at.
+    Existing records are not checked.
 
     Examples:
     $ penstock schema bind orders order

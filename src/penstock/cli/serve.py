@@ -37,7 +37,7 @@ def serve(
         typer.Option(
             "--durability",
             metavar="MODE",
-            help="What an acknowledgement means: fsync, interval:<ms> or none.",
+            help="When an append is acknowledged: fsync, interval:<ms> or none.",
             show_default="fsync",
         ),
     ] = None,

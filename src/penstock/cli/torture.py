@@ -64,15 +64,17 @@ def torture(
             metavar="N",
             min=0,
             max=SEED_MAX,
-            help="Make the same choices as another run.",
+            help="Repeat the random choices of another run.",
             show_default="random",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the last directory there, whatever was found.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the last directory even if no promise was broken.")
+    ] = False,
     as_json: JsonOption = False,
     flushes_broken: Annotated[bool, typer.Option("--break-flushes", hidden=True)] = False,
 ) -> None:
-    """Test brokers of its own on this disk: is an acknowledged record ever lost?
+    """Run brokers under faults on this disk and check that no acknowledged record is lost.
 
     Each round starts a broker, writes to it over several protocols, injects a
     fault (kill -9, a simulated power cut, failing flushes, a full disk), starts

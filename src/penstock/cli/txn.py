@@ -16,7 +16,7 @@ from penstock.cli.options import JsonOption, ServerOption, wants_json
 if TYPE_CHECKING:
     from penstock.cli.lines import KeyedValue
 
-app = typer.Typer(no_args_is_help=True, help="Store records of several topics all together or not at all.")
+app = typer.Typer(no_args_is_help=True, help="Store records of several topics atomically.")
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="What `penstock txn produce` printed.", show_default=False)]
 
@@ -33,9 +33,8 @@ def produce(
 ) -> None:
     """Store records of any topics in one transaction.
 
-    Each line of the input is a record: topic, key and value, with a tab
-    between them; the key may be empty. Either all of them appear or none
-    does, whatever happens on the way.
+    Each line of the input is a record: topic, key and value, separated by
+    tabs; the key may be empty. Either all records are stored or none.
 
     Examples:
     $ penstock txn produce records.tsv
@@ -68,10 +67,10 @@ def produce(
 
 @app.command()
 def commit(context: typer.Context, transaction_id: _Id, server: ServerOption = None) -> None:
-    """Commit a transaction that is open, or learn that it was committed.
+    """Commit an open transaction, or find out that it was committed.
 
-    For one whose end is not known because the connection was lost or the
-    broker crashed. It never takes effect twice.
+    Use it if the outcome is unknown because the connection was lost or the
+    broker crashed. Committing is idempotent.
 
     Examples:
     $ penstock txn commit txn-0123456789abcdef0123456789abcdef
@@ -83,7 +82,7 @@ def commit(context: typer.Context, transaction_id: _Id, server: ServerOption = N
 
 @app.command()
 def rollback(context: typer.Context, transaction_id: _Id, server: ServerOption = None) -> None:
-    """Drop a transaction that is open.
+    """Roll back an open transaction.
 
     Examples:
     $ penstock txn rollback txn-0123456789abcdef0123456789abcdef

@@ -29,7 +29,7 @@ UserArgument = Annotated[str, typer.Argument(metavar="USER", help="The user's na
 RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help="The role's name.", show_default=False)]
 RolesOption = Annotated[
     list[str] | None,
-    typer.Option("--role", "-r", metavar="ROLE", help="A role it has; repeatable. See: penstock user roles"),
+    typer.Option("--role", "-r", metavar="ROLE", help="A role of the user; repeatable. See: penstock user roles"),
 ]
 
 
@@ -42,7 +42,7 @@ def setup(
     password_stdin: PasswordStdinOption = False,
     server: ServerOption = None,
 ) -> None:
-    """Make the first administrator of a running broker.
+    """Create the first administrator of a running broker.
 
     Works once, for someone who can read the broker's data directory: the
     broker leaves a secret there for as long as it has no administrator.
@@ -105,7 +105,7 @@ def list_users(context: typer.Context, server: ServerOption = None, as_json: Jso
 def describe(
     context: typer.Context, user: UserArgument, server: ServerOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show one user with what its roles allow.
+    """Show a user, its roles and permissions.
 
     Examples:
     $ penstock user describe alice
@@ -146,7 +146,7 @@ def create(
     certificate: Annotated[
         bool,
         typer.Option(
-            "--certificate", help="USER is the subject of a client certificate; the password is one nobody knows."
+            "--certificate", help="USER is the subject of a client certificate; the user gets a random password."
         ),
     ] = False,
     password_stdin: PasswordStdinOption = False,
@@ -175,12 +175,10 @@ def update(
     context: typer.Context,
     user: UserArgument,
     role: RolesOption = None,
-    enabled: Annotated[
-        bool | None, typer.Option("--enable/--disable", help="Whether it may log in and do anything.")
-    ] = None,
+    enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Enable or disable the user.")] = None,
     server: ServerOption = None,
 ) -> None:
-    """Give a user other roles, or disable or enable it. What is not named stays.
+    """Change the roles of a user, or enable or disable it.
 
     Takes effect at once, on open connections too.
 
@@ -201,7 +199,7 @@ def update(
 def passwd(
     context: typer.Context, user: UserArgument, password_stdin: PasswordStdinOption = False, server: ServerOption = None
 ) -> None:
-    """Change a password: your own, or as an administrator somebody else's.
+    """Change your own password or, as an administrator, that of another user.
 
     Examples:
     $ penstock --server flymq://alice@127.0.0.1:9092 user passwd alice
@@ -215,9 +213,9 @@ def passwd(
 
 @app.command()
 def delete(context: typer.Context, user: UserArgument, yes: YesOption = False, server: ServerOption = None) -> None:
-    """Delete a user. Its open connections may do nothing any more.
+    """Delete a user. Requests on its open connections are refused.
 
-    Asks first; [bold]--yes[/bold] does not.
+    Asks for confirmation unless [bold]--yes[/bold] is given.
 
     Examples:
     $ penstock user delete bob --yes
@@ -230,7 +228,7 @@ def delete(context: typer.Context, user: UserArgument, yes: YesOption = False, s
 
 @app.command()
 def whoami(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
-    """Show whom the broker takes you for.
+    """Show the authenticated user, its roles and permissions.
 
     Examples:
     $ penstock --server flymq://alice@127.0.0.1:9092 user whoami
@@ -282,13 +280,13 @@ def set_role(
             "--permission",
             "-p",
             metavar="PERMISSION",
-            help="read, write, commit, describe, create, delete or admin; repeatable. None makes a name to use in ACLs.",
+            help="read, write, commit, describe, create, delete or admin; repeatable. Without any, the role is a name to use in ACLs.",
         ),
     ] = None,
     description: Annotated[str, typer.Option(metavar="TEXT", help="What the role is for.")] = "",
     server: ServerOption = None,
 ) -> None:
-    """Make a role of your own, or change what it allows.
+    """Create a role, or replace its permissions.
 
     Examples:
     $ penstock user set-role operator -p read -p create -p delete
@@ -301,7 +299,7 @@ def set_role(
 
 @app.command("delete-role")
 def delete_role(context: typer.Context, role: RoleArgument, server: ServerOption = None) -> None:
-    """Delete a role of your own that nobody has and no ACL names.
+    """Delete a custom role that no user has and no ACL names.
 
     Examples:
     $ penstock user delete-role operator

@@ -19,12 +19,16 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When to give up. `attempts_max = 1` tries once and never again."""
+    """Exponential backoff with jitter, bounded in attempts and in time. `attempts_max = 1` means no retry."""
 
     attempts_max: int = 10
+    """Attempts, the first one included."""
     elapsed_s_max: float = 30.0
+    """Time from the first attempt after which no other is made."""
     delay_s_first: float = 0.05
+    """Delay before the second attempt; it doubles with each further one."""
     delay_s_max: float = 2.0
+    """The longest delay between two attempts."""
 
     def delays_s(self, random: Random) -> Iterator[float]:
         """The waits between attempts: each between half and all of a doubling delay, so that clients do not return in step."""

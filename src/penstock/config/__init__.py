@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from penstock.config.listeners import (
+    BlipMQListener,
+    FelixListener,
+    FlyMQListener,
+    FujinListener,
+    Listener,
+    QuicListener,
+    RustLogListener,
+    TcpListener,
+    Tls,
+)
 from penstock.config.loading import load_config
 from penstock.config.model import (
     Access,
     Admin,
-    BlipMQListener,
     Config,
-    FelixListener,
-    FlyMQListener,
-    FujinListener,
     Limits,
-    Listener,
     Listeners,
     Log,
     Logging,
-    QuicListener,
-    RustLogListener,
     Subscriptions,
-    TcpListener,
-    Tls,
     Topic,
 )
 

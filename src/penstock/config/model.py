@@ -1,28 +1,36 @@
-"""Every setting of a broker, with its default; one class a section of the file.
+"""Every setting of a broker with its default, one class for each section of the file; those of listeners are in `listeners.py`.
 
-Names end with their unit (`_bytes`, `_ms`, `_s`), which is the unit of a plain number; a text may carry another ("128 MiB", "7d").
+Names end with their unit (`_bytes`, `_ms`, `_s`), which is the unit of a plain number; text may carry another ("128 MiB", "7d").
 Built from keywords (`Config(data_dir=..., listeners={"flymq": {"bind": "127.0.0.1:0"}})`) a Config reads neither files nor the
-environment; `penstock.config.load_config` is what layers those. A Config does not change once built.
+environment; `penstock.config.load_config` layers those. A Config is immutable.
+
+The strings below the fields are the reference: docs/reference/configuration.md is generated from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from penstock.config.listeners import (
+    BlipMQListener,
+    FelixListener,
+    FlyMQListener,
+    FujinListener,
+    Listener,
+    RustLogListener,
+    Section,
+)
 from penstock.config.values import (
-    ApiKey,
     Bind,
     Compression,
     DurabilityText,
     DurationMs,
     ExpandedPath,
-    FelixName,
-    GroupName,
     OptionalDurationMs,
     OptionalSize,
     Seconds,
@@ -39,222 +47,8 @@ RECORD_BYTES_MAX = (
 ) - 1024  # a frame ends at 32 MiB; the rest is for the topic name and the lengths around a record
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Tls(Section):
-    """`[listeners.<name>.tls]`: files in PEM form."""
-
-    cert: ExpandedPath
-    """The certificate chain the listener shows."""
-    key: ExpandedPath
-    """The private key of the certificate."""
-    client_ca: ExpandedPath | None = None
-    """Authorities whose client certificates are accepted; clients without one are then turned away."""
-
-    @model_validator(mode="after")
-    def _files_exist(self) -> Tls:
-        for name, path in (("cert", self.cert), ("key", self.key), ("client_ca", self.client_ca)):
-            if path is not None and not path.is_file():
-                raise ValueError(f"{name} names {path}, which is not a file: create it or correct the path")
-        return self
-
-
-class Listener(Section):
-    """What all protocols have in common."""
-
-    bind: Bind
-    """The address to listen on; port 0 picks a free one."""
-    tls: Tls | None = None
-    insecure: bool = False
-    """Allow a bind beyond loopback without TLS and authentication."""
-    max_connections: int = Field(10_000, ge=1, le=1_000_000)
-    idle_s_max: Seconds = Field(300.0, ge=1)
-    """A connection over which nothing moves for so long is closed."""
-    header_s_max: Seconds = Field(30.0, ge=0.1)
-    """A frame that has begun must be complete within this time."""
-    handshake_s_max: Seconds = Field(10.0, ge=0.1)
-    """A TLS handshake must be complete within this time."""
-
-    def check_safe(self, *, authenticated: bool, settings: str) -> None:
-        """Raises ValueError where strangers could get in; `settings` is what would keep them out."""
-        secured = self.tls is not None and authenticated
-        if not secured and not self.insecure and not is_loopback(parse_address(self.bind).host):
-            raise ValueError(
-                f'bind = "{self.bind}" can be reached from other machines without TLS and authentication: bind to 127.0.0.1, '
-                f"or set {settings}, or accept the risk with insecure = true"
-            )
-
-
-class TcpListener(Listener):
-    """What the TCP protocols have in common."""
-
-
-class QuicListener(Listener):
-    """What the QUIC protocols have in common. QUIC is never without TLS: on loopback a certificate is made where none is given."""
-
-    max_connections: int = Field(4_000, ge=1, le=1_000_000)
-    idle_s_max: Seconds = Field(30.0, ge=1)
-    """A connection over which nothing moves for so long is closed; the shorter one of both sides' times holds."""
-    streams_max: int = Field(1_024, ge=1, le=65_536)
-    """Streams that a client may have open at once on one connection, two-way and one-way each."""
-    handshakes_max: int = Field(1_000, ge=1, le=1_000_000)
-    """Handshakes that are under way at once; one more is not begun."""
-    retry_above: int = Field(100, ge=1)
-    """With more handshakes than this under way, a client must first show that its address is its own, which costs it a round trip."""
-    datagram_bytes: Annotated[int, Field(ge=1_200, le=65_000)] | Literal["auto"] = "auto"
-    """The largest datagram to send; auto: 1452, and 8900 on loopback."""
-
-    def check_certificate(self) -> None:
-        """Raises ValueError where a certificate cannot be made up because other machines would have to trust it."""
-        if self.tls is None and not is_loopback(parse_address(self.bind).host):
-            raise ValueError(
-                f'bind = "{self.bind}" can be reached from other machines, and QUIC needs a certificate that they trust: '
-                "set tls.cert and tls.key, or bind to 127.0.0.1"
-            )
-
-
-class FlyMQListener(TcpListener):
-    """`[listeners.flymq]`"""
-
-    bind: Bind = "127.0.0.1:9092"
-    dialect: Literal["auto", "spec", "native"] = "auto"
-    """Whose layouts replies follow where the contract and the deployed clients differ; auto decides for each connection."""
-    auth: Literal["none", "required"] = "none"
-    """Whether a client must say who it is: with a user's password, or with a TLS certificate that `tls.client_ca` accepts."""
-
-    @model_validator(mode="after")
-    def _is_safe(self) -> FlyMQListener:
-        self.check_safe(authenticated=self.auth == "required", settings='tls.cert, tls.key and auth = "required"')
-        return self
-
-
-class BlipMQListener(TcpListener):
-    """`[listeners.blipmq]`: every client presents an API key."""
-
-    bind: Bind = "127.0.0.1:5555"
-    max_connections: int = Field(4_000, ge=1, le=1_000_000)
-    idle_s_max: Seconds = Field(24 * 3600.0, ge=1)
-    """A connection over which nothing moves for so long is closed; deployed publishers hold theirs open and say nothing."""
-    api_keys: list[ApiKey] = []
-    """Keys that are accepted beside those made with `penstock key create`. Each may publish, subscribe and read."""
-    message_ttl_ms: OptionalDurationMs = Field(None, ge=1)
-    """How long a published message may be read, by any protocol; "forever" without end."""
-
-    @model_validator(mode="after")
-    def _is_safe(self) -> BlipMQListener:
-        self.check_safe(authenticated=True, settings="tls.cert and tls.key, so that keys do not travel in the clear")
-        return self
-
-
-class RustLogListener(TcpListener):
-    """`[listeners.rustlog]`: the protocol has no login, so only a TLS certificate says who a client is."""
-
-    bind: Bind = "127.0.0.1:9292"
-    max_connections: int = Field(4_000, ge=1, le=1_000_000)
-    auth: Literal["auto", "none", "required"] = "auto"
-    """Whether clients without a certificate that `tls.client_ca` accepts are strangers; auto: where `listeners.flymq.auth` is required."""
-
-    @model_validator(mode="after")
-    def _is_safe(self) -> RustLogListener:
-        authenticated = self.auth == "required" and self.tls is not None and self.tls.client_ca is not None
-        self.check_safe(authenticated=authenticated, settings='tls.cert, tls.key, tls.client_ca and auth = "required"')
-        return self
-
-
-class FujinAlias(Section):
-    """`[listeners.fujin.aliases.<name>]`: what a name that Fujin clients use stands for."""
-
-    topic: TopicName
-    group: GroupName | None = None
-    """Whose readers share the records; that of the listener where none is given."""
-    start: Literal["earliest", "latest"] | None = None
-    """Where a group that reads for the first time begins; as the listener says where it is not given."""
-
-
-class FujinListener(QuicListener):
-    """`[listeners.fujin]`: the protocol has no login, so only a TLS certificate says who a client is."""
-
-    bind: Bind = "127.0.0.1:4848"
-    auth: Literal["auto", "none", "required"] = "auto"
-    """Whether clients without a certificate that `tls.client_ca` accepts are strangers; auto: where `listeners.flymq.auth` is required."""
-    aliases: dict[str, FujinAlias] = {}
-    """Names that stand for topics; any other name is the topic itself."""
-    group: GroupName = "fujin"
-    """The group of readers where no alias names another."""
-    start: Literal["earliest", "latest"] = "earliest"
-    """Where a group that reads for the first time begins."""
-    auto_create: bool = True
-    """Create a topic that is written or read and does not exist, instead of refusing."""
-    dialect: Literal["auto", "spec", "native"] = "auto"
-    """Whether readers get all that the contract allows (spec), or what deployed clients survive (native). Auto: native, until a connection
-    has sent what only the contract knows."""
-    write_form: Literal["auto", "table", "code"] = "auto"
-    """Whether WRITEs have the field for headers: as in the contract's table (table), as deployed clients send them (code), or found out."""
-    body_bytes_max: Size = Field(1 << 20, ge=1)
-    """The largest message, in either direction. Deployed subscribers are pushed at most 64 KiB, see `dialect`."""
-    ping_interval_s: Seconds = Field(2.0, ge=0.05)
-    """How often a client is asked whether it is there."""
-    ping_timeout_s: Seconds = Field(5.0, ge=0.05)
-    """A client that does not answer for so long is disconnected."""
-    fetch_wait_s: Seconds = Field(5.0, ge=0, lt=10)
-    """How long a FETCH waits for a record. Deployed clients give up after 10 s, and an answer after that crashes them."""
-    empty_fetch: Literal["auto", "batch", "error"] = "auto"
-    """What answers a FETCH for which nothing came: an empty batch, as the contract has it, an error, which deployed clients survive, or
-    whichever the dialect asks for."""
-    empty_values: Literal["skip", "deliver"] = "skip"
-    """What becomes of records with nothing in them, which end deployed readers."""
-    unacknowledged_max: int = Field(256, ge=1, le=4096)
-    """Messages pushed to one reader that it has not acknowledged. Deployed clients stop taking answers at 1000."""
-    ack_ms_max: DurationMs = Field(30_000, ge=1)
-    """How long a reader may take over a record before it is delivered again."""
-
-    @model_validator(mode="after")
-    def _is_safe(self) -> FujinListener:
-        self.check_certificate()
-        certified = self.tls is not None and self.tls.client_ca is not None
-        self.check_safe(authenticated=certified, settings="tls.client_ca")
-        return self
-
-
-class FelixListener(QuicListener):
-    """`[listeners.felix]`"""
-
-    bind: Bind = "127.0.0.1:5000"
-    dialect: Literal["auto", "spec", "native"] = "auto"
-    """Whose messages answer where the contract and the deployed clients differ; auto decides for each request by what it looks like."""
-    auth: Literal["auto", "none", "required"] = "auto"
-    """Whether a client must present a token; auto: where there are `tokens`, or where `listeners.flymq.auth` is required."""
-    tokens: dict[str, ApiKey] = {}
-    """By tenant: what its clients present. API keys (`penstock key create`) are accepted too, for every tenant."""
-    default_tenant: FelixName = "default"
-    """The tenant whose name is left out of topic names: its streams are the broker's topics."""
-    default_namespace: FelixName = "default"
-    """The namespace that is left out of topic names."""
-    auto_create: bool = False
-    """Create a stream that is published or subscribed to and does not exist, instead of refusing."""
-    slow_subscriber: Literal["drop", "pause", "close"] = "drop"
-    """What happens to a subscriber that falls too far behind: it skips to the end, stays where it is, or is ended."""
-    subscriber_lag_records_max: int = Field(100_000, ge=1)
-    """How far behind is too far."""
-
-    @model_validator(mode="after")
-    def _is_safe(self) -> FelixListener:
-        self.check_certificate()
-        if self.tokens and self.auth == "none":
-            raise ValueError('tokens are of no use with auth = "none": remove them, or set auth = "required"')
-        for tenant in self.tokens:
-            if not tenant or "/" in tenant:
-                raise ValueError(f'tokens names a tenant {tenant!r}: a name is not empty and has no "/"')
-        certified = self.tls is not None and self.tls.client_ca is not None
-        authenticated = certified or self.auth == "required" or bool(self.tokens)
-        self.check_safe(authenticated=authenticated, settings='auth = "required" or tls.client_ca')
-        return self
-
-
 class Listeners(Section):
-    """`[listeners]`: a protocol that is not named is off."""
+    """`[listeners]`: one section for each protocol; a protocol that a file does not name is off."""
 
     flymq: FlyMQListener | None = None
     blipmq: BlipMQListener | None = None
@@ -263,7 +57,7 @@ class Listeners(Section):
     felix: FelixListener | None = None
 
     def enabled(self) -> Iterator[tuple[str, Listener]]:
-        """Each listener that is on, by protocol name."""
+        """Yield each configured listener with the name of its protocol."""
         for name in type(self).model_fields:
             settings = getattr(self, name)
             if settings is not None:
@@ -271,11 +65,12 @@ class Listeners(Section):
 
 
 class Admin(Section):
-    """`[admin]`: health, metrics and the HTTP API."""
+    """`[admin]`: the HTTP address of health checks and metrics."""
 
     bind: Bind = "127.0.0.1:9600"
+    """The address of `/livez`, `/readyz`, `/health` and `/metrics`."""
     insecure: bool = False
-    """Allow a bind beyond loopback. The admin address has no TLS and no authentication in this version."""
+    """Allow an address that other machines can reach. The admin address has no TLS and no authentication."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> Admin:
@@ -288,63 +83,75 @@ class Admin(Section):
 
 
 class Access(Section):
-    """`[access]`: what holds on listeners with `auth = "required"`."""
+    """`[access]`: authorization on listeners with `auth = "required"`."""
 
     allow_anonymous: bool = False
-    """Public topics may be read and written without a login, and ACLs may make topics public."""
+    """Anonymous clients may read and write public topics, and ACLs may make topics public."""
     default_public: bool = False
-    """A topic that no ACL speaks of is public."""
+    """A topic without an ACL is public."""
 
 
 class Log(Section):
-    """`[log]`: how records are stored where a topic does not say otherwise, and what the engine may use. Retention holds per partition."""
+    """`[log]`: how records are stored unless a topic has settings of its own, and resources of the storage engine. Retention applies to
+    each partition and deletes whole segments."""
 
     retention_ms: OptionalDurationMs = None
-    """Records older than this may be deleted; "forever" keeps them."""
+    """Retention by time: records older than this are deleted."""
     retention_bytes: OptionalSize = None
-    """A partition larger than this loses its oldest segments; "forever" keeps them."""
+    """Retention by size: a partition larger than this loses its oldest segments."""
     compression: Compression = "none"
+    """Compression of blocks."""
     segment_bytes: SegmentBytes = 128 << 20
-    """A segment of this size is sealed and the next one begun."""
+    """A segment of this size is sealed, and a new one is started."""
     segment_ms: SegmentMs = 7 * 24 * 3600 * 1000
-    """A segment of this age is sealed too, so that retention by time can take it."""
+    """A segment of this age is sealed too, so that retention by time can delete it."""
     journal_bytes: Size = Field(64 << 20, ge=1 << 20, le=1 << 32)
-    """A journal of this size is retired by a checkpoint; two of them are the most a restart has to redo."""
+    """A journal of this size is replaced by a checkpoint. There are at most two, which bounds what recovery has to replay."""
     checkpoint_bytes: Size = Field(32 << 20, ge=1 << 20)
-    """A segment's index is saved each time it has grown by this much."""
+    """A segment's index is saved each time the segment has grown by this much, which bounds what recovery has to scan."""
     tail_bytes_per_partition: Size = Field(4 << 20, ge=0)
-    """How much of each partition's end is kept in memory for readers."""
+    """How much of the end of each partition is cached in memory for readers."""
     tail_bytes_max: Size = Field(256 << 20, ge=0)
-    """The same for all partitions together."""
+    """The same, for all partitions together."""
     reader_threads: int = Field(4, ge=1, le=64)
-    """Reads that need the disk are done by these."""
+    """Threads for reads from disk."""
     maintenance_interval_s: Seconds = Field(30.0, ge=0.1)
-    """How often retention, merging and compaction look for work."""
+    """Interval of retention, merging of small blocks, and compaction."""
     tombstone_ms: DurationMs = 24 * 3600 * 1000
-    """How long compaction keeps the record that deletes a key."""
+    """How long compaction keeps tombstones, so that every reader sees them."""
     compact_dirty_ratio: float = Field(0.5, gt=0, le=1)
-    """A compacted partition is rewritten when this part of its sealed bytes is new."""
+    """A compacted partition is rewritten when this fraction of its sealed bytes is new."""
     reserve_bytes: Size = 8 << 20
-    """Disk space held back so that group offsets can still be written when the disk is full."""
+    """Disk space reserved so that group offsets can be committed when the disk is full."""
     accept_gaps: bool = False
-    """Start although segment files are missing or cut, or internal topics are damaged: what they held is gone."""
+    """Start although segment files are missing or cut, or internal topics are damaged. What they held is lost."""
 
 
 class Topic(Section):
-    """`[[topics]]`: a topic that is created at start where it is missing. What is left out comes from `[log]`."""
+    """`[[topics]]`: a topic to create at start if it does not exist. An existing topic is not changed. Settings that are left out come
+    from `[log]`."""
 
     name: TopicName
+    """The name of the topic."""
     partitions: int = Field(1, ge=1, le=PARTITIONS_MAX)
+    """The number of partitions; at most `limits.partitions_per_topic_max`."""
     durability: DurabilityText | None = None
+    """When an append is acknowledged: `fsync`, `interval:<ms>` or `none`."""
     retention_ms: OptionalDurationMs = None
+    """Retention by time."""
     retention_bytes: OptionalSize = None
+    """Retention by size, for each partition."""
     cleanup: Literal["delete", "compact"] = "delete"
+    """`compact` keeps the latest record of each key; `delete` keeps all records until retention deletes them."""
     compression: Compression | None = None
+    """Compression of blocks."""
     segment_bytes: SegmentBytes | None = None
+    """The size at which a segment is sealed."""
     segment_ms: SegmentMs | None = None
+    """The age at which a segment is sealed."""
 
     def config(self, defaults: TopicConfig) -> TopicConfig:
-        """How the log stores this topic. A retention given here as "forever" overrides a default that is shorter."""
+        """Return the settings with which the log stores this topic. A retention of "forever" overrides a shorter default."""
         given = self.model_fields_set
         return TopicConfig(
             partitions=self.partitions,
@@ -359,109 +166,119 @@ class Topic(Section):
 
 
 class Limits(Section):
-    """`[limits]`: bounds on what clients may ask for and on the memory they may hold."""
+    """`[limits]`: bounds on requests of clients and on the memory they can occupy."""
 
     record_bytes_max: Size = Field(RECORD_BYTES_MAX, ge=1, le=RECORD_BYTES_MAX)
-    """Key, value and headers of one record."""
+    """Key, value and headers of one record. A FlyMQ frame ends at 32 MiB."""
     key_bytes_max: Size = Field(64 << 10, ge=1)
+    """The key of one record."""
     topics_max: int = Field(10_000, ge=1)
+    """Topics."""
     partitions_max: int = Field(50_000, ge=1)
     """Partitions of all topics together."""
     partitions_per_topic_max: int = Field(1_000, ge=1, le=PARTITIONS_MAX)
+    """Partitions of one topic."""
     groups_max: int = Field(100_000, ge=1)
-    """Groups, counted once for each topic they read."""
+    """Consumer groups, counted once for each topic they read."""
     group_offsets_max: int = Field(200_000, ge=1)
     """Committed offsets of all groups together."""
     group_members_max: int = Field(100_000, ge=1)
-    """Subscriptions of open connections, over all groups."""
+    """Members of all groups: subscriptions of open connections."""
     subscriptions_max: int = Field(10_000, ge=1)
-    """Subscriptions (BlipMQ) and groups that share records (Fujin, Felix), whether anybody is connected or not."""
+    """Subscriptions (BlipMQ) and groups that share records (Fujin, Felix), connected or not. `penstock group delete` deletes one."""
     subscriptions_per_principal_max: int = Field(2_000, ge=1)
-    """The same, created by one principal; clients of listeners without authentication have no bound of their own."""
+    """The same, created by one principal. Clients of listeners without authentication have no bound of their own."""
     schemas_max: int = Field(10_000, ge=1)
-    """Schema names, also those whose versions are all deleted."""
+    """Schemas, including those whose versions are all deleted."""
     schema_versions_max: int = Field(1_000, ge=1)
     """Versions of one schema."""
     schema_bytes_max: Size = Field(256 << 10, ge=1, le=4 << 20)
-    """One definition."""
+    """The definition of one version."""
     schemas_bytes_max: Size = Field(64 << 20, ge=1)
-    """All definitions together; they are kept in memory."""
+    """All definitions together, which are kept in memory."""
     delayed_max: int = Field(2_000_000, ge=1)
-    """Delayed records that wait for their time."""
+    """Pending delayed records."""
     delay_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
-    """The longest delay a record may be given."""
+    """The longest delay of a record."""
     transactions_max: int = Field(10_000, ge=1)
-    """Transactions open at once."""
+    """Open transactions."""
     transactions_per_principal_max: int = Field(1_000, ge=1)
-    """The same of one principal; clients that do not say who they are count as one."""
+    """The same, of one principal. All anonymous clients count as one."""
     transaction_records_max: int = Field(100_000, ge=1)
     """Records in one transaction."""
     transaction_bytes_max: Size = Field(64 << 20, ge=1)
-    """Memory that the records of one transaction take until it is committed."""
+    """Memory for the records of one transaction until it is committed: their bytes, and 128 for each record."""
     transactions_bytes_max: Size = Field(256 << 20, ge=1)
-    """The same over all open transactions."""
+    """The same, of all open transactions."""
     transaction_ms_max: DurationMs = Field(60_000, ge=1)
-    """A transaction that is open for longer is rolled back."""
+    """Transaction timeout: a transaction that is open for longer is rolled back."""
     transactions_remembered_max: int = Field(100_000, ge=1)
-    """Committed transactions whose ids are kept, so that a second commit is known for what it is."""
+    """Committed transactions whose ids are kept, so that a repeated commit is recognized."""
     transactions_remembered_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
-    """How long such an id is kept at most."""
+    """How long such an id is kept."""
     staged_applications_max: int = Field(1_000, ge=1)
-    """Applications with records staged."""
+    """Applications (Spark queries and jobs) with staged records."""
     staged_tickets_max: int = Field(100_000, ge=1)
-    """Attempts of their tasks with records staged."""
+    """Task attempts with staged records."""
     staged_application_bytes_max: Size = Field(256 << 30, ge=1)
-    """Records staged by one application, on disk."""
+    """Staged records of one application, on disk; what it writes in one batch must fit. A request counts as 4 KiB at least."""
     staged_bytes_max: Size = Field(512 << 30, ge=1)
-    """The same over all applications."""
+    """The same, of all applications."""
     staged_chunk_bytes: Size = Field(16 << 20, ge=1)
-    """Staged records that are published at once."""
+    """A larger commit of staged records is published in steps of this size. Each step delays other writers briefly, and takes memory."""
     staged_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
-    """How long staged records wait for their commit; then they are dropped."""
+    """Staged records that are not committed within this time are dropped."""
     cache_bytes_max: Size = Field(64 << 20, ge=1 << 10)
-    """What cached values take in memory, all together; above it those unused for longest make way."""
+    """Memory for cached values (Felix), including names and bookkeeping. Above it the tenant that uses the most loses its least recently
+    used values."""
     cache_entries_max: int = Field(100_000, ge=1)
-    """Cached values."""
+    """Cached values (Felix), shared between tenants in the same way."""
     in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
-    """Requests of one connection that wait for their answer; above it that connection is not read."""
+    """Requests of one connection that are in flight. Above it the connection is not read (back-pressure)."""
     in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
-    """The same over all connections."""
+    """The same, of all connections, including the bytes of incomplete frames. Those may use half of it; above that only the oldest
+    incomplete frame, and frames below 64 KiB, are received. A frame without progress for 10 seconds while others wait is dropped with its
+    connection. Clients that must authenticate and have not yet share a quarter of this size, on top of it."""
     send_buffer_bytes_max: Size = Field(1 << 20, ge=1 << 14)
-    """Answers a client has not taken yet; above it no more of its requests are worked on."""
+    """Send buffer of one connection: replies that the client has not read. Above it no further requests of that client are handled. While
+    all send buffers together exceed `in_flight_total_bytes_max` the bound is 64 KiB, and a client that reads nothing for 10 seconds is
+    disconnected."""
 
 
 class Subscriptions(Section):
-    """`[subscriptions]`: how records are delivered to subscriptions (BlipMQ) until they are acknowledged."""
+    """`[subscriptions]`: delivery to subscriptions (BlipMQ) and groups with acknowledgements (Fujin, Felix)."""
 
     deliveries_max: int = Field(3, ge=1, le=1_000_000)
-    """How often a record is delivered without an acknowledgement; then it becomes a dead letter."""
+    """Deliveries of a record without an acknowledgement; then it becomes a dead letter."""
     backoff_ms: DurationMs = Field(100, ge=1)
-    """How long a delivery may stay unacknowledged the first time; doubled each time after."""
+    """Acknowledgement timeout of the first delivery; it doubles with each redelivery."""
     in_flight_max: int = Field(4096, ge=1, le=50_000)
-    """Deliveries of one subscription that wait for their acknowledgement; above it nothing more is delivered."""
+    """Unacknowledged deliveries of one subscription, and its records that wait to become dead letters. Above it delivery pauses."""
     idle_ms_max: DurationMs = Field(7 * 24 * 3600 * 1000, ge=1000)
-    """A subscription that nobody reads from for so long is deleted."""
+    """A subscription without a reader for this long is deleted."""
 
 
 class Logging(Section):
-    """`[logging]`: what the broker says about itself."""
+    """`[logging]`: the broker's own log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The lowest level to log."""
     format: Literal["auto", "console", "json"] = "auto"
-    """auto: columns for people on a terminal, JSON lines elsewhere."""
+    """`console`: columns for people; `json`: one JSON object a line; `auto`: `console` on a terminal, `json` elsewhere."""
 
 
 class Config(BaseSettings):
-    """The whole configuration of one broker."""
+    """The configuration of one broker."""
 
     model_config = SettingsConfigDict(
         extra="forbid", frozen=True, env_prefix="PENSTOCK_", env_nested_delimiter="__", env_ignore_empty=True
     )
 
     data_dir: ExpandedPath = Path("penstock-data")
-    """Where the log is. One broker at a time uses a data directory."""
+    """The data directory. Only one broker at a time can use it."""
     durability: DurabilityText = "fsync"
-    """What an acknowledgement means where a topic does not say otherwise: fsync, interval:<ms> or none."""
+    """When an append is acknowledged, unless the topic has a durability of its own. `fsync`: once it is on disk. `interval:<ms>`: once
+    it is written; it is flushed within that time. `none`: once the operating system has it."""
     listeners: Listeners = Listeners(
         flymq=FlyMQListener(),
         blipmq=BlipMQListener(),
@@ -471,7 +288,8 @@ class Config(BaseSettings):
     )
     admin: Admin | None = Admin()
     dev: bool = False
-    """Accept the user admin with the password admin, and the API key dev-key. Refused where other machines can reach an address."""
+    """Development mode: accept the user `admin` with the password `admin`, and `dev-key` as an API key and as a token. Refused if other
+    machines can reach any address."""
     access: Access = Access()
     log: Log = Log()
     limits: Limits = Limits()

@@ -24,11 +24,13 @@ __all__ = ["load", "session"]
 def session(
     app_name: str = "penstock", master: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A Spark session, made or found, with settings that suit the penstock source and sink.
+    """Create a Spark session with settings that suit the penstock source and sink, or return the running one.
 
     Without a master (here, or as `spark.master` in `config`) it is a local session on all processors. With a cluster's, as in
-    `spark://host:7077`, settings that only make sense on one machine are left out. `config` wins over every setting made here.
-    Raises ConfigError where Spark or a Java that it runs on is missing; the message names what to install.
+    `spark://host:7077`, settings that only make sense on one machine are left out. `config` overrides every setting made here.
+    A running session is returned with the SQL settings applied to it, as by Spark's `getOrCreate`; to keep the settings of a session
+    of your own, use that session: the source and the sink work in any. Raises ConfigError if Spark or Java is missing; the message
+    names what to install.
     """
     from penstock.spark.sessions import build_session
 
@@ -45,10 +47,11 @@ def load(
     columns: Sequence[str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The records of some topics, as they are now, as a DataFrame; what is left out here is not even read.
+    """Return the records that topics have now as a DataFrame, reading only what the arguments select.
 
-    `partitions` are those of every topic, or by topic; times are datetimes or milliseconds since 1970, `until` is not included; `columns`
-    are some of the source's, and `options` others of its options, as `{"penstock.bootstrap": "broker:9092"}`.
+    `partitions` are partitions of every topic, or partitions by topic. `since` and `until` (exclusive) are datetimes or milliseconds since
+    1970. `columns` selects columns of the source, and `options` sets further options of it, as in
+    `{"penstock.bootstrap": "broker:9092"}`.
     """
     from penstock.spark.loading import load_topics
 

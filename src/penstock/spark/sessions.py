@@ -2,7 +2,7 @@
 
 What goes into it, in rising precedence: settings that help everywhere, settings that only make sense where driver, executors and
 checkpoints are on this machine (left out as soon as a cluster's master is named), and what the caller gives. A running session is
-used as it is, as Spark's own `getOrCreate` does.
+returned with the SQL settings applied to it, as by Spark's own `getOrCreate`.
 """
 
 from __future__ import annotations

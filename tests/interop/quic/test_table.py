@@ -1,4 +1,4 @@
-"""The table in docs/quic.md names every test of this folder, and no other."""
+"""The table in docs/protocols/quic.md names every test of this folder, and no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-DOCUMENT = HERE.parents[2] / "docs" / "quic.md"
+DOCUMENT = HERE.parents[2] / "docs" / "protocols" / "quic.md"
 ROW = re.compile(r"^\|.*\| `(test_\w+)` \|$", re.MULTILINE)
 
 
@@ -22,7 +22,7 @@ def functions_here() -> list[str]:
 
 
 def table() -> list[str]:
-    _, _, section = DOCUMENT.read_text().partition("\n## Interoperability\n")
+    _, _, section = DOCUMENT.read_text().partition("\n## Tests\n")
     return ROW.findall(section.partition("\n## ")[0])
 
 

@@ -1,1 +1,7 @@
-"""Subscriptions: what is in flight, redelivery, acknowledgements and dead letters."""
+"""Subscriptions: deliveries in flight, redelivery, acknowledgements and dead letters.
+
+subscription.py          one subscription: what is in flight and what is redelivered
+subscriptions.py         all of them                        cursor.py                where one reads
+subscription_writer.py   how acknowledgements and dead letters are written
+deadletters.py           list, replay and purge             deadletter_entries.py    what a dead letter says
+"""

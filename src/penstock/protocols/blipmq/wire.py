@@ -37,11 +37,18 @@ class FrameType(IntEnum):
 
 
 class NackCode(IntEnum):
+    """The code of a NACK frame."""
+
     INVALID = 400
+    """The request is invalid, or a limit is reached."""
     UNAUTHENTICATED = 401
+    """The API key is missing, unknown, or has no permission."""
     UNKNOWN = 404
+    """The topic, subscription or delivery does not exist."""
     VERSION = 426
+    """The protocol version of HELLO is not supported."""
     INTERNAL = 500
+    """The broker failed; the request cannot succeed by changing it."""
 
 
 PROTOCOL_VERSION: Final = 1

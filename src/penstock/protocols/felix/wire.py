@@ -67,7 +67,7 @@ FEATURES: Final = (
     | ACK_ON_COMMIT
 )
 """Of the requests and promises that releases after the contract added, those we announce to clients that announce theirs: a client asks
-for nothing that its broker has not announced. `docs/felix.md` lists them all."""
+for nothing that its broker has not announced. `docs/protocols/felix.md` lists them all."""
 PUBLISH_WINDOW: Final = 256
 """Acked publishes that a client which pipelines may have unanswered on one stream; they are answered in order."""
 

@@ -25,7 +25,7 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FujinSettings:
-    """The listener's settings; see docs/fujin.md for what each is good for."""
+    """The listener's settings; docs/reference/configuration.md describes each."""
 
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     group: str = GROUP

@@ -75,18 +75,28 @@ class Opcode(IntEnum):
 
 
 class Code(IntEnum):
-    """What a binary ERROR says it is about."""
+    """The code of an ERROR in the binary dialect."""
 
     FRAME = 1
+    """The frame is too long or empty. The connection is closed."""
     DECODE = 2
+    """The request cannot be decoded."""
     FETCH = 4
+    """FETCH failed: records that cannot be read or fit into no reply, or access is denied."""
     OFFSET = 5
+    """OFFSET_COMMIT or OFFSET_FETCH failed: an empty group name, no such partition, an offset beyond 63 bits."""
     NOT_FOUND = 10
+    """The topic or partition of a PRODUCE or FETCH does not exist."""
     TOPIC_EXISTS = 11
+    """The topic of a CREATE_TOPIC exists."""
     PARTITION_COUNT = 12
+    """CREATE_TOPIC with 0 partitions, or more than 1000."""
     DESCRIBE_TOPIC = 13
+    """DESCRIBE_TOPIC failed: no such topic."""
     DESCRIBE_PARTITION = 14
+    """DESCRIBE_PARTITION failed: no such topic or partition."""
     SERVER = 500
+    """PRODUCE, CREATE_TOPIC or another request failed, or the broker has an internal error."""
 
 
 class Dialect(Enum):

@@ -1,13 +1,11 @@
-"""Write docs/flymq-protocol.md from the declarations in `penstock.protocols.flymq.operations`: `python -m scripts.flymq_reference`."""
+"""docs/flymq-protocol.md: every FlyMQ operation, from the declarations in `penstock.protocols.flymq.operations`."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +14,9 @@ from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations import access, blocks, records, schemas, spark, topics, transactions
 from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, PAYLOAD_BYTES_MAX
+from scripts.reference.markdown import DOCS, GENERATED, field_docs, wrapped
 
-PAGE = Path(__file__).parent.parent / "docs" / "flymq-protocol.md"
+PAGE = DOCS / "flymq-protocol.md"
 SECTIONS: dict[str, ModuleType] = {
     "Records": records,
     "Topics, groups and the cluster": topics,
@@ -27,12 +26,11 @@ SECTIONS: dict[str, ModuleType] = {
     "Spark jobs": spark,
     "Blocks": blocks,
 }
-COLUMNS = 98
 
 INTRODUCTION = f"""\
 # FlyMQ operations
 
-This page is generated from the code: `make reference` writes it, and a test fails if it is stale.
+{GENERATED}
 
 A frame is `AF 01`, a u8 opcode, a u8 of flags, a u32 length, and a payload of that length, at most
 {PAYLOAD_BYTES_MAX:,} bytes. All integers are big-endian. A reply carries the opcode of its request
@@ -40,7 +38,7 @@ A frame is `AF 01`, a u8 opcode, a u8 of flags, a u32 length, and a payload of t
 and nothing is sent unasked.
 
 ERROR is `bool 0, str message`, or `u32 1, str message` to clients that have shown that they are
-deployed FlyMQ clients: see [access](access.md#deployed-flymq-clients).
+deployed FlyMQ clients: see [dialects](protocols/flymq.md#deployed-clients-and-dialects).
 
 Opcodes up to 0x7D are the contract's. 0x53, 0x80 and 0x81 are not in the contract, but deployed
 clients and brokers have them. 0xC0 to 0xDF are Penstock's own: no deployed client uses a number of
@@ -76,7 +74,7 @@ def _module(kind: type[Operation[Any]]) -> ModuleType:
 def _operation(kind: type[Operation[Any]]) -> str:
     lines = [f"### 0x{kind.opcode:02X} {kind.opcode_name}"]
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
-        lines.append(_wrapped(inspect.cleandoc(kind.__doc__)))
+        lines.append(wrapped(inspect.cleandoc(kind.__doc__)))
     lines.append("")
     request = kind.payload.fields_notation or "(empty)"
     reply = kind.reply.fields_notation if isinstance(kind.reply, Record) else kind.reply.notation
@@ -86,36 +84,14 @@ def _operation(kind: type[Operation[Any]]) -> str:
 
 def _notes(kind: type[Operation[Any]]) -> Iterator[str]:
     """What there is to say of single fields: their docstrings, and how long their lists may be."""
-    documented = {name: text for each in reversed(kind.__mro__) for name, text in _field_docs(each).items()}
+    documented = field_docs(kind)
     for field in kind.payload.fields:
         note = documented.get(field.name, "")
         if bound := _bound(field.layout):
             note = f"{note} At most {bound:,} items.".strip()
         if note:
-            yield textwrap.indent(_wrapped(f"- `{field.label.replace(' ', '_')}`: {note}", indent="  "), "  ")
+            yield textwrap.indent(wrapped(f"- `{field.label.replace(' ', '_')}`: {note}", indent="  "), "  ")
 
 
 def _bound(layout: Layout) -> int | None:
     return layout.items_max if isinstance(layout, Items) else None
-
-
-def _field_docs(kind: type) -> dict[str, str]:
-    """The strings that stand below the fields of a class."""
-    if kind is object or kind.__module__ == "typing" or kind is Operation:
-        return {}
-    [declared] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(declared, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for field, below in zip(declared.body, declared.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            text = ast.literal_eval(below.value)
-            docs[field.target.id] = " ".join(text.split())
-    return docs
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    return textwrap.fill(" ".join(text.split()), COLUMNS, subsequent_indent=indent, break_long_words=False)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())
