@@ -8,7 +8,7 @@ A batch that a run before did not finish is done with the versions it was begun 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.spark.pipelines.decoded_rows import fitting_rows, undecoded, with_decoded
@@ -22,6 +22,9 @@ from penstock.spark.pipelines.tables.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+DRIVER_ROWS_MAX: Final = 50_000
+"""Results of a batch that the driver writes to the table as one file, instead of a file for each task of the last shuffle."""
 
 
 class View(NamedTuple):
@@ -119,7 +122,7 @@ class GoldStage(Stage):
         rows = rows.persist()
         try:
             if self._table is not None:
-                self._table.append(rows, batch_id)
+                self._table.append(rows, batch_id, small=rows.count() <= DRIVER_ROWS_MAX)
             if self._gold.topic is not None:
                 self._write_to_topic(self._records(rows), self._gold.topic, self._query_id(rows), batch_id)
         finally:
