@@ -39,7 +39,7 @@ class DeltaLakeTable(Table):
         self._options = dict(storage_options or {})
 
     def exists(self) -> bool:
-        return bool(_deltalake().DeltaTable.is_deltatable(self.path, self._options))
+        return self._found() is not None
 
     def append(self, rows: DataFrame, batch_id: int, *, small: bool = False) -> None:
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -47,7 +47,7 @@ class DeltaLakeTable(Table):
         files: list[DataFile] | None = None
         problem: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
-            delta = self._opened() if self.exists() else None
+            delta = self._found()
             done = None if delta is None else delta.transaction_version(self._query)
             if done is not None and done >= batch_id:
                 return
@@ -113,7 +113,8 @@ class DeltaLakeTable(Table):
         return self._opened().transaction_version(query) is not None
 
     def _stored_columns(self) -> StructType | None:
-        return _spark_columns(self._opened()) if self.exists() else None
+        delta = self._found()
+        return None if delta is None else _spark_columns(delta)
 
     def read(self) -> DataFrame:
         delta = self._readable()
@@ -157,6 +158,16 @@ class DeltaLakeTable(Table):
         return len(deleted)
 
     # -- the library ------------------------------------------------------------------------------------------------------
+
+    def _found(self) -> Any | None:
+        """Return the table, None if there is none."""
+        library = _deltalake()
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return library.DeltaTable(self.path, storage_options=self._options)
+        except TableNotFoundError:
+            return None
 
     def _opened(self) -> Any:
         return _deltalake().DeltaTable(self.path, storage_options=self._options)
