@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import md5
@@ -22,6 +22,7 @@ BUCKET = "lake"
 SECRET = "open-sesame"
 _TIME = "2026-01-01T00:00:00.000Z"
 _HTTP_TIME = "Thu, 01 Jan 2026 00:00:00 GMT"
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass
@@ -46,11 +47,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _query(self) -> dict[str, str]:
         return {name: values[0] for name, values in parse_qs(urlsplit(self.path).query, True).items()}
 
-    def _answer(self, status: int, body: bytes = b"", size: int | None = None, **headers: str) -> None:
+    def _answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] = _NO_HEADERS, size: int = -1) -> None:
         self.send_response(status)
         for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body) if size is None else size))
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if size < 0 else size))
         self.end_headers()
         self.wfile.write(body)
 
@@ -70,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             self._answer(404)
         else:
-            self._answer(200, size=len(found), ETag=_etag(found), Last_Modified=_HTTP_TIME)
+            self._answer(200, headers=_headers(found), size=len(found))
 
     def do_GET(self) -> None:
         if not self._is_allowed():
@@ -83,13 +84,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
         span = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        headers = {"ETag": _etag(found), "Last_Modified": _HTTP_TIME}
+        headers = _headers(found)
         if span is None:
-            self._answer(200, found, **headers)
+            self._answer(200, found, headers)
             return
         start = int(span[1]) if span[1] else len(found) - int(span[2])
         end = min(int(span[2]) if span[1] and span[2] else len(found) - 1, len(found) - 1)
-        self._answer(206, found[start : end + 1], Content_Range=f"bytes {start}-{end}/{len(found)}", **headers)
+        headers["Content-Range"] = f"bytes {start}-{end}/{len(found)}"
+        self._answer(206, found[start : end + 1], headers)
 
     def _list(self) -> None:
         prefix, delimiter = self._query.get("prefix", ""), self._query.get("delimiter")
@@ -125,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             else:
                 self.store.objects[self._key] = body
-        self._answer(200, ETag=_etag(body))
+        self._answer(200, headers=_headers(body))
 
     def do_POST(self) -> None:
         if not self._is_allowed():
@@ -155,6 +157,10 @@ class _Handler(BaseHTTPRequestHandler):
             with self.store.lock:
                 self.store.objects.pop(self._key, None)
             self._answer(204)
+
+
+def _headers(data: bytes) -> dict[str, str]:
+    return {"ETag": _etag(data), "Last-Modified": _HTTP_TIME}
 
 
 def _etag(data: bytes) -> str:

@@ -71,7 +71,8 @@ def test_two_runs_that_commit_one_batch_at_once_append_it_once(
 ) -> None:
     for earlier in range(batch_id):
         append(pipeline, earlier)
-    commit, raced = DeltaLakeTable._commit, []
+    commit = DeltaLakeTable._commit
+    raced: list[bool] = []
 
     def commit_late(*given: Any) -> None:
         if not raced:
