@@ -69,6 +69,7 @@ def init(
     $ penstock pipeline init sales.toml --topic orders --topic payments
     $ penstock pipeline init sales.toml --topic orders --format iceberg
     """
+    _check_installed()
     from penstock.cli.options import flymq_url
     from penstock.errors import InvalidRequest, TopicNotFound
     from penstock.spark.pipelines.model import parse_pipeline
@@ -128,6 +129,7 @@ def run(
     $ penstock pipeline run sales.toml --stage bronze
     $ penstock pipeline run sales.toml --once --json
     """
+    _check_installed()
     from penstock.cli.pipeline_running import run_pipeline
     from penstock.spark.pipelines.model import load_pipeline
 
@@ -245,6 +247,7 @@ def replay(
     $ penstock pipeline replay sales.toml --table bronze/orders --to again
     $ penstock pipeline replay sales.toml --topic orders --from -1h --to again
     """
+    _check_installed()
     from penstock.cli.pipeline_running import replay_records
     from penstock.spark.pipelines.model import load_pipeline
     from penstock.spark.pipelines.replay import ReplayRequest
@@ -290,6 +293,7 @@ def compact(
     $ penstock pipeline compact sales.toml
     $ penstock pipeline compact sales.toml --stage bronze --keep 7d
     """
+    _check_installed()
     from penstock.errors import InvalidRequest
     from penstock.spark.pipelines.compact import compact_tables
     from penstock.spark.pipelines.model import load_pipeline
@@ -331,6 +335,7 @@ def export(
     Examples:
     $ penstock pipeline export sales.toml silver/orders --to orders-parquet
     """
+    _check_installed()
     from penstock.spark.pipelines.export import export_table
     from penstock.spark.pipelines.model import load_pipeline
 
@@ -342,6 +347,16 @@ def export(
 
 
 # --- inside ---
+
+
+def _check_installed() -> None:
+    """Say what to install before an import of it fails."""
+    from importlib.util import find_spec
+
+    from penstock.errors import ConfigError
+
+    if any(find_spec(name) is None for name in ("deltalake", "pyarrow", "pyspark")):
+        raise ConfigError('pipelines need Spark and its libraries: run pip install "penstock[spark]"')
 
 
 def _check_stages(stages: list[str] | None) -> None:

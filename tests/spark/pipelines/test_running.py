@@ -209,7 +209,7 @@ def test_gold_does_a_batch_again_by_the_version_it_was_begun_with_and_the_next_b
     made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), **settings})
     client.send_many(topic, [b'{"id": 1, "country": "DE"}', b'{"id": 2, "country": "FR"}'])
 
-    def fails(*given: object) -> None:
+    def fails(*given: object, **settings: object) -> None:
         raise OSError("the disk went away")
 
     with monkeypatch.context() as patch:

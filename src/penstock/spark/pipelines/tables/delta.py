@@ -48,12 +48,11 @@ class DeltaLakeTable(Table):
         problem: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
             delta = self._found()
-            done = None if delta is None else delta.transaction_version(self._query)
-            if done is not None and done >= batch_id:
-                return
             try:
-                if delta is not None:
+                if delta is not None and not self._has(delta, batch_id):
                     delta = self._with_columns(delta, rows)
+                if delta is not None and self._has(delta, batch_id):
+                    return
                 if files is None:
                     files = write_data_files(rows, self._store, small=small)
                 self._commit(delta, rows, files, batch_id)
@@ -63,9 +62,13 @@ class DeltaLakeTable(Table):
                     raise
                 problem = error
             else:
-                self._sync_log()
+                self._sync_log(0 if delta is None else delta.version() + 1)
                 return
         raise self._contended(problem)
+
+    def _has(self, delta: Any, batch_id: int) -> bool:
+        done = delta.transaction_version(self._query)
+        return done is not None and done >= batch_id
 
     def _commit(self, delta: Any, rows: DataFrame, files: Sequence[DataFile], batch_id: int) -> None:
         from deltalake.transaction import AddAction, CommitProperties, Transaction, create_table_with_add_actions
@@ -146,6 +149,7 @@ class DeltaLakeTable(Table):
                 continue
             after = self._paths(self._opened())
             self._sync_files(after - before)
+            self._sync_log(delta.version())
             return Compacted(len(before), len(after))
         raise self._contended(problem)
 
@@ -187,13 +191,14 @@ class DeltaLakeTable(Table):
     def _store(self) -> Store:
         return DeltaStore(self.path, self._options) if is_url(self.path) else LocalStore(self.path)
 
-    def _sync_log(self) -> None:
-        """Make the newest commits durable: the library leaves that to the operating system."""
-        if not is_url(self.path):
-            log = Path(self.path) / LOG
-            newest = max(log.glob("*.json"))
-            self._sync_files([str(newest)])
-            sync_directory(log)
+    def _sync_log(self, first_version: int) -> None:
+        """Make commits from a version on durable: the library leaves that to the operating system."""
+        if is_url(self.path):
+            return
+        log = Path(self.path) / LOG
+        oldest = f"{first_version:020d}.json"
+        self._sync_files(str(each) for each in log.glob("*.json") if each.name >= oldest)
+        sync_directory(log)
 
     def _paths(self, delta: Any) -> set[str]:
         return {f"{self.path}/{unquote(name)}" for name in _files(delta)["path"].to_pylist()}
