@@ -13,6 +13,7 @@ import pytest
 from penstock.spark.pipelines.assembly import Assembly
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.running import LATE_STARTS_MAX, Outcome, Run
+from penstock.spark.pipelines.upkeep import Upkeep
 
 LATE = RuntimeError("org.apache.spark.SparkException: Python worker failed to connect back.")
 _run_ids = itertools.count()
@@ -138,6 +139,21 @@ def test_queries_are_started_one_after_another(run: Callable[..., Outcome]) -> N
     second = Stage("bronze/b", Query(goes_on=True), on_start=lambda times: came_up.append(first.queries[0].has_come_up))
     run(first, second, new_topics_every_s=0, stop_when=lambda: True)
     assert came_up == [True]
+
+
+def test_tables_are_kept_up_beside_the_queries_and_problems_are_noted(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(upkeep: Upkeep, table: tuple[str, str]) -> None:
+        raise OSError(f"no disk for {'/'.join(table)}")
+
+    monkeypatch.setattr(Upkeep, "_look_at", fails)
+    monkeypatch.setattr("penstock.spark.pipelines.upkeep.LOOK_EVERY_S", 0.001)
+    notes: list[str] = []
+    stage = Stage("bronze/orders", Query(goes_on=True))
+    outcome = run(stage, on_note=notes.append, new_topics_every_s=0, stop_when=lambda: notes)
+    assert outcome.state == "stopped", "the run went on"
+    assert notes == ["upkeep of bronze/orders failed: OSError: no disk for bronze/orders"]
 
 
 def test_a_query_whose_python_never_comes_up_fails(run: Callable[..., Outcome]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from penstock.spark.pipelines.failures import explain_failure
+from penstock.errors import PenstockError
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline, path_name
 from penstock.spark.pipelines.opening import open_table
@@ -26,6 +26,8 @@ FILE_BYTES: Final = 128 << 20
 VACUUM_EVERY_S: Final = 24 * 3600.0
 END_S_MAX: Final = 120.0
 """How long the end of a run waits for a compaction under way. One that is abandoned has changed nothing."""
+
+REASON_CHARS_MAX: Final = 300
 
 TableName = tuple[str, str]
 """Stage and name, as in ("bronze", "orders")."""
@@ -75,7 +77,7 @@ class Upkeep:
             try:
                 self._look_at(each)
             except Exception as error:  # noqa: BLE001 - whatever it is, the pipeline must go on, and people must know
-                self._problems[each] = explain_failure(error)
+                self._problems[each] = _reason(error)
             else:
                 self._problems.pop(each, None)
 
@@ -95,3 +97,9 @@ class Upkeep:
 
 def needs_compaction(table: Table) -> bool:
     return sum(size < SMALL_FILE_BYTES for size in table.file_sizes()) > SMALL_FILES_MAX
+
+
+def _reason(error: Exception) -> str:
+    """Return one line, for people."""
+    text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:REASON_CHARS_MAX]
