@@ -81,7 +81,7 @@ def build_session(
         raise ConfigError('Spark is not installed: run pip install "penstock[spark]"')
     running = running_session()
     if running is not None:
-        return _usable(_as_it_is(running, app_name, master, config))
+        return with_source(_as_it_is(running, app_name, master, config))
     chosen = settings(app_name, master, config, processors=os.cpu_count() or 1)
     if "PYSPARK_GATEWAY_PORT" not in environment:
         # Otherwise spark-submit has started the virtual machine already, on the Java it chose.
@@ -95,7 +95,7 @@ def build_session(
 
     builder = SparkSession.builder.config(map=dict[str, bool | float | int | str | None](chosen))
     try:
-        return _usable(builder.getOrCreate())
+        return with_source(builder.getOrCreate())
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
@@ -143,8 +143,11 @@ def register_source(session: SparkSession) -> None:
     session.dataSource.register(PenstockDataSource)
 
 
-def _usable(session: SparkSession) -> SparkSession:
-    """Register the source on a cluster: a source that Spark finds by itself runs on the interpreter of the driver's environment."""
+def with_source(session: SparkSession) -> SparkSession:
+    """Register the source with a session on a cluster: one that Spark finds by itself runs on the interpreter of the driver's environment.
+
+    Sessions made with `newSession` know nothing of what was registered with the first.
+    """
     if not is_local(session.conf.get("spark.master", None) or "local"):
         register_source(session)
     return session

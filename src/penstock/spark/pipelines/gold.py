@@ -18,6 +18,7 @@ from penstock.spark.pipelines.model import Gold
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
 from penstock.spark.pipelines.stages import House, Outdated, Stage
 from penstock.spark.pipelines.tables.table import Table
+from penstock.spark.sessions import with_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,7 +52,7 @@ class GoldStage(Stage):
         """The batch that ended the query before: it was planned, and not begun."""
         self._written_down = False
         # Its own: views of two queries may have one name and different watermarks.
-        self.session = house.spark.newSession()
+        self.session = with_source(house.spark.newSession())
 
     def start(self) -> StreamingQuery:
         self.outdated = self._written_down = False

@@ -143,7 +143,12 @@ class DeltaLakeTable(Table):
             delta = self._opened()
             before = self._paths(delta)
             try:
-                delta.optimize.compact(target_size=file_bytes, writer_properties=WriterProperties(compression="ZSTD"))
+                # One group of files at a time: memory and processors belong to the queries.
+                delta.optimize.compact(
+                    target_size=file_bytes,
+                    max_concurrent_tasks=1,
+                    writer_properties=WriterProperties(compression="ZSTD"),
+                )
             except CommitFailedError as error:
                 problem = error
                 continue

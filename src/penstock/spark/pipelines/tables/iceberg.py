@@ -98,15 +98,18 @@ class IcebergTable(Table):
 
     def _created(self, rows: DataFrame) -> Any:
         """Return the table with columns for everything in the rows."""
+        from pyiceberg.exceptions import NoSuchTableError
+
         columns = table_schema(rows)
-        catalog = self._opened_catalog()
-        catalog.create_namespace_if_not_exists(self._identifier[0])
-        table = catalog.create_table_if_not_exists(
-            self._identifier,
-            columns,
-            location=self._location,
-            properties={QUERY_PROPERTY: self._query, RETRIES_PROPERTY: "0"},
-        )
+        try:
+            table = self._loaded()
+        except NoSuchTableError:
+            catalog = self._opened_catalog()
+            catalog.create_namespace_if_not_exists(self._identifier[0])
+            properties = {QUERY_PROPERTY: self._query, RETRIES_PROPERTY: "0"}
+            table = catalog.create_table_if_not_exists(
+                self._identifier, columns, location=self._location, properties=properties
+            )
         self._check_is_ours(table)
         if table.properties.get(RETRIES_PROPERTY) != "0":
             with table.transaction() as transaction:
