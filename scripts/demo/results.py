@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.pipelines.tables.parquet_log import LOG, entries_of
 from scripts.demo.intake import TOPIC
 from scripts.demo.narration import DemoFailed, Narrator
 from scripts.demo.orders import EVENING, Sent
@@ -28,9 +27,8 @@ Turnover = dict[datetime, dict[str, float]]
 
 
 def table(directory: Path, stage: str, name: str) -> pa.Table:
-    """A Parquet table, as its log says that it is."""
-    files = [entry.path for entry in entries_of(directory / "tables" / stage / name / LOG)]
-    return pa.concat_tables([pq.read_table(path) for path in files], promote_options="default")
+    """Read a Delta table without Spark."""
+    return DeltaTable(directory / "tables" / stage / name).to_pyarrow_table()
 
 
 def show_tables(narrator: Narrator, directory: Path, everything: Mapping[str, Sent]) -> Turnover:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from penstock.protocols.flymq.operations.spark import PipelineReport, StageReport
 from penstock.spark.pipelines.lock import DirectoryLock
+from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
+from tests.spark.pipelines.rows_by_hand import ids_from
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "country": {"type": "string"}}}
 STAGES = [
@@ -40,7 +43,7 @@ def test_init_writes_a_file_that_fits_the_topics(run: Run, broker: RunningBroker
     again = run("pipeline", "init", "sales.toml", "--topic", "orders")
     assert again.code == 1
     assert "add --force" in again.err
-    assert run("pipeline", "init", "sales.toml", "--topic", "orders", "--format", "delta", "--force").code == 0
+    assert run("pipeline", "init", "sales.toml", "--topic", "orders", "--format", "iceberg", "--force").code == 0
 
 
 def test_init_without_topics_takes_all_there_are(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
@@ -58,7 +61,7 @@ def test_init_without_topics_takes_all_there_are(run: Run, broker: RunningBroker
     ("arguments", "message"),
     [
         (("--topic", "gone"), "topic not found: gone"),
-        (("--topic", "orders", "--format", "csv"), "'parquet', 'delta' or 'iceberg'"),
+        (("--topic", "orders", "--format", "csv"), "'delta' or 'iceberg'"),
         (("--topic", "orders", "--name", "a b"), "'a b' is not a name"),
     ],
 )
@@ -179,6 +182,47 @@ def test_compact_of_nothing_is_nothing(run: Run, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text('name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n')
     assert json.loads(run("--json", "pipeline", "compact", "p.toml").out) == []
     assert run("pipeline", "compact", "p.toml", "--file-size", "huge").code == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("init",),
+        ("run", "p.toml"),
+        ("replay", "p.toml", "--topic", "t", "--to", "u"),
+        ("compact", "p.toml"),
+        ("export", "p.toml", "bronze/t", "--to", "d"),
+    ],
+)
+def test_without_spark_the_extra_is_named(
+    run: Run, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "p.toml").write_text('name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n')
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else found(name))
+    result = run("pipeline", *arguments)
+    assert result.code == 1
+    assert 'pip install "penstock[spark]"' in result.err
+
+
+def test_compact_refuses_to_delete_what_a_batch_may_have_just_written(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n')
+    refused = run("pipeline", "compact", "p.toml", "--keep", "30m")
+    assert refused.code == 1
+    assert "must be kept for at least 24 h" in refused.err
+
+
+def test_compact_needs_no_stop(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n')
+    table = DeltaLakeTable(None, str(tmp_path / "d" / "bronze" / "t"))
+    table.claim("query-1", 0, "checkpoint")
+    for batch_id in range(3):
+        table.append(ids_from(10 * batch_id), batch_id, small=True)
+    with DirectoryLock(tmp_path / "d"):
+        [done] = json.loads(run("--json", "pipeline", "compact", "p.toml").out)
+    assert done == {"table": "bronze/t", "files_before": 3, "files_after": 1, "deleted_files": 0}
+    exported = run("pipeline", "export", "p.toml", "bronze/t", "--to", str(tmp_path / "copy"))
+    assert exported.text == f"exported 30 rows of bronze/t to {tmp_path / 'copy'}\n"
 
 
 # --- status, stop ---

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 
 import penstock.spark
 from penstock.errors import ConfigError, JavaMissing
 from penstock.spark.sessions import ON_THIS_MACHINE, build_session, is_local, settings
+from penstock.spark.source import PenstockDataSource
 
 
 def test_without_a_master_it_is_a_local_session_with_everything_that_helps_there() -> None:
@@ -51,7 +53,17 @@ def test_without_spark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         penstock.spark.session()
 
 
-def test_without_java_nothing_is_started(tmp_path: Path) -> None:
+def test_without_java_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
     assert importlib.util.find_spec("pyspark") is not None
     with pytest.raises(JavaMissing):
         build_session(environment={"JAVA_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize(("master", "times"), [("local[2]", 0), ("spark://head:7077", 1), ("yarn", 1)])
+def test_on_a_cluster_the_source_is_registered(master: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = MagicMock()
+    session.conf.get.side_effect = {"spark.master": master}.get
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: session)
+    assert build_session() is session
+    assert session.dataSource.register.call_args_list == [call(PenstockDataSource)] * times

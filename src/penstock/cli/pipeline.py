@@ -51,9 +51,7 @@ def init(
         str | None,
         typer.Option("--name", metavar="NAME", help="The name of the pipeline.", show_default="as the file"),
     ] = None,
-    table_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="parquet, delta or iceberg.")
-    ] = "parquet",
+    table_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="delta or iceberg.")] = "delta",
     directory: Annotated[
         str | None,
         typer.Option("--directory", metavar="DIR", help="Where tables and checkpoints go.", show_default="NAME-tables"),
@@ -69,8 +67,9 @@ def init(
     Examples:
     $ penstock pipeline init
     $ penstock pipeline init sales.toml --topic orders --topic payments
-    $ penstock pipeline init sales.toml --topic orders --format delta
+    $ penstock pipeline init sales.toml --topic orders --format iceberg
     """
+    _check_installed()
     from penstock.cli.options import flymq_url
     from penstock.errors import InvalidRequest, TopicNotFound
     from penstock.spark.pipelines.model import parse_pipeline
@@ -130,6 +129,7 @@ def run(
     $ penstock pipeline run sales.toml --stage bronze
     $ penstock pipeline run sales.toml --once --json
     """
+    _check_installed()
     from penstock.cli.pipeline_running import run_pipeline
     from penstock.spark.pipelines.model import load_pipeline
 
@@ -251,6 +251,7 @@ def replay(
     $ penstock pipeline replay sales.toml --table bronze/orders --to again
     $ penstock pipeline replay sales.toml --topic orders --from -1h --to again
     """
+    _check_installed()
     from penstock.cli.pipeline_running import replay_records
     from penstock.spark.pipelines.model import load_pipeline
     from penstock.spark.pipelines.replay import ReplayRequest
@@ -277,33 +278,39 @@ def compact(
         str, typer.Option("--file-size", metavar="SIZE", help="The target size of files.")
     ] = "128 MiB",
     keep: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--keep", metavar="TIME", help="How long replaced files are kept for readers that started before."
+            "--keep",
+            metavar="TIME",
+            help="How long replaced files stay, for readers and time travel; at least 24h.",
+            show_default="keep_ms of the file",
         ),
-    ] = "1h",
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Rewrite the small files of a pipeline's tables as large ones.
 
-    The pipeline must not run meanwhile. Readers see the same rows at every
-    moment.
+    A running pipeline does this by itself; this command does it now, beside
+    it or without it. Readers see the same rows at every moment.
 
     Examples:
     $ penstock pipeline compact sales.toml
-    $ penstock pipeline compact sales.toml --stage bronze --keep 0
+    $ penstock pipeline compact sales.toml --stage bronze --keep 7d
     """
+    _check_installed()
     from penstock.errors import InvalidRequest
     from penstock.spark.pipelines.compact import compact_tables
     from penstock.spark.pipelines.model import load_pipeline
     from penstock.units import parse_duration_s, parse_size
 
     _check_stages(stages)
+    pipeline = load_pipeline(file)
     try:
-        file_bytes, keep_s = parse_size(file_size), 0.0 if keep.strip() == "0" else parse_duration_s(keep)
+        file_bytes = parse_size(file_size)
+        keep_s = pipeline.keep_ms / 1000 if keep is None else parse_duration_s(keep)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    done = list(compact_tables(load_pipeline(file), file_bytes=file_bytes, keep_s=keep_s, kinds=stages or ()))
+    done = list(compact_tables(pipeline, file_bytes=file_bytes, keep_s=keep_s, kinds=stages or ()))
     if wants_json(context, as_json):
         terminal.print_json([{"table": name, **result._asdict()} for name, result in done])
         return
@@ -314,7 +321,46 @@ def compact(
     )
 
 
+@app.command()
+def export(
+    context: typer.Context,
+    file: FileArgument,
+    table: Annotated[
+        str, typer.Argument(metavar="STAGE/NAME", help="The table, as in silver/orders.", show_default=False)
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="A directory to create.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a table to plain Parquet files.
+
+    For programs that read neither Delta nor Iceberg. The copy is of this
+    moment; every row is in it once.
+
+    Examples:
+    $ penstock pipeline export sales.toml silver/orders --to orders-parquet
+    """
+    _check_installed()
+    from penstock.spark.pipelines.export import export_table
+    from penstock.spark.pipelines.model import load_pipeline
+
+    rows = export_table(load_pipeline(file), table, to)
+    if wants_json(context, as_json):
+        terminal.print_json({"table": table, "to": str(to), "rows": rows})
+    else:
+        print(f"exported {rows} rows of {terminal.visible(table)} to {to}")
+
+
 # --- inside ---
+
+
+def _check_installed() -> None:
+    """Say what to install before an import of it fails."""
+    from importlib.util import find_spec
+
+    from penstock.errors import ConfigError
+
+    if any(find_spec(name) is None for name in ("deltalake", "pyarrow", "pyspark")):
+        raise ConfigError('pipelines need Spark and its libraries: run pip install "penstock[spark]"')
 
 
 def _check_stages(stages: list[str] | None) -> None:

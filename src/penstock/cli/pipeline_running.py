@@ -73,12 +73,11 @@ def replay_records(pipeline: Pipeline, password: str | None, request: ReplayRequ
         if request.topic is not None and request.topic not in client.topics():
             raise TopicNotFound(f"topic not found: {request.topic}")
     with spark_session(pipeline, verbose=verbose) as spark:
-        from penstock.spark.pipelines.files import Files, HadoopFiles, LocalFiles
+        from penstock.spark.pipelines.files import files_at
         from penstock.spark.pipelines.replay import replay
 
-        files: Files = HadoopFiles(spark) if pipeline.is_remote else LocalFiles()
         try:
-            return replay(spark, pipeline, files, options, request)
+            return replay(spark, pipeline, files_at(pipeline.notes, spark), options, request)
         except PenstockError:
             raise
         except Exception as error:

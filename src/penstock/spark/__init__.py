@@ -17,24 +17,46 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["load", "session"]
+__all__ = ["load", "register", "session", "table"]
 
 
 # Spark imports this package in every one of its Python processes: what a session needs is imported when one is made.
 def session(
     app_name: str = "penstock", master: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Create a Spark session with settings that suit the penstock source and sink, or return the running one.
+    """Return a Spark session with settings that suit the penstock source and sink.
 
-    Without a master (here, or as `spark.master` in `config`) it is a local session on all processors. With a cluster's, as in
-    `spark://host:7077`, settings that only make sense on one machine are left out. `config` overrides every setting made here.
-    A running session is returned with the SQL settings applied to it, as by Spark's `getOrCreate`; to keep the settings of a session
-    of your own, use that session: the source and the sink work in any. Raises ConfigError if Spark or Java is missing; the message
-    names what to install.
+    A session that is running already is returned as it is, with a warning that names the settings that differ. Without a master (here, or
+    as `spark.master` in `config`) a new one is local, on all processors. With a cluster's, as in `spark://host:7077`, settings that only
+    make sense on one machine are left out, and the source is registered. `config` wins over every setting made here.
+    Raises ConfigError where Spark or a Java that it runs on is missing; the message names what to install.
     """
     from penstock.spark.sessions import build_session
 
     return build_session(app_name, master, config)
+
+
+def register(spark: SparkSession) -> None:
+    """Register the source and sink "penstock" with a session.
+
+    On one machine Spark finds them by itself. On a cluster it would run what it finds with the interpreter that `PYSPARK_DRIVER_PYTHON`,
+    `PYSPARK_PYTHON` or the PATH of the driver names, on executors too. A registered source runs with the session's own
+    (`spark.pyspark.python`) and its `--py-files` and archives. `session` registers it whenever the master is not local.
+    """
+    from penstock.spark.sessions import register_source
+
+    register_source(spark)
+
+
+def table(spark: SparkSession, path: str, storage_options: Mapping[str, str] | None = None) -> DataFrame:
+    """Return a Delta table that a pipeline wrote, as it is now, without a Delta jar.
+
+    `storage_options` are those of the deltalake library, for a table in an object store; Spark reads the files themselves, so it must
+    reach the store too.
+    """
+    from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+
+    return DeltaLakeTable(spark, path, storage_options).read()
 
 
 def load(

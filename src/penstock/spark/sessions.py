@@ -1,12 +1,14 @@
 """A Spark session with the settings that make the source, the sink and the pipelines fast and safe.
 
 What goes into it, in rising precedence: settings that help everywhere, settings that only make sense where driver, executors and
-checkpoints are on this machine (left out as soon as a cluster's master is named), and what the caller gives. A running session is
-returned with the SQL settings applied to it, as by Spark's own `getOrCreate`.
+checkpoints are on this machine (left out as soon as a cluster's master is named), and what the caller gives. A running session belongs to
+whoever made it: it is returned unchanged, and a warning names the settings that differ. (Spark's own `getOrCreate` would apply them to it,
+and with them change the results of other queries.)
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHUFFLE_PARTITIONS_MAX = 16
+
+logger = logging.getLogger(__name__)
 
 EVERYWHERE = {
     # Half the cost of a Python task: no loopback TCP between the executor and its Python.
@@ -75,6 +79,9 @@ def build_session(
     """See `penstock.spark.session`."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         raise ConfigError('Spark is not installed: run pip install "penstock[spark]"')
+    running = running_session()
+    if running is not None:
+        return with_source(_as_it_is(running, app_name, master, config))
     chosen = settings(app_name, master, config, processors=os.cpu_count() or 1)
     if "PYSPARK_GATEWAY_PORT" not in environment:
         # Otherwise spark-submit has started the virtual machine already, on the Java it chose.
@@ -88,7 +95,7 @@ def build_session(
 
     builder = SparkSession.builder.config(map=dict[str, bool | float | int | str | None](chosen))
     try:
-        return builder.getOrCreate()
+        return with_source(builder.getOrCreate())
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
@@ -96,3 +103,51 @@ def build_session(
             "Spark's Java process ended as it started; what it prints (penstock pipeline run --verbose shows it) says why; less "
             "memory than spark.driver.memory asks for is a common reason"
         ) from error
+
+
+def running_session() -> SparkSession | None:
+    """Return the session of this process, unchanged; None if there is none."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    # The public getActiveSession knows only sessions of the calling thread.
+    if SparkContext._active_spark_context is None:  # noqa: SLF001
+        return None
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def _as_it_is(
+    running: SparkSession, app_name: str, master: str | None, config: Mapping[str, str] | None
+) -> SparkSession:
+    given = {"spark.master": running.conf.get("spark.master", None) or "local", **(config or {})}
+    differing = differing_settings(running, settings(app_name, master, given, processors=os.cpu_count() or 1))
+    if differing:
+        logger.warning(
+            "a Spark session is running and is used as it is, without these settings: %s; stop it first to get a session with them",
+            ", ".join(differing),
+        )
+    return running
+
+
+def differing_settings(session: SparkSession, wanted: Mapping[str, str]) -> list[str]:
+    """Return the names of settings that the session has not or has otherwise. Values may be secrets, and are not returned."""
+    return sorted(
+        name for name, value in wanted.items() if name != "spark.app.name" and session.conf.get(name, None) != value
+    )
+
+
+def register_source(session: SparkSession) -> None:
+    """See `penstock.spark.register`."""
+    from penstock.spark.source import PenstockDataSource
+
+    session.dataSource.register(PenstockDataSource)
+
+
+def with_source(session: SparkSession) -> SparkSession:
+    """Register the source with a session on a cluster: one that Spark finds by itself runs on the interpreter of the driver's environment.
+
+    Sessions made with `newSession` know nothing of what was registered with the first.
+    """
+    if not is_local(session.conf.get("spark.master", None) or "local"):
+        register_source(session)
+    return session

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.pipelines.files import LocalFiles
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.tables.table import Table
 from penstock.testing import BrokerProcess
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from penstock.spark.pipelines.progress import StageProgress
     from penstock.spark.pipelines.running import Outcome, Run
@@ -63,13 +63,19 @@ class Bench:
         return outcome
 
     def table(self, stage: str, name: str | None = None) -> Table:
-        return open_table(self.pipeline, stage, name or self.topic, LocalFiles(), self.spark)
+        return open_table(self.pipeline, stage, name or self.topic, self.spark)
 
-    def rows(self, stage: str, name: str | None = None) -> DataFrame:
-        return self.table(stage, name).read()
+    def rows(self, stage: str, name: str | None = None) -> pa.Table:
+        """A table as another reader than Spark sees it."""
+        return self.table(stage, name).batches().read_all()
+
+    def places(self) -> set[tuple[int, int]]:
+        """Partition and offset of each record in bronze."""
+        rows = self.rows("bronze")
+        return set(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True))
 
     def ids(self) -> list[int]:
-        return sorted(row.id for row in self.rows("silver").select("id").collect())
+        return sorted(self.rows("silver")["id"].to_pylist())
 
     def forget_last_commit(self, stage: str, name: str | None = None) -> int:
         """Take back that the last batch was done, as a crash right before would have left it: the next run does it again."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import ConfigError
-from penstock.spark.pipelines.files import LocalFiles
+from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.tables import iceberg
 from penstock.spark.pipelines.tables.iceberg import CATALOG_FILE, IcebergTable
 from penstock.spark.pipelines.tables.merging import merge_files
+from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, VACUUM_KEEP_S_MIN
+from tests.spark.pipelines.rows_by_hand import ids_from, rows_of
 
 IDENTIFIER = ("bronze", "orders_eu")
 COLUMNS = pa.schema([pa.field("id", pa.int64())])
@@ -25,7 +28,7 @@ MiB = 1 << 20
 
 
 def iceberg_table(directory: Path, name: str = "orders-eu", **settings: Any) -> IcebergTable:
-    return IcebergTable(None, f"{directory}/bronze/{name}", LocalFiles(), str(directory), IDENTIFIER, **settings)
+    return IcebergTable(None, f"{directory}/bronze/{name}", str(directory), IDENTIFIER, **settings)
 
 
 def with_files(table: IcebergTable, count: int) -> Any:
@@ -59,17 +62,128 @@ def test_two_topics_that_the_catalog_cannot_tell_apart_are_refused(tmp_path: Pat
         second.exists()
 
 
-def test_compacting_deletes_what_no_snapshot_names(tmp_path: Path) -> None:
+def append(directory: Path, batch_id: int, rows: Any = None, query: str = "query-1") -> None:
+    table = iceberg_table(directory)
+    table.claim(query, batch_id, "checkpoint")
+    table.append(ids_from(10 * batch_id) if rows is None else rows, batch_id, small=True)
+
+
+def interposed(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None], times: int = 1) -> None:
+    """Let something happen between the comparison of the batch number and the commit."""
+    left = [times]
+
+    def add_late(table: IcebergTable, stored: Any, files: Any, batch_id: int) -> None:
+        if left[0]:
+            left[0] -= 1
+            meanwhile()
+        add(table, stored, files, batch_id)
+
+    add = IcebergTable._add
+    monkeypatch.setattr(IcebergTable, "_add", add_late)
+
+
+def test_each_batch_is_appended_once_however_often_it_is_tried(tmp_path: Path) -> None:
+    for batch_id in (0, 0, 1, 0, 1, 2, 2):
+        append(tmp_path, batch_id)
+    assert ids(iceberg_table(tmp_path)) == list(range(30))
+
+
+@pytest.mark.parametrize("batch_id", [0, 1])
+def test_two_runs_that_commit_one_batch_at_once_append_it_once(
+    tmp_path: Path, batch_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for earlier in range(batch_id):
+        append(tmp_path, earlier)
+    interposed(monkeypatch, lambda: append(tmp_path, batch_id))
+    append(tmp_path, batch_id)
+    assert ids(iceberg_table(tmp_path)) == list(range(10 * (batch_id + 1)))
+
+
+def test_a_batch_that_loses_the_race_to_a_compaction_is_committed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, 0)
+    append(tmp_path, 1)
+
+    def compact() -> None:
+        assert iceberg_table(tmp_path).compact(MiB) == (2, 1)
+
+    interposed(monkeypatch, compact)
+    append(tmp_path, 2)
+    assert ids(iceberg_table(tmp_path)) == list(range(30))
+    assert len(iceberg_table(tmp_path).file_sizes()) == 2
+
+
+def test_a_table_that_others_keep_changing_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, 0)
+    numbers = iter(range(100))
+
+    def other_rows() -> None:
+        stored = iceberg_table(tmp_path)._opened_catalog().load_table(IDENTIFIER)
+        stored.append(pa.table({"id": pa.array([1000 + next(numbers)], pa.int64())}))
+
+    interposed(monkeypatch, other_rows, times=COMMIT_ATTEMPTS_MAX)
+    with pytest.raises(ConfigError, match="was changed by another writer in each of 10 attempts"):
+        append(tmp_path, 1)
+    assert ids(iceberg_table(tmp_path)) == [*range(10), *range(1000, 1000 + COMMIT_ATTEMPTS_MAX)]
+
+
+def test_batches_without_rows_make_no_snapshot_and_the_next_is_appended(tmp_path: Path) -> None:
+    for batch_id in (0, 1):
+        append(tmp_path, batch_id, ids_from(0, 0))
+    stored = iceberg_table(tmp_path)._opened_catalog().load_table(IDENTIFIER)
+    assert stored.snapshots() == []
+    append(tmp_path, 2)
+    append(tmp_path, 3, ids_from(0, 0))
+    append(tmp_path, 2)
+    assert ids(iceberg_table(tmp_path)) == list(range(20, 30))
+
+
+def test_a_table_and_a_checkpoint_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is gone, but its checkpoint"):
+        append(tmp_path, 3)
+    append(tmp_path, 0)
+    with pytest.raises(ConfigError, match="was not written with checkpoint"):
+        append(tmp_path, 0, query="query-2")
+
+
+def test_a_batch_with_another_column_widens_the_table(tmp_path: Path) -> None:
+    append(tmp_path, 0)
+    append(tmp_path, 1, rows_of(id=pa.array([10], pa.int64()), note=["new"]))
+    rows = iceberg_table(tmp_path).batches().read_all().sort_by("id")
+    assert rows["note"].to_pylist() == [None] * 10 + ["new"]
+
+
+def test_a_catalog_is_any_that_the_library_knows(tmp_path: Path) -> None:
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/elsewhere.db", "warehouse": f"file://{tmp_path}"}
+    table = iceberg_table(tmp_path, catalog=properties)
+    table.claim("query-1", 0, "checkpoint")
+    table.append(ids_from(0), 0, small=True)
+    assert ids(table) == list(range(10))
+    assert (tmp_path / "elsewhere.db").exists()
+    assert not (tmp_path / CATALOG_FILE).exists()
+
+
+def test_vacuum_deletes_what_no_snapshot_names_and_never_files_of_a_batch_under_way(tmp_path: Path) -> None:
     table = iceberg_table(tmp_path)
     with_files(table, 3)
     data = Path(table.path, "data")
-    (data / "part-of-an-attempt-that-failed.parquet").write_bytes(b"")
+    failed, under_way = data / "part-of-a-failed-attempt.parquet", data / "part-new.parquet"
+    for file in (failed, under_way):
+        file.write_bytes(b"")
+    long_ago = time.time() - 2 * VACUUM_KEEP_S_MIN
+    os.utime(failed, (long_ago, long_ago))
 
-    assert table.compact(MiB, keep_s=3600) == (3, 1, 0), "readers that began before are still at it"
-    assert len(list(data.rglob("*.parquet"))) == 5
-    assert table.compact(MiB, keep_s=0) == (1, 1, 4)
-    assert len(list(data.rglob("*.parquet"))) == 1
+    assert table.compact(MiB) == (3, 1)
+    assert table.vacuum(VACUUM_KEEP_S_MIN) == 1
+    assert not failed.exists()
+    assert under_way.exists()
+    assert len(list(data.rglob("*.parquet"))) == 5, "replaced files stay for readers that began before"
     assert ids(table) == [0, 1, 2]
+    with pytest.raises(InvalidRequest, match="must be kept for at least 24 h"):
+        table.vacuum(60)
 
 
 def test_compacting_leaves_large_files_and_keeps_columns_that_came_later(tmp_path: Path) -> None:
@@ -82,7 +196,7 @@ def test_compacting_leaves_large_files_and_keeps_columns_that_came_later(tmp_pat
     large = list(range(100, 100 + 20_000))
     add_file(table, stored, {"id": large, "note": ["large"] * len(large)})
 
-    assert table.compact(50_000, keep_s=0)[:2] == (7, 3), "one for each set of columns, and the large one"
+    assert table.compact(50_000) == (7, 3), "one for each set of columns, and the large one"
     assert {path.name for path in Path(table.path, "data").iterdir()} >= {"part-6.parquet"}
     rows: Any = table._opened_catalog().load_table(IDENTIFIER).scan().to_arrow()
     notes = dict(zip(rows["id"].to_pylist(), rows["note"].to_pylist(), strict=True))
@@ -94,7 +208,7 @@ def test_compacting_leaves_rows_deleted_that_others_deleted(tmp_path: Path) -> N
     table = iceberg_table(tmp_path)
     stored = with_files(table, 4)
     stored.delete("id = 2")
-    table.compact(MiB, keep_s=0)
+    table.compact(MiB)
     assert ids(table) == [0, 1, 3]
 
 
@@ -107,15 +221,16 @@ def test_a_crash_while_compacting_leaves_the_table_as_it_was(
 
     def crash(*given: Any) -> None:
         if step == "merge_files":
-            given[1].write_bytes(b"half of it")
+            _, _, store, name = given
+            Path(store.directory, name).write_bytes(b"half of it")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(iceberg, step, crash)
         with pytest.raises(KeyboardInterrupt):
-            table.compact(MiB, keep_s=0)
+            table.compact(MiB)
     assert ids(iceberg_table(tmp_path)) == [0, 1, 2]
-    assert iceberg_table(tmp_path).compact(MiB, keep_s=0)[:2] == (3, 1)
+    assert iceberg_table(tmp_path).compact(MiB) == (3, 1)
     assert ids(iceberg_table(tmp_path)) == [0, 1, 2]
 
 
@@ -148,7 +263,7 @@ def test_two_processes_use_one_catalog_at_the_same_time(tmp_path: Path) -> None:
     assert len(table._opened_catalog().list_namespaces()) == 41
 
 
-@pytest.mark.parametrize("use", [IcebergTable.exists, lambda table: table.compact(MiB, 0)])
+@pytest.mark.parametrize("use", [IcebergTable.exists, lambda table: table.compact(MiB)])
 def test_a_catalog_that_another_program_holds_is_an_error_that_says_so(
     tmp_path: Path, use: Callable[[IcebergTable], object]
 ) -> None:
@@ -158,29 +273,27 @@ def test_a_catalog_that_another_program_holds_is_an_error_that_says_so(
     holder = sqlite3.connect(tmp_path / CATALOG_FILE)
     try:
         holder.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(
-            ConfigError, match="database is locked; where another program holds it, let that one finish"
-        ):
+        with pytest.raises(ConfigError, match="database is locked; if another program holds it, let that one finish"):
             use(waiting)
     finally:
         holder.close()
     assert ids(waiting) == [0, 1]
 
 
-def test_a_table_that_another_program_changes_meanwhile_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_that_loses_the_race_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = iceberg_table(tmp_path)
-    with_files(table, 2)
+    for batch_id in range(2):
+        append(tmp_path, batch_id)
+    raced: list[bool] = []
 
     def meanwhile(*given: Any) -> None:
-        other = iceberg_table(tmp_path)
-        add_file(other, other._opened_catalog().load_table(IDENTIFIER), {"id": [7]})
+        if not raced:
+            raced.append(True)
+            append(tmp_path, 2)
         merge_files(*given)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(iceberg, "merge_files", meanwhile)
-        with pytest.raises(ConfigError, match="was changed by another program meanwhile: run this again"):
-            table.compact(MiB, 0)
-    assert ids(table) == [0, 1, 7]
-    assert table.compact(MiB, 0)[:2] == (3, 1)
+    monkeypatch.setattr(iceberg, "merge_files", meanwhile)
+    assert table.compact(MiB) == (3, 1)
+    assert ids(table) == list(range(30))
+    append(tmp_path, 2)
+    assert ids(table) == list(range(30)), "the number of the last batch is still there"

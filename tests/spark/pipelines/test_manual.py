@@ -79,7 +79,7 @@ def test_every_command_does_what_is_shown(
         told = run_here(command) if needs_spark else run_command(command, broker)
         assert not shown or told == shown, command
         ran += 1
-    assert ran == 10
+    assert ran == 11
     [program] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(program.replace('"sales-tables', f'"{tmp_path}/sales-tables'), {})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.pipelines.model import PATH_NAME_CHARS_MAX, load_pipeline, path_name
+from penstock.spark.pipelines.model import PATH_NAME_CHARS_MAX, load_pipeline, name_of_path, path_name
 
 WHOLE = """
 name = "sales"
@@ -53,7 +53,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
 
 def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     pipeline = load_pipeline(write(tmp_path, SMALL))
-    assert (pipeline.bootstrap, pipeline.format, pipeline.starting) == ("127.0.0.1:9092", "parquet", "earliest")
+    assert (pipeline.bootstrap, pipeline.format, pipeline.starting) == ("127.0.0.1:9092", "delta", "earliest")
     assert (pipeline.silver, pipeline.gold, pipeline.spark.master) == (None, [], None)
 
 
@@ -70,14 +70,22 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         ("[bronze]|[brnze]", "brnze is not a setting; did you mean bronze?"),
         ("[bronze]|[bronze]\ntable = 1", "bronze.table is not a setting"),
         ("[bronze]|[bronze]\nx = 1", "bronze.x is not a setting; bronze knows none"),
-        ('directory = "d"|directory = "s3a://b/d"\nformat = "delta"', "s3a://b/d is none: use one"),
-        ('directory = "d"|directory = "d"\nformat = "csv"', "'parquet', 'delta' or 'iceberg'"),
+        ('directory = "d"|directory = "d"\nformat = "csv"', "'delta' or 'iceberg'"),
+        ('directory = "d"|directory = "d"\nformat = "parquet"', "penstock pipeline export"),
+        ('directory = "d"|directory = "d"\n[catalog]\ntype = "rest"', '[catalog] is for format = "iceberg"'),
+        (
+            'directory = "d"|directory = "d"\nformat = "iceberg"\n[storage]\na = "b"',
+            '[storage] is for format = "delta"',
+        ),
+        ('directory = "d"|directory = "s3://bucket/d"\nformat = "iceberg"', "describe it in [catalog]"),
+        ('directory = "d"|directory = "d%20e"', "has a %"),
+        ('directory = "d"|directory = "d"\nkeep_ms = "1h"', "keep_ms"),
         ('directory = "d"|directory = "d"\ntrigger_ms = "soon"', "trigger_ms"),
         ("[bronze]|[silver]\nwithout_schema = 1", "silver.without_schema"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = ""', "gold[0].sql is empty"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\ntable = false', "writes nowhere"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\nkey = "k"', "has a key and no topic"),
-        ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\nmode = "update"', "cannot take"),
+        ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\nmode = "update"', "tables are only appended to"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\ntopic = "t"', "which the pipeline reads"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\n[[gold]]\nname = "g"\nsql = "y"', "have one name"),
         ("[bronze]|[bronze", "not valid TOML"),
@@ -98,15 +106,25 @@ def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_a_directory_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
-    pipeline = load_pipeline(write(tmp_path, SMALL.replace('"d"', '"hdfs://namenode/d"')))
-    assert pipeline.directory == "hdfs://namenode/d"
-    assert pipeline.is_remote
+    pipeline = load_pipeline(write(tmp_path, SMALL.replace('"d"', '"s3://bucket/d"\ncheckpoints = "c"')))
+    assert (pipeline.directory, pipeline.checkpoints) == ("s3://bucket/d", f"{tmp_path.resolve()}/c")
+    assert pipeline.table("bronze", "a/b") == "s3://bucket/d/bronze/a~2Fb"
+    assert pipeline.checkpoint("bronze", "a/b") == f"{tmp_path.resolve()}/c/bronze/a~2Fb"
+
+
+def test_checkpoints_are_beside_the_tables_unless_they_are_elsewhere(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SMALL))
+    assert pipeline.checkpoint("bronze", "t") == f"{tmp_path.resolve()}/d/_checkpoints/bronze/t"
 
 
 def test_a_directory_of_this_machine_may_be_a_url(tmp_path: Path) -> None:
     pipeline = load_pipeline(write(tmp_path, SMALL.replace('"d"', f'"file://{tmp_path}/d"')))
     assert pipeline.directory == f"{tmp_path.resolve()}/d", "a path: as a URL, Python would take it for a relative one"
-    assert not pipeline.is_remote
+
+
+def test_options_of_the_library_may_be_numbers(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SMALL + "[storage]\nAWS_ALLOW_HTTP = true\nTIMEOUT = 5\n"))
+    assert pipeline.storage == {"AWS_ALLOW_HTTP": "true", "TIMEOUT": "5"}
 
 
 def test_a_user_needs_a_password_from_the_environment(tmp_path: Path) -> None:
@@ -120,11 +138,16 @@ def test_a_user_needs_a_password_from_the_environment(tmp_path: Path) -> None:
 def test_names_of_topics_are_one_level_of_a_path() -> None:
     assert [path_name(name) for name in ("orders", "shop/orders", "_x", ".x", "ä")] == [
         "orders",
-        "shop%2Forders",
-        "%5Fx",
-        "%2Ex",
-        "%C3%A4",
+        "shop~2Forders",
+        "~5Fx",
+        "~2Ex",
+        "~C3~A4",
     ]
+
+
+@pytest.mark.parametrize("name", ["orders", "shop/orders", "_x", ".x", "ä", "a%2Fb", "~7E", "a~b"])
+def test_names_of_topics_are_read_back_from_paths(name: str) -> None:
+    assert name_of_path(path_name(name)) == name
 
 
 def test_a_name_that_is_too_long_for_a_path_is_refused() -> None:

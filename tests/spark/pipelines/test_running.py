@@ -18,7 +18,8 @@ from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.progress import StageProgress
 from penstock.spark.pipelines.replay import ReplayRequest, replay
 from penstock.spark.pipelines.running import Outcome
-from penstock.spark.pipelines.tables.parquet import ParquetTable
+from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.table import VACUUM_KEEP_S_MIN
 from tests.spark.pipelines.conftest import ORDER, Bench, order
 
 MakeBench = Callable[..., Bench]
@@ -57,10 +58,10 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     assert stages[f"bronze/{topic}"].rows == 42
     assert (stages[f"silver/{topic}"].rows, stages[f"silver/{topic}"].rejects) == (42, 2)
     assert all(stage.state == "finished" and stage.lag == 0 for stage in outcome.stages)
-    assert made.rows("bronze").count() == 42
+    assert made.rows("bronze").num_rows == 42
     assert made.ids() == list(range(40))
-    [first] = made.rows("silver").where("id = 0").collect()
-    assert (first.country, first.amount, bytes(first.key), first.topic) == ("DE", 0.0, b"k", topic)
+    [first] = [row for row in made.rows("silver").to_pylist() if row["id"] == 0]
+    assert (first["country"], first["amount"], first["key"], first["topic"]) == ("DE", 0.0, b"k", topic)
     letters = client.dead_letters.list(topic)
     assert (letters[0].value, letters[0].partition, letters[0].attempts) == (b"nonsense", 1, 1)
     assert letters[0].reason.startswith("not a JSON document")
@@ -79,9 +80,9 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     client.send(topic, b"more nonsense")
     made.run_once()
     assert made.ids() == list(range(60))
-    assert made.rows("silver").where("note = 'n40'").count() == 1
-    assert made.rows("silver").where("note IS NULL").count() == 40
-    windows = [(row.start.minute, row.country, row.orders) for row in made.rows("gold", "revenue").collect()]
+    assert sorted(made.rows("silver")["note"].drop_null().to_pylist()) == [f"n{n}" for n in range(40, 60)]
+    gold_rows = made.rows("gold", "revenue").to_pylist()
+    windows = [(row["start"].minute, row["country"], row["orders"]) for row in gold_rows]
     assert sorted(windows) == [(ten, country, 5) for ten in range(0, 50, 10) for country in ("DE", "FR")]
     told = values_of(made, results)
     assert len(told) == 10
@@ -93,18 +94,18 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     made.batches.clear()
     made.run_once()
     assert {stage.name for stage in made.batches} >= {f"bronze/{topic}", f"silver/{topic}"}, "it was done again"
-    assert (made.rows("bronze").count(), made.ids()) == (63, list(range(60)))
+    assert (made.rows("bronze").num_rows, made.ids()) == (63, list(range(60)))
     assert len(client.dead_letters.list(topic)) == 3
-    assert (made.rows("gold", "revenue").count(), len(values_of(made, results))) == (10, 10)
+    assert (made.rows("gold", "revenue").num_rows, len(values_of(made, results))) == (10, 10)
 
     # Fewer files, the same rows, and it goes on after them.
-    compacted = dict(compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=0))
+    compacted = dict(compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=VACUUM_KEEP_S_MIN))
     assert compacted[f"bronze/{topic}"].files_after == 1
-    assert compacted[f"silver/{topic}"].files_after <= 2, "one for each version"
-    assert (made.rows("bronze").count(), made.ids()) == (63, list(range(60)))
+    assert compacted[f"silver/{topic}"].files_after == 1
+    assert (made.rows("bronze").num_rows, made.ids()) == (63, list(range(60)))
     client.send(topic, order(60))
     made.run_once()
-    assert (made.rows("bronze").count(), made.ids()) == (64, list(range(61)))
+    assert (made.rows("bronze").num_rows, made.ids()) == (64, list(range(61)))
 
     # And back into a topic.
     options = made.pipeline.broker_options(None)
@@ -163,7 +164,7 @@ def test_a_topic_that_appears_under_a_pattern_is_read_from_its_beginning_once_it
         (f"silver/{first}", 0),
         (f"silver/{second}", 5),
     ]
-    assert made.rows("silver", second).count() == 5
+    assert made.rows("silver", second).num_rows == 5
     assert (len(notes), notes[-1]) == (2, ""), "it waits no more"
 
 
@@ -208,28 +209,25 @@ def test_gold_does_a_batch_again_by_the_version_it_was_begun_with_and_the_next_b
     made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), **settings})
     client.send_many(topic, [b'{"id": 1, "country": "DE"}', b'{"id": 2, "country": "FR"}'])
 
-    def fails(*given: object) -> None:
+    def fails(*given: object, **settings: object) -> None:
         raise OSError("the disk went away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ParquetTable, "append", fails)
+        patch.setattr(DeltaLakeTable, "append", fails)
         failed = made.run(once=True)()
     assert failed.message == "gold/all: OSError: the disk went away"
     client.schemas.register(topic, schema("DE", "FR"))
     client.send(topic, b'{"id": 3, "country": "FR"}')
     outcome = made.run_once()
-    assert sorted(row.id for row in made.rows("gold", "all").collect()) == [1, 3], (
-        "the second was no order when it was read"
-    )
+    assert sorted(made.rows("gold", "all")["id"].to_pylist()) == [1, 3], "the second was no order when it was read"
     assert sorted(json.loads(value)["id"] for value in values_of(made, f"{topic}-results")) == [1, 3]
     assert [(stage.name, stage.state, stage.rows, stage.lag) for stage in outcome.stages] == [
         ("gold/all", "finished", 3, 0)
     ]
 
 
-@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_other_formats_take_each_batch_once_too(bench: MakeBench, table_format: str) -> None:
-    made = bench(format=table_format, silver={})
+def test_iceberg_takes_each_batch_once_too(bench: MakeBench) -> None:
+    made = bench(format="iceberg", silver={})
     made.client.send_many(made.topic, [order(n) for n in range(10)])
     made.run_once()
     wider = {**ORDER, "properties": {**ORDER["properties"], "note": {"type": "string"}}}  # type: ignore[dict-item]
@@ -240,8 +238,8 @@ def test_other_formats_take_each_batch_once_too(bench: MakeBench, table_format: 
     made.client.send(made.topic, order(20, note="x"))
     made.run_once()
     assert made.ids() == list(range(21))
-    assert made.rows("silver").where("note = 'x'").count() == 11
-    [(_, compacted)] = compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=0)
+    assert made.rows("silver")["note"].to_pylist().count("x") == 11
+    [(_, compacted)] = compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=VACUUM_KEEP_S_MIN)
     assert compacted.files_after < compacted.files_before
     assert made.ids() == list(range(21))
 
@@ -262,8 +260,7 @@ def test_a_run_is_stopped_through_the_broker_and_the_next_goes_on(bench: MakeBen
     assert outcomes[0].stages[0].rows < 60, "it was in the middle of its work"
     made.pipeline = made.pipeline.model_copy(update={"batch_records_max": 1000})
     made.run_once()
-    assert made.rows("bronze").count() == 60
-    assert made.rows("bronze").select("partition", "offset").distinct().count() == 60
+    assert made.rows("bronze").num_rows == len(made.places()) == 60
 
 
 def test_a_checkpoint_and_a_table_that_do_not_belong_together_are_refused(bench: MakeBench) -> None:
@@ -274,7 +271,7 @@ def test_a_checkpoint_and_a_table_that_do_not_belong_together_are_refused(bench:
     checkpoint.rename(checkpoint.with_name("elsewhere"))
     failed = made.run(once=True)()
     assert failed.state == "failed"
-    assert "was written with another checkpoint" in failed.message
+    assert "was not written with checkpoint" in failed.message
     shutil.rmtree(checkpoint)
     checkpoint.with_name("elsewhere").rename(checkpoint)
     shutil.rmtree(table)
@@ -291,7 +288,7 @@ def test_a_topic_without_a_schema_is_refused_or_passed_on_undecoded(bench: MakeB
         made.run(once=True)()
     made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "silver": {"without_schema": "pass"}})
     made.run_once()
-    assert [bytes(row.value) for row in made.rows("silver").collect()] == [b"anything"]
+    assert made.rows("silver")["value"].to_pylist() == [b"anything"]
 
 
 def test_records_that_do_not_fit_can_end_the_run_instead(bench: MakeBench) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -13,6 +13,7 @@ import pytest
 from penstock.spark.pipelines.assembly import Assembly
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.running import LATE_STARTS_MAX, Outcome, Run
+from penstock.spark.pipelines.upkeep import Upkeep
 
 LATE = RuntimeError("org.apache.spark.SparkException: Python worker failed to connect back.")
 _run_ids = itertools.count()
@@ -21,11 +22,23 @@ _run_ids = itertools.count()
 class Query:
     """Of Spark. It has ended by the time it is looked at, with an error or without, unless it is to go on."""
 
-    def __init__(self, error: Exception | None = None, *, goes_on: bool = False) -> None:
+    def __init__(
+        self, error: Exception | None = None, *, goes_on: bool = False, messages: Sequence[str] = ("Stopped",)
+    ) -> None:
+        """`messages` are what its status says each time it is asked; the last one stays."""
         self.runId = str(next(_run_ids))
         self.isActive = goes_on
-        self.status = {"isTriggerActive": False}
         self._error = error
+        self._messages = list(messages)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        message = self._messages.pop(0) if len(self._messages) > 1 else self._messages[0]
+        return {"isTriggerActive": False, "message": message}
+
+    @property
+    def has_come_up(self) -> bool:
+        return len(self._messages) == 1
 
     def exception(self) -> Exception | None:
         return self._error
@@ -39,6 +52,7 @@ class Stage:
 
     kind = "bronze"
     group = "sales.bronze"
+    subject = "orders"
     rejects = 0
 
     def __init__(self, name: str, *queries: Query, on_start: Callable[[int], None] = lambda times: None) -> None:
@@ -62,7 +76,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcom
     """Runs the stages to their end."""
 
     def run_to_the_end(
-        *stages: Stage, later: tuple[Stage, ...] = (), stop_when: Any = None, **settings: Any
+        *stages: Stage,
+        later: tuple[Stage, ...] = (),
+        stop_when: Any = None,
+        pause_s: float = 0.0,
+        **settings: Any,
     ) -> Outcome:
         values = {"name": "sales", "topics": ["orders*"], "directory": str(tmp_path), "bronze": {}}
         client: Any = MagicMock()
@@ -80,6 +98,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcom
         monkeypatch.setattr(Assembly, "stages_of_new_topics", new_stages)
         monkeypatch.setattr("penstock.spark.pipelines.running.LOOK_EVERY_S", 0.001)
         monkeypatch.setattr("penstock.spark.pipelines.running.LAST_WORDS_S_MAX", 0.0)
+        monkeypatch.setattr("penstock.spark.pipelines.running.LATE_START_PAUSE_S", pause_s)
         return made()
 
     return run_to_the_end
@@ -102,6 +121,39 @@ def test_a_query_whose_python_comes_up_late_is_started_again(run: Callable[..., 
     stage = Stage("bronze/a", Query(LATE), Query(LATE), Query())
     assert run(stage, once=True).state == "finished"
     assert stage.started == 3
+
+
+def test_a_query_whose_python_came_up_late_is_given_a_pause(run: Callable[..., Outcome]) -> None:
+    late = Stage("bronze/a", Query(LATE), Query())
+    other = Stage("bronze/b", Query(goes_on=True))
+    looks = itertools.count()
+    stopped = run(late, other, pause_s=3600, new_topics_every_s=0, stop_when=lambda: next(looks) == 20)
+    assert late.started == 1, "it was looked at many times, and the pause was not over"
+    assert stopped.state == "failed", "a run that stops meanwhile says what is the matter"
+
+
+def test_queries_are_started_one_after_another(run: Callable[..., Outcome]) -> None:
+    messages = ["Initializing StreamExecution", "Initializing sources", "Waiting for data to arrive"]
+    first = Stage("bronze/a", Query(goes_on=True, messages=messages))
+    came_up: list[bool] = []
+    second = Stage("bronze/b", Query(goes_on=True), on_start=lambda times: came_up.append(first.queries[0].has_come_up))
+    run(first, second, new_topics_every_s=0, stop_when=lambda: True)
+    assert came_up == [True]
+
+
+def test_tables_are_kept_up_beside_the_queries_and_problems_are_noted(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(upkeep: Upkeep, table: tuple[str, str]) -> None:
+        raise OSError(f"no disk for {'/'.join(table)}")
+
+    monkeypatch.setattr(Upkeep, "_look_at", fails)
+    monkeypatch.setattr("penstock.spark.pipelines.upkeep.LOOK_EVERY_S", 0.001)
+    notes: list[str] = []
+    stage = Stage("bronze/orders", Query(goes_on=True))
+    outcome = run(stage, on_note=notes.append, new_topics_every_s=0, stop_when=lambda: notes)
+    assert outcome.state == "stopped", "the run went on"
+    assert notes == ["upkeep of bronze/orders failed: OSError: no disk for bronze/orders"]
 
 
 def test_a_query_whose_python_never_comes_up_fails(run: Callable[..., Outcome]) -> None:

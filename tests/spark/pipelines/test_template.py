@@ -17,7 +17,7 @@ def rendered(tmp_path: Path, columns: dict[str, Columns | None]) -> Pipeline:
             bootstrap="127.0.0.1:9092",
             topics=list(columns),
             directory="p-tables",
-            table_format="parquet",
+            table_format="delta",
             columns=columns,
         )
     )
@@ -84,7 +84,7 @@ def test_a_pattern_stays_one_and_the_query_is_over_the_first_topic_it_fits(tmp_p
         bootstrap="127.0.0.1:9092",
         topics=["orders-*"],
         directory="p-tables",
-        table_format="parquet",
+        table_format="delta",
         columns={"orders-eu": None, "orders-us": None},
     )
     pipeline = parse_pipeline(text.encode(), tmp_path / "p.toml")

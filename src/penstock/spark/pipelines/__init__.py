@@ -7,9 +7,10 @@ stages.py      bronze and silver: what each batch does            gold.py    the
 schemas.py     which schema a topic follows       decoding.py    records to typed columns, on executors
 decoded_rows.py  decoding as seen by Spark
 shapes.py, json_shapes.py, avro_shapes.py, protobuf_shapes.py    what becomes of each type of each kind of schema
-tables/        Parquet, Delta, Iceberg            dead_letters.py  what did not fit
+tables/        Delta, Iceberg                     dead_letters.py  what did not fit
 replay.py      a table or a time range back into topics
-compact.py     many small files into few large ones
+upkeep.py      compaction and vacuum beside a run  compact.py    the same on demand
+export.py      copies of tables in plain Parquet
 reporting.py   how a run is doing, for people, programs and the broker
 failures.py    what Spark throws, in one line
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.broker.schemas.reference import Reference
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.pipelines.files import is_url
 from penstock.spark.pipelines.gold import GoldStage, View
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import TOPICS_MAX, Pipeline, is_pattern, path_name
@@ -102,7 +103,7 @@ class Assembly:
         return stages
 
     def _table(self, stage: str, name: str) -> Table:
-        return open_table(self._house.pipeline, stage, name, self._house.files, self._house.spark)
+        return open_table(self._house.pipeline, stage, name, self._house.spark)
 
     def _plans(self, topic: str, pin: str) -> Plans | None:
         """Raises where the topic has no schema and must have one, or one that is not there."""
@@ -117,8 +118,8 @@ class Assembly:
 
 def check_before_spark(pipeline: Pipeline, client: FlyMQClient, kinds: Sequence[str] = ()) -> None:
     """Raises what of a run's errors can be known before Spark, which takes its time, has started."""
-    if not pipeline.is_remote:
-        with DirectoryLock(Path(pipeline.directory)):
+    if not is_url(pipeline.notes):
+        with DirectoryLock(Path(pipeline.notes)):
             pass
     topics = chosen_topics(pipeline, client.topics())
     if has_stage(pipeline, "silver", kinds):

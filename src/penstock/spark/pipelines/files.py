@@ -1,21 +1,25 @@
-"""Small files beside tables and checkpoints: on this machine through Python, anywhere else through the file systems that Spark knows.
+"""Small files beside checkpoints: on this machine through Python, anywhere else through the file systems that Spark knows.
 
 A file is replaced whole or not at all; what is written is on disk when the call returns. Elsewhere that holds as far as it does for the
 checkpoints of Spark, which writes both: on HDFS always, in an object store with the checkpoint manager that is made for it. Between the
-two contents of a file, other file systems may for a moment have none. So what must not be missed (who owns a table, which replay was
-begun) is written once and never replaced.
+two contents of a file, other file systems may for a moment have none. So what must not be missed (which replay was begun) is written once
+and never replaced.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
 class Files(Protocol):
@@ -49,11 +53,25 @@ class LocalFiles:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)
-        directory = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(target.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is that of an object store or another file system, not of this machine."""
+    return bool(_REMOTE.match(path)) and not path.startswith("file:")
+
+
+def files_at(directory: str, spark: SparkSession) -> Files:
+    return HadoopFiles(spark) if is_url(directory) else LocalFiles()
 
 
 class HadoopFiles:

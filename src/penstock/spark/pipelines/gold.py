@@ -8,7 +8,7 @@ A batch that a run before did not finish is done with the versions it was begun 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.spark.pipelines.decoded_rows import fitting_rows, undecoded, with_decoded
@@ -18,10 +18,14 @@ from penstock.spark.pipelines.model import Gold
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
 from penstock.spark.pipelines.stages import House, Outdated, Stage
 from penstock.spark.pipelines.tables.table import Table
+from penstock.spark.sessions import with_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+DRIVER_ROWS_MAX: Final = 50_000
+"""Results of a batch that the driver writes to the table as one file, instead of a file for each task of the last shuffle."""
 
 
 class View(NamedTuple):
@@ -48,7 +52,7 @@ class GoldStage(Stage):
         """The batch that ended the query before: it was planned, and not begun."""
         self._written_down = False
         # Its own: views of two queries may have one name and different watermarks.
-        self.session = house.spark.newSession()
+        self.session = with_source(house.spark.newSession())
 
     def start(self) -> StreamingQuery:
         self.outdated = self._written_down = False
@@ -119,7 +123,7 @@ class GoldStage(Stage):
         rows = rows.persist()
         try:
             if self._table is not None:
-                self._table.append(rows, batch_id)
+                self._table.append(rows, batch_id, small=rows.count() <= DRIVER_ROWS_MAX)
             if self._gold.topic is not None:
                 self._write_to_topic(self._records(rows), self._gold.topic, self._query_id(rows), batch_id)
         finally:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -19,6 +19,7 @@ from penstock.clients.arguments import check_topic
 from penstock.config import messages
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.connection import BOOTSTRAP, BOOTSTRAP_DEFAULT, ConnectionSettings, connection_settings
+from penstock.spark.pipelines.files import is_url
 from penstock.units import parse_duration_ms, parse_size
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -28,12 +29,13 @@ PATH_NAME_CHARS_MAX: Final = 220
 TOPICS_MAX: Final = 100
 """Named in the file, and read by a run: each is a query for each of bronze and silver, with a process of its own."""
 GOLD_MAX: Final = 50
+PROPERTIES_MAX: Final = 1000
+KEEP_MS_MIN: Final = 24 * 3600 * 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WILDCARDS: Final = re.compile(r"[*?\[]")
-_REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 STAGES: Final = ("bronze", "silver", "gold")
-Format = Literal["parquet", "delta", "iceberg"]
+Format = Literal["delta", "iceberg"]
 Starting = Literal["earliest", "latest"]
 
 
@@ -116,26 +118,27 @@ class Gold(Section):
             raise ValueError(f"gold {self.name} has a key and no topic: add the topic, or remove the key")
         if self.mode == "update" and self.table:
             raise ValueError(
-                f"gold {self.name} updates results that it gave before, which a table of these formats cannot take: "
-                'set table = false and give it a topic, or use mode = "append"'
+                f"gold {self.name} updates results that it gave before, and tables are only appended to: set table = false and give "
+                'it a topic, or use mode = "append"'
             )
         return self
+
+
+def _as_texts(values: object) -> object:
+    if isinstance(values, dict):
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+    return values
+
+
+Texts = Annotated[dict[str, str], BeforeValidator(_as_texts), Field(max_length=PROPERTIES_MAX)]
+"""Settings of a library or of Spark, under its own names."""
 
 
 class Spark(Section):
     """`[spark]`: where it runs."""
 
     master: str | None = None
-    config: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("config", mode="before")
-    @classmethod
-    def _as_texts(cls, config: object) -> object:
-        if isinstance(config, dict):
-            return {
-                name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in config.items()
-            }
-        return config
+    config: Texts = Field(default_factory=dict)
 
 
 class Pipeline(Section):
@@ -146,15 +149,33 @@ class Pipeline(Section):
     connection: Connection = Connection()
     topics: Annotated[list[str], Field(min_length=1, max_length=TOPICS_MAX)]
     directory: Annotated[str, Field(min_length=1)]
-    format: Format = "parquet"
+    """Where tables are: a path, or the URL of an object store."""
+    checkpoints: Annotated[str, Field(min_length=1)] | None = None
+    """Where checkpoints are: a path, or a URL that Spark itself reaches. Beside the tables unless given."""
+    format: Format = "delta"
     starting: Starting = "earliest"
-    trigger_ms: Annotated[DurationMs, Field(ge=0)] = 1_000
+    trigger_ms: Annotated[DurationMs, Field(ge=0)] = 30_000
+    keep_ms: Annotated[DurationMs, Field(ge=KEEP_MS_MIN)] = KEEP_MS_MIN
+    """How long files that compaction has replaced stay, for readers and time travel."""
     batch_records_max: Annotated[int, Field(ge=1)] = 1_000_000
     batch_bytes_max: Annotated[Size, Field(ge=1 << 10)] = 256 << 20
     bronze: Bronze | None = None
     silver: Silver | None = None
     gold: Annotated[list[Gold], Field(max_length=GOLD_MAX)] = Field(default_factory=list)
+    storage: Texts = Field(default_factory=dict)
+    """Options of the deltalake library for the object store."""
+    catalog: Texts = Field(default_factory=dict)
+    """Properties of the Iceberg catalog, as pyiceberg's `load_catalog` takes them."""
     spark: Spark = Spark()
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _is_table_format(cls, value: object) -> object:
+        if value == "parquet":
+            raise ValueError(
+                'plain Parquet is no table format: use "delta", and penstock pipeline export for copies in Parquet'
+            )
+        return value
 
     @field_validator("topics")
     @classmethod
@@ -170,10 +191,17 @@ class Pipeline(Section):
     def _makes_sense(self) -> Pipeline:
         if self.bronze is None and self.silver is None and not self.gold:
             raise ValueError("there is nothing to do: add a [bronze], [silver] or [[gold]] section")
-        if self.format != "parquet" and self.is_remote:
+        if "%" in self.directory:
             raise ValueError(
-                f'format = "{self.format}" needs a directory that the driver and all executors share as a path, and {self.directory} '
-                'is none: use one, or format = "parquet"'
+                f"directory {self.directory} has a %, which table libraries decode as in URLs: use another"
+            )
+        if self.format == "delta" and self.catalog:
+            raise ValueError('[catalog] is for format = "iceberg": remove it, or set the format')
+        if self.format == "iceberg" and self.storage:
+            raise ValueError('[storage] is for format = "delta": give Iceberg its properties in [catalog]')
+        if self.format == "iceberg" and is_url(self.directory) and not self.catalog:
+            raise ValueError(
+                f"Iceberg tables in {self.directory} need a catalog that is reached from anywhere: describe it in [catalog]"
             )
         names = [gold.name for gold in self.gold]
         if len(set(names)) != len(names):
@@ -188,15 +216,15 @@ class Pipeline(Section):
     # -- where things are -------------------------------------------------------------------------------------------------
 
     @property
-    def is_remote(self) -> bool:
-        """Whether tables and checkpoints are somewhere that only Spark's file systems reach."""
-        return bool(_REMOTE.match(self.directory)) and not self.directory.startswith("file:")
+    def notes(self) -> str:
+        """Where everything is that is neither table nor checkpoint: the lock, replays, when tables were vacuumed."""
+        return self.checkpoints or self.directory
 
     def table(self, stage: str, name: str) -> str:
         return f"{self.directory}/{stage}/{path_name(name)}"
 
     def checkpoint(self, stage: str, name: str) -> str:
-        return f"{self.directory}/_checkpoints/{stage}/{path_name(name)}"
+        return f"{self.checkpoints or self.directory + '/_checkpoints'}/{stage}/{path_name(name)}"
 
     # -- the broker -------------------------------------------------------------------------------------------------------
 
@@ -225,14 +253,24 @@ def is_pattern(topic: str) -> bool:
 
 
 def path_name(name: str) -> str:
-    """A topic's name as one level of a path. Raises ConfigError where it would be longer than file systems take."""
+    """Return a topic's name as one level of a path. Raises ConfigError if it would be longer than file systems take.
+
+    Special characters are escaped as in URLs, with "~" for "%": table libraries take paths for URLs and would decode them.
+    """
     quoted = quote(name, safe="").replace("~", "%7E")
     if len(quoted) > PATH_NAME_CHARS_MAX:
         raise ConfigError(
             f"{name} is too long to name a directory: it takes {len(quoted)} characters there, of at most {PATH_NAME_CHARS_MAX}; "
             "use a shorter name, or one without special characters"
         )
-    return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[0] in "._" else quoted  # Spark takes those for hidden
+    if quoted[0] in "._":  # Spark takes those for hidden
+        quoted = f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted.replace("%", "~")
+
+
+def name_of_path(path: str) -> str:
+    """Return the name that `path_name` made a path of."""
+    return unquote(path.replace("~", "%"))
 
 
 def load_pipeline(file: Path) -> Pipeline:
@@ -261,9 +299,11 @@ def parse_pipeline(data: bytes, file: Path) -> Pipeline:
         pipeline = Pipeline.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(messages.describe(error, Pipeline, lambda path: str(file)))) from None
-    if pipeline.is_remote:
-        return pipeline
-    # As a path, which Python reads as well as Spark.
-    named = pipeline.directory.removeprefix("file://")
-    directory = (file.resolve().parent / Path(named).expanduser()).resolve()
-    return pipeline.model_copy(update={"directory": str(directory)})
+    found = {"directory": pipeline.directory, "checkpoints": pipeline.checkpoints}
+    paths = {name: _absolute(value, file) for name, value in found.items() if value is not None and not is_url(value)}
+    return pipeline.model_copy(update=paths)
+
+
+def _absolute(path: str, file: Path) -> str:
+    """Return a path that Python reads as well as Spark."""
+    return str((file.resolve().parent / Path(path.removeprefix("file://")).expanduser()).resolve())

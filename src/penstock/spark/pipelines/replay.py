@@ -55,8 +55,8 @@ def replay(
     """How many records were written. Raises InvalidRequest where this replay was done before."""
     if (request.table is None) == (request.topic is None):
         raise InvalidRequest("say what to replay: a table such as bronze/orders, or a topic")
-    begun = f"{pipeline.directory}/_replays/begun/{path_name(request.name)}.json"
-    done = f"{pipeline.directory}/_replays/{path_name(request.name)}.json"
+    begun = f"{pipeline.notes}/_replays/begun/{path_name(request.name)}.json"
+    done = f"{pipeline.notes}/_replays/{path_name(request.name)}.json"
     found = files.read(done)
     if found is not None:
         before = json.loads(found)
@@ -65,11 +65,7 @@ def replay(
             f"replay {request.name} was done at {when} with {before['rows']} records: give it another id to do it again"
         )
     _make_active(spark)
-    rows = (
-        _from_table(spark, pipeline, files, request)
-        if request.table is not None
-        else _from_topic(spark, options, request)
-    )
+    rows = _from_table(spark, pipeline, request) if request.table is not None else _from_topic(spark, options, request)
     if not request.keep_partitions and "partition" in rows.columns:
         rows = rows.drop("partition")
     rows = rows.persist()
@@ -112,11 +108,11 @@ def _from_topic(spark: SparkSession, options: dict[str, str], request: ReplayReq
     return spark.read.format(FORMAT).options(**given).load().select("key", "value", "headers", "partition")
 
 
-def _from_table(spark: SparkSession, pipeline: Pipeline, files: Files, request: ReplayRequest) -> DataFrame:
+def _from_table(spark: SparkSession, pipeline: Pipeline, request: ReplayRequest) -> DataFrame:
     stage, _, name = (request.table or "").partition("/")
     if stage not in STAGES or not name:
         raise InvalidRequest(f"{request.table} is not a table: name one as in bronze/orders or gold/revenue")
-    table = open_table(pipeline, stage, name, files, spark)
+    table = open_table(pipeline, stage, name, spark)
     if not table.exists():
         raise ConfigError(f"there is no table {table.path}: run the pipeline first")
     rows = table.read()

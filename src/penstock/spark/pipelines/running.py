@@ -24,12 +24,13 @@ from penstock.errors import PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.assembly import Assembly
 from penstock.spark.pipelines.failures import explain_failure, is_late_worker
-from penstock.spark.pipelines.files import Files, HadoopFiles, LocalFiles
+from penstock.spark.pipelines.files import files_at, is_url
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.progress import Progress, StageProgress
 from penstock.spark.pipelines.reporting import Reporter
 from penstock.spark.pipelines.stages import Gate, House, Stage
+from penstock.spark.pipelines.upkeep import Upkeep
 from penstock.spark.publishing import publish
 
 if TYPE_CHECKING:
@@ -45,8 +46,13 @@ LAST_WORDS_S_MAX: Final = 5.0
 NEW_TOPICS_EVERY_S: Final = 5.0
 """How often to look for topics that appeared under a pattern."""
 
+START_S_MAX: Final = 30.0
+"""How long to wait for a query to come up before the next is started."""
+_STARTING: Final = "Initializing"
+"""The status of a query begins with this until its Python process has answered."""
 LATE_STARTS_MAX: Final = 3
 """How often a stage is started again whose Python processes did not come up within the time that Spark gives them."""
+LATE_START_PAUSE_S: Final = 5.0
 
 OnBatch = Callable[[StageProgress], None]
 OnNote = Callable[[str], None]
@@ -85,7 +91,7 @@ class Run:
         self._new_topics_every_s = new_topics_every_s
         self._once = once
         self._gate = Gate()
-        files: Files = HadoopFiles(spark) if pipeline.is_remote else LocalFiles()
+        files = files_at(pipeline.notes, spark)
         house = House(spark, pipeline, client, files, pipeline.broker_options(password), self._gate, once)
         self._assembly = Assembly(house, kinds)
         self._stop_asked = threading.Event()
@@ -93,7 +99,10 @@ class Run:
         self._stages_by_run_id: dict[str, Stage] = {}
         self._terminated: set[str] = set()
         self._late_starts: Counter[str] = Counter()
+        self._restart_s: dict[str, float] = {}
+        """When stages are to be started again that a busy machine kept from coming up."""
         self.reporter: Reporter | None = None
+        self._upkeep = Upkeep(pipeline, files, lambda: [(stage.kind, stage.subject) for stage, _ in self._known()])
 
     def stop(self) -> None:
         """Ask it to stop: batches that have begun are finished, no other is begun. From any thread, any number of times."""
@@ -103,8 +112,8 @@ class Run:
     def __call__(self) -> Outcome:
         """Run until everything is read (`once`), until it is asked to stop, or until a stage fails."""
         with ExitStack() as stack:
-            if not self.pipeline.is_remote:
-                stack.enter_context(DirectoryLock(Path(self.pipeline.directory.removeprefix("file://"))))
+            if not is_url(self.pipeline.notes):
+                stack.enter_context(DirectoryLock(Path(self.pipeline.notes)))
             stages = self._assembly.first_stages()
             self.progress = Progress([stage.name for stage in stages])
             run, started_ms = uuid.uuid4().hex, int(time.time() * 1000)
@@ -114,6 +123,7 @@ class Run:
             streams = {id(stage.session): stage.session.streams for stage in stages}.values()
             for each in streams:
                 each.addListener(listener)
+            self._upkeep.start()
             try:
                 outcome = self._run(stages)
             except BaseException as error:
@@ -124,6 +134,7 @@ class Run:
             finally:
                 self._gate.close()
                 self._end_queries()
+                self._upkeep.close()
                 for each in streams:
                     each.removeListener(listener)
                 self.reporter.close()
@@ -144,6 +155,7 @@ class Run:
             if not self._once and time.monotonic() - looked_s >= self._new_topics_every_s:
                 self._take_up_new_topics()
                 looked_s = time.monotonic()
+            self._update_note()
             self._stop_asked.wait(LOOK_EVERY_S)
         failed = self._failed()
         state: Literal["finished", "stopped", "failed"] = "stopped" if self._stop_asked.is_set() else "finished"
@@ -163,6 +175,7 @@ class Run:
         return Outcome(state, self.progress.stages())
 
     def _start(self, stages: Sequence[Stage]) -> None:
+        """Start queries one after another: Spark gives the Python process of each ten seconds, however many start at once."""
         for stage in stages:
             if self._stop_asked.is_set():
                 return
@@ -170,25 +183,37 @@ class Run:
             self._queries[stage.name] = (stage, query)
             self._stages_by_run_id[str(query.runId)] = stage
             self.progress.state(stage.name, "running")
+            self._await_start(query)
+
+    def _await_start(self, query: StreamingQuery) -> None:
+        give_up_s = time.monotonic() + START_S_MAX
+        while query.isActive and str(query.status["message"]).startswith(_STARTING) and time.monotonic() < give_up_s:
+            if self._stop_asked.wait(LOOK_EVERY_S / 4):
+                return
 
     def _start_again(self) -> None:
-        """Queries that are to be replaced by another, and those that a busy machine kept from coming up."""
-        for stage, query in list(self._queries.values()):
+        """Start queries that are to be replaced by another, and, after a pause, those that a busy machine kept from coming up."""
+        for stage, query in self._known():
             if query.isActive or self._stop_asked.is_set():
                 continue
             if self._is_late(stage, query):
-                self._late_starts[stage.name] += 1
-                stage.failure = None
-                self._start([stage])
+                now_s = time.monotonic()
+                if now_s >= self._restart_s.setdefault(stage.name, now_s + LATE_START_PAUSE_S):
+                    del self._restart_s[stage.name]
+                    self._late_starts[stage.name] += 1
+                    stage.failure = None
+                    self._start([stage])
             elif stage.outdated:
                 self._start([stage])
+
+    def _known(self) -> list[tuple[Stage, StreamingQuery]]:
+        return list(self._queries.values())
 
     def _is_late(self, stage: Stage, query: StreamingQuery) -> bool:
         error = stage.failure or query.exception()
         return error is not None and is_late_worker(error) and self._late_starts[stage.name] < LATE_STARTS_MAX
 
     def _take_up_new_topics(self) -> None:
-        assert self.reporter is not None
         if not self._assembly.may_grow:
             return
         try:
@@ -197,7 +222,11 @@ class Run:
             return  # a broker that cannot be reached is for the stages that read from it to report
         self.progress.add([stage.name for stage in stages])
         self._start(stages)
-        note = "; ".join(f"topic {topic} waits: {why}" for topic, why in self._assembly.waiting.items())
+
+    def _update_note(self) -> None:
+        assert self.reporter is not None
+        waiting = [f"topic {topic} waits: {why}" for topic, why in self._assembly.waiting.items()]
+        note = "; ".join(filter(None, [*waiting, self._upkeep.note]))
         if note != self._note:
             self._note = note
             self.reporter.say("running", note)

@@ -26,6 +26,7 @@ from penstock.spark.pipelines.decoding import RAW_COLUMNS, REASON, Plan
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline, Starting
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
+from penstock.spark.pipelines.tables.data_files import is_small
 from penstock.spark.pipelines.tables.table import Table
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class BronzeStage(Stage):
         return self._started(self._stream(self.subject).select(*RAW_COLUMNS), self._batch)
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
-        self._claimed_table(self._table, rows, batch_id).append(rows, batch_id)
+        self._claimed_table(self._table, rows, batch_id).append(rows, batch_id, small=is_small(rows))
 
 
 class SilverStage(Stage):
@@ -191,8 +192,9 @@ class SilverStage(Stage):
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
         table = self._claimed_table(self._table, rows, batch_id)
+        small = is_small(rows)
         if self._plans is None:
-            table.append(undecoded(rows), batch_id)
+            table.append(undecoded(rows), batch_id, small=small)
             return
         decoded = self._decoded(self._plans, rows, batch_id).persist()
         try:
@@ -200,7 +202,7 @@ class SilverStage(Stage):
             rejects = 0 if counts is None else int(counts.rejects)
             if rejects:
                 self._reject(decoded.where(f"{REASON} IS NOT NULL"), rejects, batch_id)
-            table.append(fitting_rows(decoded), batch_id)
+            table.append(fitting_rows(decoded), batch_id, small=small)
             self.rejects += rejects
         finally:
             decoded.unpersist()

@@ -60,9 +60,9 @@ def _settings(name: str, bootstrap: str, topics: Sequence[str], directory: str, 
         (f"bootstrap = {_text(bootstrap)}", "the broker's FlyMQ listener"),
         (f"topics = [{listed}]", 'names, or patterns such as "orders-*"'),
         (f"directory = {_text(directory)}", "tables and checkpoints; relative to this file"),
-        (f"format = {_text(table_format)}", "parquet | delta | iceberg"),
+        (f"format = {_text(table_format)}", "delta | iceberg"),
         ('starting = "earliest"', "earliest | latest: where a first run begins"),
-        ('trigger_ms = "1s"', "how often a batch begins, where the pipeline runs on and on"),
+        ('trigger_ms = "30s"', "how often a batch begins, without --once"),
     ]
     width = min(max(len(setting) for setting, _ in lines), 40)
     return "\n".join(f"{setting:<{width}}  # {meaning}" for setting, meaning in lines)

@@ -1,109 +1,110 @@
-"""What every format offers: a batch is appended whole and once, however often it is tried.
+"""What every table format offers: a batch is appended whole and once, however often it is tried.
 
-Batches of a query are numbered, and Spark does a batch again, under its number, where it does not know that it was done. Each format
-keeps the number of the last batch with the data, in the same atomic step, and passes over a batch that it has.
+Batches of a query are numbered, and Spark repeats a batch under its number if it does not know that the batch was finished. Each format
+stores the number of the last batch with the data, in the same commit, and skips a batch that it has.
 
 The numbers mean something only together with the checkpoint they come from. A checkpoint that was removed begins at 0 again, and its
-batches would be taken for done; a table that was removed would lack what the checkpoint has long passed. So a table knows the query it
-belongs to (`_penstock.json` inside it), and refuses any other.
+batches would be taken for done; a table that was removed would lack what the checkpoint has long passed. So a table records the query it
+belongs to, and refuses any other.
 """
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.errors import ConfigError, InvalidRequest, PenstockError
-from penstock.spark.pipelines.files import Files
+from penstock.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-OWNER_FILE: Final = "_penstock.json"
+COMMIT_ATTEMPTS_MAX: Final = 10
+"""Of one batch or compaction, when other writers of the table keep winning the race."""
+VACUUM_KEEP_S_MIN: Final = 24 * 3600
+"""Files that no commit names may be those of a batch under way: they must be this old before they are deleted."""
 
 
 class Compacted(NamedTuple):
-    """What compacting a table came to."""
+    """The number of data files of a table before and after a compaction."""
 
     files_before: int
     files_after: int
-    deleted_files: int = 0
-    """Of earlier compactions, that no reader can need any more."""
 
 
 class Table(ABC):
-    def __init__(self, spark: SparkSession | None, path: str, files: Files) -> None:
+    def __init__(self, spark: SparkSession | None, path: str) -> None:
         self.path = path
         self._session = spark
-        self._files = files
         self._query = ""
         self._columns: StructType | None = None
-        """Those that it has, once they were asked for."""
+        """Those of the table and of the batches since, once they were asked for."""
 
     @property
     def _spark(self) -> SparkSession:
-        assert self._session is not None, "compacting alone needs no Spark"
+        assert self._session is not None, "this table was opened without a Spark session"
         return self._session
 
     def claim(self, query: str, batch_id: int, checkpoint: str) -> None:
-        """Make sure that the table and the checkpoint belong together. To be called before the first append of a run."""
-        found = self._files.read(f"{self.path}/{OWNER_FILE}")
-        owner = None if found is None else json.loads(found)["query"]
-        if owner is None:
-            if self.exists():
+        """Check that the table and the checkpoint belong together. Call it before the first append of a run."""
+        if self.exists():
+            if not self._belongs_to(query):
                 raise ConfigError(
-                    f"{self.path} is there and was not written by this pipeline: choose another directory, or remove it"
+                    f"table {self.path} was not written with checkpoint {checkpoint}, so which batches it has is unknown: put back the "
+                    "checkpoint it was written with, choose another directory, or remove the table too to read everything again"
                 )
-            if batch_id > 0:
-                raise ConfigError(
-                    f"table {self.path} is gone, but its checkpoint {checkpoint} has gone past what was in it: put the table back, "
-                    "or remove the checkpoint too to read everything again"
-                )
-            self._files.write(f"{self.path}/{OWNER_FILE}", json.dumps({"query": query}))
-        elif owner != query:
+        elif batch_id > 0:
             raise ConfigError(
-                f"table {self.path} was written with another checkpoint than {checkpoint}, so what it has is not known: put that "
-                "checkpoint back, or remove the table too to read everything again"
+                f"table {self.path} is gone, but its checkpoint {checkpoint} has gone past what was in it: put the table back, "
+                "or remove the checkpoint too to read everything again"
             )
         self._query = query
 
     def check_columns(self, columns: StructType, what: str, advice: str) -> None:
-        """Make sure that rows with these columns can be appended. Raises InvalidRequest where a column would change its type."""
+        """Check that rows with these columns can be appended. Raises InvalidRequest if a column would change its type."""
         if self._columns is None:
-            self._columns = self._found_columns()
+            self._columns = self._stored_columns()
         self._columns = columns if self._columns is None else merged_columns(self._columns, columns, what, advice)
-
-    def _found_columns(self) -> StructType | None:
-        if not self.exists():
-            return None
-        try:
-            return self.read().schema
-        except Exception as error:  # a table of empty batches has no columns yet
-            if isinstance(error, PenstockError):
-                raise
-            return None
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether anything was ever appended."""
+        """Return whether the table was created."""
 
     @abstractmethod
-    def append(self, rows: DataFrame, batch_id: int) -> None:
-        """Append a batch, unless it was appended before."""
+    def _belongs_to(self, query: str) -> bool:
+        """Return whether the table, which exists, was written by a query of this id."""
+
+    @abstractmethod
+    def _stored_columns(self) -> StructType | None: ...
+
+    @abstractmethod
+    def append(self, rows: DataFrame, batch_id: int, *, small: bool = False) -> None:
+        """Append a batch, unless it was appended before. A small one is collected and written by the driver."""
 
     @abstractmethod
     def read(self) -> DataFrame:
-        """Everything in the table."""
+        """Return everything in the table."""
 
     @abstractmethod
-    def compact(self, file_bytes: int, keep_s: float) -> Compacted:
-        """Rewrite small files as larger ones, while nobody writes. What is replaced is kept for readers that began before."""
+    def batches(self) -> pa.RecordBatchReader:
+        """Return everything in the table, without Spark."""
+
+    @abstractmethod
+    def file_sizes(self) -> list[int]:
+        """Return the size in bytes of each data file."""
+
+    @abstractmethod
+    def compact(self, file_bytes: int) -> Compacted:
+        """Rewrite small files as larger ones. Safe while a pipeline writes and others read."""
+
+    @abstractmethod
+    def vacuum(self, keep_s: float) -> int:
+        """Delete files that have been in no version of the table for this long, at least `VACUUM_KEEP_S_MIN`; return how many."""
 
 
 def merged_columns(table: StructType, rows: StructType, what: str, advice: str) -> StructType:
-    """The columns that a table has once rows with theirs are in it. Raises where a column would change its type."""
+    """Return the columns a table has after rows with theirs are appended. Raises InvalidRequest if a column would change its type."""
     from pyspark.sql.types import StructType
 
     known: dict[str, Any] = {field.name.lower(): field for field in table.fields}
@@ -118,3 +119,11 @@ def merged_columns(table: StructType, rows: StructType, what: str, advice: str) 
                 f"{before.dataType.simpleString()}: {advice}"
             )
     return StructType([*table.fields, *added])
+
+
+def check_keep(keep_s: float) -> None:
+    if keep_s < VACUUM_KEEP_S_MIN:
+        raise InvalidRequest(
+            f"replaced files must be kept for at least {VACUUM_KEEP_S_MIN // 3600} h, got {keep_s / 3600:g} h: a batch under way may "
+            "have written files that no commit names yet"
+        )

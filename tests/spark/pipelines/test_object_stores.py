@@ -1,0 +1,119 @@
+"""Tables in an object store, which is one of this machine that speaks S3."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from penstock.spark.pipelines.compact import compact_tables
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import existing_tables, open_table
+from penstock.spark.pipelines.tables.data_files import write_data_file
+from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.stores import DeltaStore
+from penstock.spark.pipelines.tables.table import VACUUM_KEEP_S_MIN
+from tests.spark.pipelines.conftest import Bench, order
+from tests.spark.pipelines.object_store import BUCKET, SECRET, ObjectStore, object_store
+from tests.spark.pipelines.rows_by_hand import ids_from
+
+URL = f"s3://{BUCKET}/sales"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with object_store() as running:
+        yield running
+
+
+@pytest.fixture
+def pipeline(store: ObjectStore, tmp_path: Path) -> Pipeline:
+    values = {
+        "name": "sales",
+        "topics": ["orders"],
+        "directory": URL,
+        "checkpoints": str(tmp_path / "checkpoints"),
+        "storage": store.options,
+        "bronze": {},
+        "silver": {},
+    }
+    return Pipeline.model_validate(values)
+
+
+def append(pipeline: Pipeline, batch_id: int, stage: str = "bronze", name: str = "orders") -> None:
+    table = open_table(pipeline, stage, name)
+    table.claim("query-1", batch_id, "checkpoint")
+    table.append(ids_from(10 * batch_id), batch_id, small=True)
+
+
+def ids(pipeline: Pipeline, store: ObjectStore) -> list[int]:
+    table = DeltaTable(pipeline.table("bronze", "orders"), storage_options=store.options)
+    return sorted(table.to_pyarrow_table()["id"].to_pylist())
+
+
+def test_each_batch_is_appended_once(pipeline: Pipeline, store: ObjectStore) -> None:
+    for batch_id in (0, 0, 1, 0, 1):
+        append(pipeline, batch_id)
+    assert ids(pipeline, store) == list(range(20))
+    assert all(key.startswith("sales/bronze/orders/") for key in store.sizes())
+
+
+@pytest.mark.parametrize("batch_id", [0, 1])
+def test_two_runs_that_commit_one_batch_at_once_append_it_once(
+    pipeline: Pipeline, store: ObjectStore, batch_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for earlier in range(batch_id):
+        append(pipeline, earlier)
+    commit = DeltaLakeTable._commit
+    raced: list[bool] = []
+
+    def commit_late(*given: Any) -> None:
+        if not raced:
+            raced.append(True)
+            append(pipeline, batch_id)
+        commit(*given)
+
+    monkeypatch.setattr(DeltaLakeTable, "_commit", commit_late)
+    append(pipeline, batch_id)
+    assert ids(pipeline, store) == list(range(10 * (batch_id + 1)))
+
+
+def test_tables_are_found_and_compacted(pipeline: Pipeline, store: ObjectStore) -> None:
+    for batch_id in range(3):
+        append(pipeline, batch_id)
+    append(pipeline, 0, "silver", "shop/orders")
+    assert existing_tables(pipeline) == [("bronze", "orders"), ("silver", "shop/orders")]
+    done = dict(compact_tables(pipeline, file_bytes=1 << 20, keep_s=VACUUM_KEEP_S_MIN, kinds=["bronze"]))
+    assert done["bronze/orders"][:2] == (3, 1)
+    assert ids(pipeline, store) == list(range(30))
+
+
+def test_a_task_writes_files_with_the_credentials_of_the_driver(store: ObjectStore) -> None:
+    sent = pickle.dumps(DeltaStore(f"{URL}/bronze/orders", store.options))
+    received: DeltaStore = pickle.loads(sent)
+    assert SECRET not in repr(received), "what is logged of it has no secrets"
+    rows = pa.table({"id": pa.array(range(100_000), pa.int64())})
+    file = write_data_file(rows.to_batches(), rows.schema, received)
+    assert file is not None
+    assert file.size_bytes == store.sizes()[f"sales/bronze/orders/{file.name}"]
+
+
+def test_a_pipeline_writes_to_an_object_store_and_keeps_checkpoints_on_disk(
+    bench: Callable[..., Bench], store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.spark.pipelines.stages.is_small", lambda rows: False)
+    made = bench(directory=URL, checkpoints=str(tmp_path / "checkpoints"), storage=store.options, bronze={})
+    made.client.send_many(made.topic, [order(n) for n in range(10)])
+    made.run_once()
+    made.forget_last_commit("bronze")
+    made.client.send(made.topic, order(10))
+    made.run_once()
+    assert made.rows("bronze").num_rows == len(made.places()) == 11
+    assert {key.split("/")[1] for key in store.sizes()} == {"bronze"}, "nothing but tables is in the store"
