@@ -55,13 +55,15 @@ class Write:
 class Run:
     """Publishes of one stream that go to one place, one behind the other."""
 
-    __slots__ = ("_size_bytes", "identity", "topic", "writes")
+    __slots__ = ("_size_bytes", "identity", "topic", "units", "writes")
 
-    def __init__(self, topic: str, identity: Identity, writes: list[Write]) -> None:
+    def __init__(self, topic: str, identity: Identity, first: Write) -> None:
         self.topic = topic
         self.identity = identity
-        self.writes = writes
-        self._size_bytes = sum(write.held_bytes for write in writes)
+        self.writes = [first]
+        self.units = [len(first.values)]
+        """The number of events of each."""
+        self._size_bytes = first.held_bytes
 
     def takes(self, topic: str, identity: Identity, write: Write) -> bool:
         return (
@@ -73,6 +75,7 @@ class Run:
 
     def add(self, write: Write) -> None:
         self.writes.append(write)
+        self.units.append(len(write.values))
         self._size_bytes += write.held_bytes
 
     def values(self) -> list[bytes]:
@@ -151,7 +154,7 @@ class Publisher:
             self._run.add(write)
         else:
             self.write_gathered()
-            self._run = Run(topic, identity, [write])
+            self._run = Run(topic, identity, write)
 
     def _write_nothing(self, topic: str, identity: Identity, write: Write) -> None:
         """An empty batch is allowed, to those who might write more."""
@@ -170,19 +173,18 @@ class Publisher:
     def _write(self, run: Run) -> None:
         self._in_flight += 1
         principal, values, key = run.identity.principal, run.values(), run.writes[0].key
-        units = [len(write.values) for write in run.writes]
-        done = partial(self._committed, run, units)
+        done = partial(self._committed, run)
         try:
-            self._shared.broker.produce_together(principal, run.topic, values, key, units=units, done=done)
+            self._shared.broker.produce_together(principal, run.topic, values, key, units=run.units, done=done)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._in_flight -= 1
             for write in run.writes:
                 self._done(write, error)
 
-    def _committed(self, run: Run, units: list[int], placed: list[Placement] | Scattered) -> None:
+    def _committed(self, run: Run, placed: list[Placement] | Scattered) -> None:
         self._in_flight -= 1
         assert isinstance(placed, list)  # all go to one partition
-        for write, offset in zip(run.writes, offsets_by_unit(placed, units), strict=True):
+        for write, offset in zip(run.writes, offsets_by_unit(placed, run.units), strict=True):
             self._done(write, offset)
         self._on_committed()
 

@@ -211,15 +211,6 @@ class RustLogSession(InTurns):
         placed: list[Placement] | Scattered,
     ) -> None:
         assert isinstance(placed, list)  # one partition was asked for
-        self._writes_in_flight -= 1
-        self._answer(slot, self._produced(run, started_s, placed), held_bytes)
-        if self._writes_in_flight:
-            self._replies.flush_soon()
-        else:
-            self._advance()
-
-    def _produced(self, run: ProduceRun, started_s: float, placed: list[Placement]) -> bytes:
-        """Return the replies to the frames of a run."""
         encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
         records, size_bytes = len(run.values), sum(map(len, run.values))
         replies: list[bytes] = []
@@ -236,7 +227,12 @@ class RustLogSession(InTurns):
             self._stats.produced_records += records
             self._stats.produced_bytes += size_bytes
             self._stats.produce_seconds.observe(self._clock.monotonic() - started_s)
-        return b"".join(replies)
+        self._writes_in_flight -= 1
+        self._answer(slot, b"".join(replies), held_bytes)
+        if self._writes_in_flight:
+            self._replies.flush_soon()
+        else:
+            self._advance()
 
     def _write_nothing(self, run: ProduceRun) -> None:
         """No records are no write; deployed brokers answer offset 0 whatever is there."""
