@@ -131,13 +131,9 @@ class IncompatibleSchema(InvalidRequest):
 
 
 class ValidationFailed(InvalidRequest):
-    """A record does not match its schema. `row` is its index among the records of the call."""
+    """A record does not match its schema."""
 
     code = "validation_failed"
-
-    def __init__(self, message: str, row: int = 0) -> None:
-        super().__init__(message)
-        self.row = row
 
 
 class LimitExceeded(PenstockError):

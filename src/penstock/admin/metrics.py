@@ -294,7 +294,7 @@ def _schemas(figures: Figures) -> Iterator[Metric]:
     stats = figures.validation
     yield _counter("schema_checked_records", "Records checked against a schema.", stats.checked_records)
     yield _counter(
-        "schema_refused_writes", "Writes refused because a record did not match its schema.", stats.refused_runs
+        "schema_refused_writes", "Writes refused because a record did not match its schema.", stats.refused_writes
     )
     yield _counter(
         "schema_worker_checks",

@@ -23,7 +23,7 @@ from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.records.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, ShuttingDown
+from penstock.errors import PenstockError, ShuttingDown
 from penstock.net.session import Connection
 from penstock.protocols.flymq.codec import Call, CodecLimits, Request, RequestDecoder, Undecoded, decode_undecoded
 from penstock.protocols.flymq.errors import encode_error
@@ -33,7 +33,6 @@ from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.record_layouts import Failed, Placed, ProduceRun, encode_produced, encode_scattered
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, Dialect, Node, dispatch, is_write, refusal, write
 from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
-from penstock.protocols.flymq.server.transactions import RunRefused
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.turns import InTurns
 
@@ -133,6 +132,7 @@ class FlyMQSession(InTurns):
             shared.principal.seen_at(connection.peer, connection.principal_hint),
             self._id,
             self._worker,
+            partial(self._error, TxnProduce.opcode),
         )
         self._login_pending = shared.login_required and not self._principal.name
         self._decoder = RequestDecoder(shared.codec_limits, login_required=self._login_pending)
@@ -266,52 +266,10 @@ class FlyMQSession(InTurns):
             )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
-            of_one_record = isinstance(error, InvalidRequest) or (
-                run.partitions is not None and isinstance(error, PartitionNotFound)
-            )
-            if of_one_record and len(run.values) > 1:
-                self._write_one_by_one(run, slot, held_bytes)
-            else:
-                self._refuse(run, slot, held_bytes, error)
-
-    def _write_one_by_one(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
-        """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
-        share_bytes, rest_bytes = divmod(held_bytes, len(run.values))
-        for row, single in enumerate(run.records()):
-            if row == 0:
-                self._write(single, slot, share_bytes + rest_bytes)
-            else:
-                self._write(single, self._replies.reserve(), share_bytes)
+            self._refuse(run, slot, held_bytes, error)
 
     def _written(self, run: ProduceRun, slot: ReplySlot, held_bytes: int, placed: list[Placement] | Scattered) -> None:
-        if len(run.values) > 1 and not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest):
-            self._write_again_one_by_one(run, slot, held_bytes)
-        else:
-            self._settle(slot, self._placed(run, placed), held_bytes)
-
-    def _write_again_one_by_one(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
-        """The run was refused later, by a check that took its time. Its replies are due where its slot is."""
-        replies = [b""] * len(run.values)
-        left = len(replies)
-
-        def placed(row: int, single: ProduceRun, result: list[Placement] | Scattered | Exception) -> None:
-            nonlocal left
-            if isinstance(result, Exception):
-                replies[row] = self._error(_PRODUCE, single, result)
-            else:
-                replies[row] = self._placed(single, result)
-            left -= 1
-            if not left:
-                self._settle(slot, b"".join(replies), held_bytes)
-
-        for row, single in enumerate(run.records()):
-            done = partial(placed, row, single)
-            try:
-                self._broker.produce(
-                    self._principal, single.topic, single.partition, single.values, single.keys, done=done
-                )
-            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-                done(error)
+        self._settle(slot, self._placed(run, placed), held_bytes)
 
     def _settle(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
         """A write has its reply."""
@@ -418,9 +376,6 @@ class FlyMQSession(InTurns):
             self._answer(slot, self._failed(request, error), held_bytes)
 
     def _failed(self, call: Call, error: Exception) -> bytes:
-        if isinstance(error, RunRefused):
-            self._stats.errors += error.errors
-            return error.reply
         count = _requests_in(call)
         return self._error(call.opcode, call.body, error, count) * count
 

@@ -20,10 +20,9 @@ import structlog
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.records.spreading import Placement, Scattered
+from penstock.broker.records.spreading import Placement, Scattered, offsets_by_unit
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
-from penstock.log.api import Appended
 from penstock.net.session import Connection
 from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.protocols.rustlog import binary_dialect, json_dialect
@@ -198,11 +197,8 @@ class RustLogSession(InTurns):
         self._writes_in_flight += 1
         done = partial(self._written, run, slot, held_bytes, self._clock.monotonic())
         try:
-            self._broker.produce(self._principal, run.topic, run.partition, run.values, done=done)
+            self._broker.produce(self._principal, run.topic, run.partition, run.values, units=run.counts, done=done)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            if isinstance(error, InvalidRequest) and len(run.counts) > 1:
-                self._write_frame_by_frame(run, slot, held_bytes)
-                return
             self._writes_in_flight -= 1
             self._answer(slot, self._error(run, error, len(run.counts)) * len(run.counts), held_bytes)
 
@@ -214,65 +210,29 @@ class RustLogSession(InTurns):
         started_s: float,
         placed: list[Placement] | Scattered,
     ) -> None:
-        assert isinstance(placed, list)  # one partition was asked for, so there is one placement
-        result = placed[0].result
-        if isinstance(result, InvalidRequest) and len(run.counts) > 1:
-            self._write_frame_by_frame(run, slot, held_bytes)
-            return
+        assert isinstance(placed, list)  # one partition was asked for
+        encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
+        records, size_bytes = len(run.values), sum(map(len, run.values))
+        replies: list[bytes] = []
+        first = 0
+        for count, offset in zip(run.counts, offsets_by_unit(placed, run.counts), strict=True):
+            if isinstance(offset, int):
+                replies.append(encode(offset, count))
+            else:
+                replies.append(self._error(run, offset))
+                records -= count
+                size_bytes -= sum(map(len, run.values[first : first + count]))
+            first += count
+        if records:
+            self._stats.produced_records += records
+            self._stats.produced_bytes += size_bytes
+            self._stats.produce_seconds.observe(self._clock.monotonic() - started_s)
         self._writes_in_flight -= 1
-        self._answer(slot, self._produced(run, started_s, result), held_bytes)
+        self._answer(slot, b"".join(replies), held_bytes)
         if self._writes_in_flight:
             self._replies.flush_soon()
         else:
             self._advance()
-
-    def _produced(self, run: ProduceRun, started_s: float, result: Appended | PenstockError) -> bytes:
-        if isinstance(result, PenstockError):
-            return self._error(run, result, len(run.counts)) * len(run.counts)
-        stats = self._stats
-        stats.produced_records += len(run.values)
-        stats.produced_bytes += sum(map(len, run.values))
-        stats.produce_seconds.observe(self._clock.monotonic() - started_s)
-        encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
-        replies: list[bytes] = []
-        base_offset = result.base_offset
-        for count in run.counts:
-            replies.append(encode(base_offset, count))
-            base_offset += count
-        return b"".join(replies)
-
-    def _write_frame_by_frame(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
-        """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
-        frames = run.frames()
-        replies: list[bytes] = [b""] * len(frames)
-        left = len(frames)
-
-        def answered(place: int, reply: bytes) -> None:
-            nonlocal left
-            replies[place] = reply
-            left -= 1
-            if not left:
-                self._writes_in_flight -= 1
-                self._answer(slot, b"".join(replies), held_bytes)
-                self._replies.flush_soon()
-                self._advance_later()
-
-        for place, single in enumerate(frames):
-            started_s = self._clock.monotonic()
-
-            def done(
-                placed: list[Placement] | Scattered,
-                place: int = place,
-                single: ProduceRun = single,
-                at: float = started_s,
-            ) -> None:
-                assert isinstance(placed, list)
-                answered(place, self._produced(single, at, placed[0].result))
-
-            try:
-                self._broker.produce(self._principal, single.topic, single.partition, single.values, done=done)
-            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-                answered(place, self._error(single, error))
 
     def _write_nothing(self, run: ProduceRun) -> None:
         """No records are no write; deployed brokers answer offset 0 whatever is there."""
