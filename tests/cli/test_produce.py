@@ -11,7 +11,7 @@ from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
 
-def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes]]:
+def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     return [(record.key, record.value) for record in broker.connect().records(topic)]
 
 

@@ -27,11 +27,11 @@ from penstock.errors import (
     TopicNotFound,
     Unreachable,
 )
-from penstock.log.block import decode_headers
 from penstock.net.stats import QuicListenerStats
 from penstock.protocols.fujin.client import AsyncFujinClient, Message, Reader
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.protocols.fujin.wire import Request
+from penstock.record_headers import decode_headers
 from penstock.testing import RunningBroker
 from penstock.testing.clock import ManualClock
 
@@ -64,7 +64,7 @@ def quic_stats(broker: RunningBroker) -> QuicListenerStats:
 
 
 def stored(broker: RunningBroker, topic: str) -> list[bytes]:
-    return [record.value for record in broker.connect().records(topic)]
+    return [record.value or b"" for record in broker.connect().records(topic)]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.errors import InvalidRequest
 from penstock.log.api import TopicConfig
-from penstock.log.block import decode_headers
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.fujin.settings import Alias
 from penstock.protocols.fujin.writer import Writer
+from penstock.record_headers import decode_headers
 from penstock.testing.faults import FaultyDisk
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import ENDINGS, Client, Timers, leave, settle, until

@@ -6,9 +6,11 @@ Records travel as columns, so that a thousand rows cost a few vector operations.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from penstock.protocols.flymq.wire import (
     PRODUCE_FIXED_BYTES,
     RECORD_METADATA,
     ROW_FIXED_BYTES,
+    WHOLE_ROW_FIXED_BYTES,
     frame,
     header,
 )
@@ -171,6 +174,61 @@ class UniformRows:
     @property
     def size_bytes(self) -> int:
         return len(self.offsets) * (ROW_FIXED_BYTES + self.value_bytes)
+
+
+@dataclass(slots=True)
+class WholeRows:
+    """Fetched records with everything they have, as columns. `keys` and `headers` are None if no record has one."""
+
+    offsets: Sequence[int]
+    timestamps_ms: Sequence[int]
+    keys: Sequence[bytes | None] | None
+    values: Sequence[bytes | None]
+    headers: Sequence[bytes | None] | None
+
+    @classmethod
+    def join(cls, parts: Sequence[WholeRows]) -> WholeRows:
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            [offset for part in parts for offset in part.offsets],
+            [timestamp for part in parts for timestamp in part.timestamps_ms],
+            _joined([(part.keys, len(part.offsets)) for part in parts]),
+            [value for part in parts for value in part.values],
+            _joined([(part.headers, len(part.offsets)) for part in parts]),
+        )
+
+    def fitting(self, bytes_max: int) -> int:
+        columns = [column for column in (self.keys, self.values, self.headers) if column is not None]
+        sizes = (WHOLE_ROW_FIXED_BYTES + sum(len(cell) for cell in row if cell) for row in zip(*columns, strict=True))
+        return bisect_right(list(accumulate(sizes)), bytes_max)
+
+    def head(self, count: int) -> WholeRows:
+        return self._columns(lambda column: column[:count])
+
+    def picked(self, rows: Sequence[int]) -> WholeRows:
+        return self._columns(lambda column: [column[row] for row in rows])
+
+    @property
+    def size_bytes(self) -> int:
+        columns = (self.keys or (), self.values, self.headers or ())
+        return len(self.values) * WHOLE_ROW_FIXED_BYTES + sum(sum(map(len, filter(None, each))) for each in columns)
+
+    def _columns(self, change: Callable[[Any], Any]) -> WholeRows:
+        return WholeRows(
+            change(self.offsets),
+            change(self.timestamps_ms),
+            self.keys and change(self.keys),
+            change(self.values),
+            self.headers and change(self.headers),
+        )
+
+
+def _joined(columns: Sequence[tuple[Sequence[bytes | None] | None, int]]) -> list[bytes | None] | None:
+    """Columns one after another, with nulls for those that are absent; None if all are."""
+    if all(column is None for column, _ in columns):
+        return None
+    return [cell for column, count in columns for cell in column or [None] * count]
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from penstock.log.block import Block
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.options import EngineOptions
 from penstock.protocols.flymq.record_layouts import Fetched, decode_consumed, decode_fetched
-from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
+from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits, PlainForm
 from penstock.testing.clock import ManualClock
 from penstock.workers import WorkerPool
 
@@ -38,7 +38,7 @@ async def append(partition: Partition, *values: bytes | None, keys: list[bytes |
 
 
 async def fetch(fetcher: Fetcher, partition: Partition, offset: int, maximum: int, wanted: str | None = "") -> Fetched:
-    answer = fetcher.fetch(partition, offset, maximum, wanted, 0x07, native=True, worker=WorkerPool().worker())
+    answer = fetcher.fetch(partition, offset, maximum, wanted, PlainForm(0x07, native=True), WorkerPool().worker())
     return decode_fetched((answer if isinstance(answer, bytes) else await answer)[8:], native=True)
 
 
@@ -122,7 +122,7 @@ async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_o
 
     monkeypatch.setattr(partition, "read_cached", lambda offset, max_bytes: None)
     monkeypatch.setattr(partition, "read", passed)
-    answer = fetcher.fetch(partition, 0, 10, wanted, 0x07, native=True, worker=WorkerPool().worker())
+    answer = fetcher.fetch(partition, 0, 10, wanted, PlainForm(0x07, native=True), WorkerPool().worker())
     assert not isinstance(answer, bytes)
     monkeypatch.setattr(partition, "read_cached", type(partition).read_cached.__get__(partition))
     fetched = decode_fetched((await answer)[8:], native=True)
