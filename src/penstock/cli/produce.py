@@ -85,9 +85,10 @@ class Delayed:
         return len(self.accepted)
 
     def send(self, client: FlyMQClient, topic: str, records: list[ProducedRecord], partition: int | None) -> None:
-        for key, value, _ in records:
-            assert value is not None, "--delay goes with neither --null nor JSON Lines"
-            self.accepted.append(client.send_later(topic, value, self.delay_s, key, partition, ttl_s=self.ttl_s))
+        for key, value, headers in records:
+            self.accepted.append(
+                client.send_later(topic, value, self.delay_s, key, partition, headers=headers, ttl_s=self.ttl_s)
+            )
 
     def as_text(self, topic: str) -> str:
         what = f"accepted {self.records} record{'' if self.records == 1 else 's'} for {topic}"
@@ -191,10 +192,6 @@ def produce(
     if json_lines and (key is not None or key_separator is not None or whole):
         raise typer.BadParameter("with --json the keys are in the lines: leave out --key, --key-separator and --whole")
     delay_s, ttl_s = _seconds("--delay", delay), _seconds("--ttl", ttl)
-    if delay_s and (header or null or json_lines):
-        raise typer.BadParameter(
-            "a delayed record has a key and a value only: --delay goes with neither --header, --null nor JSON Lines"
-        )
     if delay_s and schema is not None:
         raise typer.BadParameter("--schema does not go with --delay: hold the topic to it with penstock schema bind")
     stored = Delayed(delay_s, ttl_s) if delay_s else Stored(ttl_s, schema)

@@ -111,18 +111,21 @@ class FlyMQClient(SyncTwin[AsyncFlyMQClient]):
     def send_later(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         delay_s: float,
         key: bytes | None = None,
         partition: int | None = None,
         *,
+        headers: Headers = (),
         ttl_s: float | None = None,
     ) -> DelayedRecord:
         """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
 
         A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
         """
-        return self._thread.run(self._client.send_later(topic, value, delay_s, key, partition, ttl_s=ttl_s))
+        return self._thread.run(
+            self._client.send_later(topic, value, delay_s, key, partition, headers=headers, ttl_s=ttl_s)
+        )
 
     def cancel(self, topic: str, delayed_id: str) -> None:
         """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""

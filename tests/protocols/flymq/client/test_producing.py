@@ -122,6 +122,26 @@ async def test_headers_go_with_a_time_to_live_and_a_schema(
     assert [(record.value, record.headers) for record in await read(client, "users")] == [(b"stays", (("h", b"2"),))]
 
 
+async def test_a_delayed_record_keeps_its_headers_and_can_be_cancelled(
+    penstock_broker: RunningBroker, client: AsyncFlyMQClient
+) -> None:
+    await client.create_topic("orders")
+    await client.create_topic("latest", cleanup="compact")
+    delayed = await client.send_later("orders", b"v", 60, b"k", headers=HEADERS)
+    assert delayed.due_ms == penstock_broker.clock.now_ms() + 60_000
+    cancelled = await client.send_later("orders", None, 60, b"gone")
+    assert cancelled.id not in ("", delayed.id)
+    await client.cancel("orders", cancelled.id)
+    with pytest.raises(InvalidRequest, match="give every record a key"):
+        await client.send_later("latest", b"v", 60, headers=HEADERS)
+    at_once = await client.send_later("orders", b"now", 0, headers={"h": b"1"})
+    assert at_once.id == ""
+    assert [(record.value, record.headers) for record in await read(client, "orders")] == [(b"now", (("h", b"1"),))]
+    penstock_broker.clock.advance(61)
+    found = [record async for record in client.records("orders", start=1, follow=True, limit=1)]
+    assert [(record.key, record.value, record.headers) for record in found] == [(b"k", b"v", HEADERS)]
+
+
 @pytest.mark.parametrize("headers", [[("a", "text")], [("a",)], ["ab"], [(b"a", b"1")], {"a": 1}, ["a"]])
 async def test_what_is_no_header_is_refused(client: AsyncFlyMQClient, headers: object) -> None:
     with pytest.raises(InvalidRequest, match="is not a header: headers are names with values"):
@@ -174,9 +194,9 @@ async def test_a_server_that_knows_no_headers_gets_none_of_a_record_that_has_som
 @pytest.mark.parametrize(
     "reply",
     [
-        encode_reply(ProduceRecords, ProducedRecords([0], [0], [0], [])),
-        encode_reply(ProduceRecords, ProducedRecords([0, 0], [0, 1], [0], [])),
-        encode_reply(ProduceRecords, ProducedRecords([0, 0], [0, 1], [0, 0], [RecordFailure(2, "not written")])),
+        encode_reply(ProduceRecords, ProducedRecords([0], [0], [0], [], [])),
+        encode_reply(ProduceRecords, ProducedRecords([0, 0], [0, 1], [0], [], [])),
+        encode_reply(ProduceRecords, ProducedRecords([0, 0], [0, 1], [0, 0], [RecordFailure(2, "not written")], [])),
         produced(0),
     ],
 )

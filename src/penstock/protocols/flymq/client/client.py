@@ -15,7 +15,6 @@ from random import Random
 from typing import Literal
 
 from penstock.clients.arguments import (
-    check_bytes,
     check_topic,
     index_field,
     milliseconds,
@@ -61,7 +60,6 @@ from penstock.protocols.flymq.client.producing import (
     ProducesTogether,
     Records,
     all_stored,
-    header_cell,
 )
 from penstock.protocols.flymq.client.reading import EncodedFetch, EncodedRecords, Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.client.records import AsyncDeadLetters, AsyncSchemas, DelayedRecord
@@ -194,22 +192,12 @@ class AsyncFlyMQClient(AsyncClient):
         whether the record was stored. Raises NotSupported if the server is not Penstock and would lose headers or a null value.
         """
         check_topic(topic)
-        cell = header_cell(headers)
-        outgoing = Outgoing(
-            topic,
-            [value],
-            None if key is None else [key],
-            None if cell is None else [cell],
-            partition_field(partition),
-            schema,
-        )
+        outgoing = Outgoing.single(topic, value, key, headers, partition_field(partition), schema)
         if ttl_s is not None:
             ttl_ms = milliseconds(ttl_s, "time to live")
             if value is not None and schema is None and not outgoing.whole:
-                outgoing.check()
                 return metadata_of(await self._ask(ProduceWithTtl(topic, value, ttl_ms, key, outgoing.partition)))
             outgoing.ttl_ms = ttl_ms
-        outgoing.check()
         exchange = outgoing.exchange(0, 1, self._options.request_timeout_s)
         await self._requests.perform(exchange)
         return all_stored(exchange.results)[0]
@@ -217,11 +205,12 @@ class AsyncFlyMQClient(AsyncClient):
     async def send_later(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         delay_s: float,
         key: bytes | None = None,
         partition: int | None = None,
         *,
+        headers: Headers = (),
         ttl_s: float | None = None,
     ) -> DelayedRecord:
         """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
@@ -229,12 +218,18 @@ class AsyncFlyMQClient(AsyncClient):
         A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
         """
         check_topic(topic)
-        check_bytes([value], [key])
         delay_ms = milliseconds(delay_s, "delay")
         ttl_ms = 0 if ttl_s is None else milliseconds(ttl_s, "time to live")
-        request = ProduceDelayed(topic, value, delay_ms, key, partition_field(partition), ttl_ms)
-        scheduled = await self._ask(request)
-        return DelayedRecord(scheduled.topic, scheduled.partition, scheduled.timestamp_ms, scheduled.id)
+        outgoing = Outgoing.single(topic, value, key, headers, partition_field(partition))
+        if value is not None and not outgoing.whole:
+            request = ProduceDelayed(topic, value, delay_ms, key, outgoing.partition, ttl_ms)
+            scheduled = await self._ask(request)
+            return DelayedRecord(scheduled.topic, scheduled.partition, scheduled.timestamp_ms, scheduled.id)
+        outgoing.ttl_ms, outgoing.delay_ms = ttl_ms, delay_ms
+        exchange = ProducesTogether(outgoing.request(0, 1), timeout_s=self._options.request_timeout_s)
+        await self._requests.perform(exchange)
+        [stored] = all_stored(exchange.results)
+        return DelayedRecord(topic, stored.partition, stored.timestamp_ms, exchange.ids[0] if exchange.ids else "")
 
     async def cancel(self, topic: str, delayed_id: str) -> None:
         """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""

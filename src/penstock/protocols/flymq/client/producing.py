@@ -67,6 +67,7 @@ class Outgoing:
     partition: int
     schema: str | None = None
     ttl_ms: int | None = None
+    delay_ms: int = 0
 
     @classmethod
     def of(cls, topic: str, records: Records, partition: int, schema: str | None) -> Outgoing:
@@ -101,6 +102,29 @@ class Outgoing:
                 + max(map(len, filter(None, self.keys or ())), default=0),
             )
 
+    @classmethod
+    def single(
+        cls,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        partition: int,
+        schema: str | None = None,
+    ) -> Outgoing:
+        """One record. Raises InvalidRequest, RecordTooLarge."""
+        cell = header_cell(headers)
+        outgoing = cls(
+            topic,
+            [value],
+            None if key is None else [key],
+            None if cell is None else [cell],
+            partition,
+            schema,
+        )
+        outgoing.check()
+        return outgoing
+
     @property
     def whole(self) -> bool:
         """Whether PRODUCE would lose something."""
@@ -109,6 +133,7 @@ class Outgoing:
             or None in self.values
             or (self.keys is not None and b"" in self.keys)
             or self.ttl_ms is not None
+            or self.delay_ms > 0
         )
 
     def chunks(self, first: int) -> Iterator[tuple[int, int]]:
@@ -125,18 +150,9 @@ class Outgoing:
 
     def exchange(self, first: int, last: int, timeout_s: float) -> Produces | ProducesTogether:
         """The requests for some of the records."""
-        values, keys = self.values[first:last], self.keys and self.keys[first:last]
         if self.whole:
-            request = ProduceRecords(
-                self.topic,
-                values,
-                keys or (),
-                self.headers[first:last] if self.headers else (),
-                self.partition,
-                self.ttl_ms or 0,
-                self.schema or "",
-            )
-            return ProducesTogether(request, timeout_s=timeout_s)
+            return ProducesTogether(self.request(first, last), timeout_s=timeout_s)
+        keys = self.keys and self.keys[first:last]
         if self.schema is not None:
             data = _encode_with_schema(
                 self.topic, self.schema, self._present_values()[first:last], keys, self.partition
@@ -144,6 +160,19 @@ class Outgoing:
         else:
             data = encode_produce_many(self.topic, self._present_values()[first:last], keys, self.partition)
         return Produces(data, records=last - first, timeout_s=timeout_s)
+
+    def request(self, first: int, last: int) -> ProduceRecords:
+        """The PRODUCE_RECORDS request for some of the records."""
+        return ProduceRecords(
+            self.topic,
+            self.values[first:last],
+            self.keys[first:last] if self.keys else (),
+            self.headers[first:last] if self.headers else (),
+            self.partition,
+            self.ttl_ms or 0,
+            self.schema or "",
+            self.delay_ms,
+        )
 
     def _present_values(self) -> Sequence[bytes]:
         """The values, of which none is null."""
@@ -160,13 +189,15 @@ class Outgoing:
 class ProducesTogether(Exchange[Replies]):
     """One PRODUCE_RECORDS; `results` gathers the metadata or the error of each record, in order."""
 
-    __slots__ = ("_records", "_topic", "results")
+    __slots__ = ("_records", "_topic", "ids", "results")
 
     def __init__(self, request: ProduceRecords, *, timeout_s: float) -> None:
         super().__init__(encode_request(request), replies=1, timeout_s=timeout_s, repeatable=False)
         self._topic = request.topic
         self._records = len(request.values)
         self.results: list[Result] = []
+        self.ids: Sequence[str] = ()
+        """What cancels each record, if there is a delay."""
 
     def accept(self, message: Replies, first: int, count: int) -> None:
         if isinstance(message, Reply) and message.opcode == ProduceRecords.opcode:
@@ -186,6 +217,7 @@ class ProducesTogether(Exchange[Replies]):
         stored = decode_reply(ProduceRecords, payload)
         if {len(stored.partitions), len(stored.offsets), len(stored.timestamps_ms)} != {self._records}:
             raise ProtocolViolation(f"the reply to {self._records} records does not tell where each of them is")
+        self.ids = stored.ids
         results: list[Result] = [
             RecordMetadata(self._topic, *place)
             for place in zip(stored.partitions, stored.offsets, stored.timestamps_ms, strict=True)

@@ -130,6 +130,8 @@ class ProducedRecords:
     offsets: Annotated[Sequence[I64], AtMost(PRODUCED_RECORDS_MAX)]
     timestamps_ms: Annotated[Sequence[I64], AtMost(PRODUCED_RECORDS_MAX)]
     failures: Annotated[Sequence[RecordFailure], AtMost(PRODUCED_RECORDS_MAX)]
+    ids: Annotated[Sequence[Str], AtMost(PRODUCED_RECORDS_MAX)]
+    """What cancels each record if there is a delay, else empty. Offsets are 0 then, and timestamps the times the records are due."""
 
 
 class ProduceRecords(Operation[ProducedRecords], opcode=0xC8, repeatable=False, smaller="send fewer records at a time"):
@@ -149,6 +151,8 @@ class ProduceRecords(Operation[ProducedRecords], opcode=0xC8, repeatable=False, 
     """Zero: no limit."""
     schema: Str = ""
     """What the records must look like, as in "orders:3"; empty: what the topic is bound to."""
+    delay_ms: U64 = 0
+    """Zero: at once. A delay goes with no schema but that of the topic."""
 
 
 @dataclass(slots=True)

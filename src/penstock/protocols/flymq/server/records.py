@@ -58,7 +58,13 @@ def produce_records(caller: Caller, request: ProduceRecords, written: Written) -
     for name, column in (("keys", request.keys), ("headers", request.headers)):
         if column and len(column) != count:
             raise InvalidRequest(f"{count} values came with {len(column)} {name}: send as many, or none")
-    _RecordsWrite(caller, request, written).start()
+    if request.delay_ms and request.schema:
+        raise InvalidRequest("a delay and a schema do not go together: bind the topic to the schema")
+    write = _RecordsWrite(caller, request, written)
+    if request.delay_ms:
+        write.schedule()
+    else:
+        write.start()
 
 
 class _RecordsWrite:
@@ -73,6 +79,7 @@ class _RecordsWrite:
         self._partitions = [PARTITION_AUTO] * count
         self._offsets = [0] * count
         self._timestamps_ms = [0] * count
+        self._ids = [""] * count if request.delay_ms else []
         self._failures: list[RecordFailure] = []
         self._left = count
 
@@ -84,6 +91,34 @@ class _RecordsWrite:
             if len(rows) <= 1:
                 raise
             self._produce_one_by_one(rows)
+
+    def schedule(self) -> None:
+        if not self._left:
+            raise InvalidRequest("no records to write: send at least one")
+        request = self._request
+        for row, value in enumerate(request.values):
+            try:
+                self._caller.broker.schedule.add(
+                    self._caller.principal,
+                    request.topic,
+                    request.partition,
+                    value,
+                    request.keys[row] if request.keys else None,
+                    request.headers[row] if request.headers else None,
+                    delay_ms=request.delay_ms,
+                    ttl_ms=request.ttl_ms,
+                    done=partial(self._scheduled, row),
+                )
+            except PenstockError as error:
+                self._scheduled(row, error)
+
+    def _scheduled(self, row: int, result: Scheduled | PenstockError) -> None:
+        if isinstance(result, PenstockError):
+            self._fail([row], result)
+        else:
+            self._ids[row] = result.id
+            self._store([row], [result.partition], [0], [result.due_ms])
+        self._settle(1)
 
     def _placed_together(self, rows: range, placed: list[Placement] | Scattered) -> None:
         refused = not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest)
@@ -142,7 +177,9 @@ class _RecordsWrite:
     def _settle(self, count: int) -> None:
         self._left -= count
         if not self._left:
-            self._written(ProducedRecords(self._partitions, self._offsets, self._timestamps_ms, self._failures))
+            self._written(
+                ProducedRecords(self._partitions, self._offsets, self._timestamps_ms, self._failures, self._ids)
+            )
 
 
 # --- writes of one record ---
