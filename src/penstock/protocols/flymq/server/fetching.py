@@ -11,15 +11,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+import numpy as np
+
 from penstock.broker.groups.truncation import position_of_client
 from penstock.broker.records.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition
-from penstock.log.block import KEYS, Block
-from penstock.protocols.flymq.operations.operation import encode_reply
-from penstock.protocols.flymq.operations.records import FetchedRecords, FetchRecords
-from penstock.protocols.flymq.record_layouts import Rows, UniformRows, WholeRows, encode_consumed, encode_fetched
+from penstock.log.block import KEYS, BinaryColumn, Block
+from penstock.protocols.flymq.record_layouts import (
+    RawCells,
+    Rows,
+    UniformRows,
+    WholeRows,
+    encode_consumed,
+    encode_fetched,
+    encode_fetched_records,
+)
 from penstock.protocols.flymq.server.filters import RecordFilter, select
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
 from penstock.protocols.values import uniform_values
@@ -103,24 +111,30 @@ class WholeForm:
     __slots__ = ()
 
     def rows(self, block: Block, start: int, stop: int) -> WholeRows:
+        columns = block.columns()
         return WholeRows(
             block.offsets(start, stop),
             block.timestamps(start, stop),
-            block.keys(start, stop),
-            block.values(start, stop),
-            block.headers(start, stop),
+            None if columns.keys is None else _raw_cells(columns.keys, start, stop),
+            _raw_cells(columns.values, start, stop),
+            None if columns.headers is None else _raw_cells(columns.headers, start, stop),
         )
 
     def picked(self, block: Block, rows: Sequence[int]) -> WholeRows:
         first, stop = _range_of(rows)
-        return self.rows(block, first, stop).picked([row - first for row in rows])
+        offsets, timestamps = block.offsets(first, stop), block.timestamps(first, stop)
+        keys, values, headers = block.keys(first, stop), block.values(first, stop), block.headers(first, stop)
+        places = [row - first for row in rows]
+        return WholeRows(
+            [offsets[at] for at in places],
+            [timestamps[at] for at in places],
+            None if keys is None else RawCells.of([keys[at] for at in places]),
+            RawCells.of([values[at] for at in places]),
+            None if headers is None else RawCells.of([headers[at] for at in places]),
+        )
 
     def encode(self, parts: Sequence[WholeRows], next_offset: int) -> bytes:
-        whole = WholeRows.join(parts)
-        reply = FetchedRecords(
-            next_offset, whole.offsets, whole.timestamps_ms, whole.keys or (), whole.values, whole.headers or ()
-        )
-        return encode_reply(FetchRecords, reply)
+        return encode_fetched_records(parts, next_offset)
 
 
 class Gathering(Generic[P]):
@@ -323,6 +337,14 @@ def _gather(gathering: Gathering[P], blocks: list[Block]) -> None:
             gathering.add(gathering.form.picked(block, visible), following)
             continue
         gathering.add(gathering.form.rows(block, start, stop), following)
+
+
+def _raw_cells(column: BinaryColumn, start: int, stop: int) -> RawCells:
+    cuts = column.offsets[start : stop + 1].astype(np.int64)
+    lengths = np.diff(cuts)
+    if column.valid is not None:
+        lengths[~column.valid[start:stop]] = -1
+    return RawCells(lengths, column.data[cuts[0] : cuts[-1]])
 
 
 def _range_of(rows: Sequence[int]) -> tuple[int, int]:
