@@ -30,7 +30,7 @@ def consume(
     topics: Annotated[
         list[str],
         typer.Argument(
-            metavar="TOPIC...",
+            metavar="TOPIC",
             help="The topics to read, by name or by pattern, as in 'orders.*'.",
             autocompletion=complete_topic,
             show_default=False,
@@ -38,7 +38,7 @@ def consume(
     ],
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; all partitions unless given."),
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Read this partition only, instead of all."),
     ] = None,
     start: Annotated[
         str | None,
@@ -60,13 +60,11 @@ def consume(
             "-g",
             metavar="GROUP",
             autocompletion=complete_group,
-            help="Go on where this group stopped, and commit what was read. --from counts where it has no offset yet.",
+            help="Continue where this group stopped, and commit what was read. --from applies if it has no offset yet.",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more records at the end.")] = False,
-    count: Annotated[
-        int | None, typer.Option("--max", "-n", metavar="N", min=1, help="End after so many records.")
-    ] = None,
+    count: Annotated[int | None, typer.Option("--max", "-n", metavar="N", min=1, help="Stop after N records.")] = None,
     wanted: Annotated[
         str | None,
         typer.Option(
@@ -82,14 +80,14 @@ def consume(
         str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Print KEY, this text, VALUE.")
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Print the bytes of each value as they are, then a newline.")
+        bool, typer.Option("--raw", help="Print keys, values and headers as they are, without escapes.")
     ] = False,
     template: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="Print each record so: %t topic, %p partition, %o offset, %T timestamp, %k key, %v value, %h headers, "
+            help="Print each record in this form: %t topic, %p partition, %o offset, %T timestamp, %k key, %v value, %h headers, "
             "%K and %S lengths of key and value; \\n, \\t, \\xNN.",
         ),
     ] = None,

@@ -21,7 +21,7 @@ NULL: Final = -1
 class Cells(Layout):
     """A column of byte strings, any of which may be null. An empty column means that no record has one."""
 
-    notation = "{u32 count, i32 length (-1: null) count times, bytes}"
+    notation = "cells"
     bytes_min = 4
 
     def __init__(self, items_max: int) -> None:
@@ -58,10 +58,7 @@ class Cells(Layout):
 class HeaderCells(Cells):
     """The headers of records, as `record_headers` encodes them; what cannot be decoded is refused."""
 
-    notation = (
-        "{u32 count, i32 length (-1: no headers) count times, "
-        "{little-endian u16 length of name, i32 length of value (-1: null), name, value}*}"
-    )
+    notation = "header cells"
 
     def __init__(self, items_max: int, headers_max: int) -> None:
         super().__init__(items_max)

@@ -165,7 +165,7 @@ class FetchedRecords:
     keys: Annotated[Sequence[bytes | None], Cells(REPLY_ITEMS_MAX)]
     values: Annotated[Sequence[bytes | None], Cells(REPLY_ITEMS_MAX)]
     headers: Annotated[Sequence[bytes | None], Cells(REPLY_ITEMS_MAX)]
-    """As in PRODUCE_RECORDS."""
+    """Each as in header cells."""
 
 
 class FetchRecords(Operation[FetchedRecords], opcode=0xC9, smaller="ask for fewer records"):
