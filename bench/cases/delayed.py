@@ -128,7 +128,7 @@ def _read(client: FlyMQClient, topic: str, offset: int, dues_ms: list[int], late
     result = client.fetch(topic, 0, offset, 10_000)
     now_ms = time.time_ns() / 1e6
     for record in result.records:
-        row = int(record.value)
+        row = int(record.value or b"")
         if row in late_ms:
             raise RecordLost(f"delayed record {row} came twice")
         late_ms[row] = now_ms - dues_ms[row]

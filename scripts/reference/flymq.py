@@ -51,6 +51,8 @@ this range.
 | `str` | a u16 length and UTF-8, at most 65,535 bytes |
 | `s8` | a u8 length and UTF-8, at most 255 bytes |
 | `blob` | a u32 length and bytes |
+| `cells` | a column of byte strings: a u32 count, that many i32 lengths (-1: null), then the bytes of all; empty if no record has one |
+| `header cells` | `cells`, of each header a u16 length of its name, an i32 length of its value (-1: null), little-endian, name, value |
 | `T*` | a u32 count followed by that many `T`; in replies at most {REPLY_ITEMS_MAX:,} |
 | `{{...}}` | a group of fields |
 | `[...]` | a tail that may be absent as a whole |

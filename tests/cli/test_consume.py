@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from penstock.protocols.fujin.sync import FujinClient
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -42,14 +43,97 @@ def test_raw_keeps_every_byte(run: Run, orders: RunningBroker) -> None:
     assert run("consume", "orders", "--raw", "-K", "\\t", "-p", "1").out == b"\xfe\tfour\n"
 
 
-def test_json_keeps_every_byte_too(run: Run, orders: RunningBroker) -> None:
+def test_json_has_everything_a_record_has(run: Run, orders: RunningBroker) -> None:
+    client = orders.connect()
+    client.send("orders", None, b"gone", 1, headers=[("trace", b"ab"), ("trace", b"\xff"), ("none", None)])
+    times = [record.timestamp_ms for record in client.records("orders")]
+    assert None not in times
     lines = [json.loads(line) for line in run("consume", "orders", "--json").out.splitlines()]
+    assert [line.pop("timestamp") for line in lines] == times
+    assert [line.pop("headers") for line in lines] == [
+        [],
+        [],
+        [],
+        [],
+        [{"key": "trace", "value": "ab"}, {"key": "trace", "value_base64": "/w=="}, {"key": "none", "value": None}],
+    ]
     assert lines == [
         {"topic": "orders", "partition": 0, "offset": 0, "key": None, "value": "one"},
         {"topic": "orders", "partition": 0, "offset": 1, "key": "k", "value": '{"two": 2}'},
         {"topic": "orders", "partition": 0, "offset": 2, "key": None, "value_base64": "YQpi/xtbMzFt"},
         {"topic": "orders", "partition": 1, "offset": 0, "key_base64": "/g==", "value": "four"},
+        {"topic": "orders", "partition": 1, "offset": 1, "key": "gone", "value": None},
     ]
+
+
+def test_headers_stand_before_the_value(run: Run, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = broker.connect()
+    client.send("orders", b"v", b"k", headers=[("a", b"1"), ("b", b"\x1b")])
+    client.send("orders", None, b"k")
+    assert run("consume", "orders", "--headers").text == "a=1,b=\\x1b\tv\n\t\n"
+    assert run("consume", "orders", "--headers", "-K", "%:").text == "a=1,b=\\x1b\tk%:v\n\tk%:\n"
+    assert run("consume", "orders", "--headers", "--raw").out == b"a=1,b=\x1b\tv\n\t\n"
+    monkeypatch.setattr("penstock.cli.terminal.on_terminal", lambda: True)
+    assert run("consume", "orders", "--headers").text.splitlines() == [
+        "\x1b[2m0:0\x1b[0m \x1b[33ma=1,b=\\x1b\x1b[0m \x1b[36mk\x1b[0m v",
+        "\x1b[2m0:1\x1b[0m \x1b[36mk\x1b[0m \x1b[2mnull\x1b[0m",
+    ]
+
+
+def test_a_format_says_what_is_printed(run: Run, orders: RunningBroker) -> None:
+    assert run("consume", "orders", "-p", "0", "--format", "%t/%p:%o %k(%K) %v(%S)\\n").text == (
+        'orders/0:0 (-1) one(3)\norders/0:1 k(1) {"two": 2}(10)\norders/0:2 (-1) a\\nb\\xff\\x1b[31m(9)\n'
+    )
+    assert run("consume", "orders", "-p", "0", "--from", "2", "--raw", "--format", "%v").out == b"a\nb\xff\x1b[31m"
+
+
+def test_the_newest_records_can_be_asked_for(run: Run, orders: RunningBroker) -> None:
+    assert run("consume", "orders", "--last", "2", "--format", "%p:%o\\n").text == "0:2\n1:0\n"
+    assert run("consume", "orders", "--last", "9", "-n", "1").text == "one\n"
+
+
+def test_several_topics_may_be_named_or_matched(
+    run: Run, orders: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = orders.connect()
+    client.send("orders.eu", b"eu")
+    client.send("orders.us", b"us")
+    shown = ["consume", "--format", "%t %v\\n"]
+    assert run(*shown, "orders.us", "orders.eu", "orders.us").text == "orders.us us\norders.eu eu\n"
+    assert run(*shown, "orders.*").text == "orders.eu eu\norders.us us\n"
+    assert run(*shown, "orders.[!e]?").text == "orders.us us\n"
+    result = run(*shown, "nope*")
+    assert (result.code, result.out) == (1, b"")
+    assert result.err.startswith("error: topic not found: no topic matches nope*")
+    monkeypatch.setattr("penstock.cli.terminal.on_terminal", lambda: True)
+    assert run("consume", "orders.*").text.splitlines()[0] == "\x1b[2morders.eu 0:0\x1b[0m eu"
+
+
+def test_a_topic_whose_name_is_a_pattern_is_read_by_that_name(run: Run, broker: RunningBroker) -> None:
+    client = broker.connect()
+    client.send("a*", b"star")
+    client.send("ab", b"other")
+    assert run("consume", "a*").text == "star\n"
+
+
+def test_the_reason_of_a_dead_letter_is_in_its_headers(run: Run, broker: RunningBroker) -> None:
+    client = broker.connect()
+    client.send("orders", b"poison", b"k", headers={"trace": b"ab12"})
+    with FujinClient(broker.fujin_url) as fujin, fujin.reader("orders", pull=True) as reader:
+        while not client.dead_letters.list("orders"):
+            for message in reader.fetch(10):
+                reader.nack(message)
+            broker.clock.advance(60)
+    (letter,) = client.dead_letters.list("orders")
+    (line,) = run("consume", "orders.dlq", "--json").out.splitlines()
+    record = json.loads(line)
+    headers = {header["key"]: header["value"] for header in record["headers"]}
+    assert (record["key"], record["value"], headers["trace"]) == ("k", "poison", "ab12")
+    assert letter.reason
+    assert letter.reason in headers.values()
+    (read,) = client.records("orders.dlq")
+    assert read.timestamp_ms == record["timestamp"] >= (letter.failed_ms or 0) > 0
+    assert {name: (value or b"").decode() for name, value in read.headers} == headers
 
 
 def test_at_a_terminal_the_place_and_the_key_stand_before_the_value(
@@ -98,7 +182,7 @@ def test_a_group_goes_on_where_it_stopped(run: Run, orders: RunningBroker) -> No
 
 
 def test_following_waits_for_more_until_it_is_interrupted(orders: RunningBroker) -> None:
-    arguments = ["consume", "orders", "-p", "0", "--from", "2", "--follow", "--raw", "--server", orders.url]
+    arguments = ["consume", "orders", "-p", "0", "--from", "2", "-f", "--raw", "--server", orders.url]
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as command:
@@ -116,7 +200,18 @@ def test_following_waits_for_more_until_it_is_interrupted(orders: RunningBroker)
 
 
 def test_what_makes_no_sense_is_refused(run: Run, orders: RunningBroker) -> None:
-    assert run("consume", "orders", "--raw", "--json").code == 2
+    for together in (
+        ["--raw", "--json"],
+        ["--headers", "--json"],
+        ["--format", "%v", "--json"],
+        ["--format", "%v", "--headers"],
+        ["--format", "%q"],
+        ["--last", "1", "--from", "0"],
+        ["--last", "1", "--group", "g"],
+        ["--last", "0"],
+    ):
+        result = run("consume", "orders", *together)
+        assert (result.code, result.out) == (2, b""), together
     result = run("consume", "orders", "--from", "yesterday")
     assert result.code == 1
     assert result.err.startswith("error: --from yesterday is not a position: use earliest, latest, an offset")

@@ -28,7 +28,7 @@ def letters(broker: RunningBroker) -> None:
 
 
 def values(broker: RunningBroker, topic: str = "orders") -> list[bytes]:
-    return [record.value for record in broker.connect().records(topic)]
+    return [record.value or b"" for record in broker.connect().records(topic)]
 
 
 @pytest.mark.usefixtures("letters")

@@ -66,14 +66,14 @@ def test_the_whole_input_may_be_one_record(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_keys_end_at_the_first_separator() -> None:
-    assert split_keys([b"a:1", b"b:2:3", b":4", b"c:"], b":", 1) == [
-        (b"a", b"1"),
-        (b"b", b"2:3"),
-        (b"", b"4"),
-        (b"c", b""),
+    assert list(split_keys([b"a:1", b"b:2:3", b":4", b"c:"], b":", 1)) == [
+        (b"a", b"1", ()),
+        (b"b", b"2:3", ()),
+        (None, b"4", ()),
+        (b"c", b"", ()),
     ]
 
 
 def test_a_line_without_a_separator_is_named() -> None:
     with pytest.raises(InvalidRequest, match="line 12 has no '::' between key and value: correct it, or leave out"):
-        split_keys([b"a::1", b"b:2"], b"::", 11)
+        list(split_keys([b"a::1", b"b:2"], b"::", 11))

@@ -11,7 +11,7 @@ from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
 
-def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes]]:
+def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     return [(record.key, record.value) for record in broker.connect().records(topic)]
 
 
@@ -70,7 +70,7 @@ def test_a_partition_may_be_chosen(run: Run, broker: RunningBroker) -> None:
 
 def test_programs_get_json(run: Run, broker: RunningBroker) -> None:
     broker.connect().create_topic("orders", 2)
-    assert json.loads(run("produce", "orders", "--json", input=b"a\nb\nc\n").out) == {
+    counted = {
         "topic": "orders",
         "records": 3,
         "partitions": [
@@ -78,7 +78,65 @@ def test_programs_get_json(run: Run, broker: RunningBroker) -> None:
             {"partition": 1, "records": 1, "first_offset": 0, "last_offset": 0},
         ],
     }
+    assert json.loads(run("--json", "produce", "orders", input=b"a\nb\nc\n").out) == counted
     assert run("produce", "orders", input=b"a\nb\n").text == "stored 2 records in orders: 2 partitions\n"
+    assert json.loads(run("produce", "orders", "d", "--json").out)["records"] == 1
+    assert {value for _, value in stored(broker, "orders")} == {b"a", b"b", b"c", b"d"}
+
+
+def test_every_record_gets_the_headers(run: Run, broker: RunningBroker) -> None:
+    assert run("produce", "orders", "v", "-k", "k", "-H", "a=1", "--header", "a=b=c", "-H", "empty=").code == 0
+    assert run("produce", "orders", "-H", "src=cli", input=b"x\ny\n").code == 0
+    assert (
+        run(
+            "produce", "orders", "-H", "src=cli", "--json", input=b'{"value":"z","headers":[{"key":"a","value":null}]}'
+        ).code
+        == 0
+    )
+    assert [(record.key, record.value, record.headers) for record in broker.connect().records("orders")] == [
+        (b"k", b"v", (("a", b"1"), ("a", b"b=c"), ("empty", b""))),
+        (None, b"x", (("src", b"cli"),)),
+        (None, b"y", (("src", b"cli"),)),
+        (None, b"z", (("a", None), ("src", b"cli"))),
+    ]
+
+
+def test_a_tombstone_is_a_key_without_a_value(run: Run, broker: RunningBroker) -> None:
+    assert run("produce", "orders", "--key", "k", "--null").text == "stored 1 record in orders: partition 0, offset 0\n"
+    assert json.loads(run("produce", "orders", "--key", "k", "-Z", "--json").out)["records"] == 1
+    assert stored(broker, "orders") == [(b"k", None)] * 2
+
+
+def test_a_bad_json_line_stops_it_after_what_stands_before(run: Run, broker: RunningBroker) -> None:
+    result = run("produce", "orders", "--json", input=b'{"value":"one"}\n\n{"value":"two"}\nthree\n{"value":"four"}\n')
+    assert (result.code, result.out) == (1, b"")
+    before, error = result.err.splitlines()
+    assert before == "stored 2 records in orders: partition 0, offsets 0 to 1 before this:"
+    assert error.startswith("error: line 4 is not a record: JSON is malformed")
+    assert [value for _, value in stored(broker, "orders")] == [b"one", b"two"]
+
+
+def test_delayed_records_have_headers_too(run: Run, broker: RunningBroker) -> None:
+    broker.connect().create_topic("orders")
+    assert run("produce", "orders", "v", "--delay", "1m", "-H", "a=1").code == 0
+    assert run("produce", "orders", "--key", "k", "--null", "--delay", "1m").code == 0
+    assert run("produce", "orders", "--json", "--delay", "1m", input=b'{"value":"w"}\n').code == 0
+    assert stored(broker, "orders") == []
+    broker.clock.advance(61)
+    records = list(broker.connect().records("orders", follow=True, limit=3))
+    assert sorted((record.value or b"", record.key, record.headers) for record in records) == [
+        (b"", b"k", ()),
+        (b"v", None, (("a", b"1"),)),
+        (b"w", None, ()),
+    ]
+
+
+def test_headers_go_with_a_time_to_live_and_a_schema(run: Run, broker: RunningBroker) -> None:
+    broker.connect().schemas.register("any", "{}")
+    assert run("produce", "orders", "1", "--ttl", "1m", "--schema", "any", "-H", "a=1").code == 0
+    assert [record.headers for record in broker.connect().records("orders")] == [(("a", b"1"),)]
+    broker.clock.advance(61)
+    assert list(broker.connect().records("orders")) == []
 
 
 def test_no_input_stores_nothing(run: Run, broker: RunningBroker) -> None:
@@ -91,6 +149,13 @@ def test_no_input_stores_nothing(run: Run, broker: RunningBroker) -> None:
     [
         (["--key", "k", "--key-separator", ":"], "--key and --key-separator both give the key: use one of them"),
         (["--key-separator", ""], "--key-separator is empty: name the text between key and value"),
+        (["--null"], "--null is a record without a value: give its --key"),
+        (["value", "--key", "k", "--null"], "neither VALUE nor input"),
+        (["--key", "k", "--json"], "with --json the keys are in the lines"),
+        (["--whole", "--json"], "with --json the keys are in the lines"),
+        (["value", "--header", "name"], "--header name: write it as NAME=VALUE"),
+        (["value", "--header", "=x"], "--header =x: write it as NAME=VALUE"),
+        (["value", "--schema", "s", "--delay", "1s"], "--schema does not go with --delay"),
         (
             ["value", "--file", "f"],
             "VALUE is the record itself: leave it out to use --file, --whole or --key-separator",

@@ -72,7 +72,7 @@ def test_records_are_produced_by_a_schema_and_those_at_fault_are_told(run: Run, 
     assert [record.value for record in broker.connect().records("orders")] == [
         b'{"id": %d}' % number for number in (1, 2, 3, 4)
     ]
-    assert run("produce", "orders", "x", "--schema", "order", "--ttl", "5m").code == 2
+    assert run("produce", "orders", "x", "--schema", "order", "--delay", "5m").code == 2
 
 
 @pytest.mark.usefixtures("order")

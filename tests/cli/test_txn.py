@@ -17,7 +17,7 @@ ID = re.compile("txn-[0-9a-f]{32}")
 
 
 def stored(broker: RunningBroker, topic: str) -> list[tuple[bytes | None, bytes]]:
-    return [(record.key, record.value) for record in broker.connect().records(topic)]
+    return [(record.key, record.value or b"") for record in broker.connect().records(topic)]
 
 
 @pytest.mark.timeout(240)

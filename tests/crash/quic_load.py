@@ -292,4 +292,4 @@ class Transactions:
 def values_of(broker: BrokerProcess, topics: Iterable[str]) -> Iterator[tuple[str, list[bytes]]]:
     with broker.connect() as client:
         for topic in topics:
-            yield topic, [record.value for record in client.records(topic)]
+            yield topic, [record.value or b"" for record in client.records(topic)]

@@ -234,7 +234,7 @@ class Torture:
         self._spark.tell("stop")
         self._spark.tell("quit")
         with self._broker.connect() as client:
-            source, sink = ([record.value for record in client.records(topic)] for topic in ("in", "out"))
+            source, sink = ([record.value or b"" for record in client.records(topic)] for topic in ("in", "out"))
         return judge(self._feeder.acknowledged, source, sink)
 
     def progress(self) -> str:

@@ -102,4 +102,4 @@ async def test_what_was_acknowledged_over_a_bad_network_is_there_once_and_in_ord
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     with broker.connect() as direct:
-        writer.check([record.value for record in await asyncio.to_thread(lambda: list(direct.records(TOPIC)))])
+        writer.check([record.value or b"" for record in await asyncio.to_thread(lambda: list(direct.records(TOPIC)))])

@@ -80,7 +80,7 @@ class KeyedPublishers:
         partitions: dict[int, set[int]] = defaultdict(set)
         with broker.connect() as client:
             for record in client.records(SPREAD):
-                number, _, row = record.value.partition(b"/")
+                number, _, row = (record.value or b"").partition(b"/")
                 assert record.key == b"key-%d" % (int(number) % 7)
                 rows[int(number)].append((record.offset, int(row)))
                 partitions[int(number)].add(record.partition)

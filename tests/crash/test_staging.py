@@ -93,7 +93,9 @@ class Writer:
             assert run.epoch in (self.epoch - 1, self.epoch)
             client.staging.commit("app", run.number, run.epoch, [])
             for partition in range(PARTITIONS):
-                found = [record.value[:-VALUE_BYTES].decode().split() for record in client.records("out", partition)]
+                found = [
+                    (record.value or b"")[:-VALUE_BYTES].decode().split() for record in client.records("out", partition)
+                ]
                 expected = [
                     [str(epoch), str(task), str(request)]
                     for epoch in range(run.epoch + 1)

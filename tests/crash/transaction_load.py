@@ -113,7 +113,7 @@ class TransactionLoad:
     def check(self) -> None:
         """All or nothing of each transaction, all of those that were acknowledged, nothing twice."""
         with FlyMQClient(self.broker.url) as client:
-            found = Counter(record.value for topic in TOPICS for record in client.records(topic))
+            found = Counter(record.value or b"" for topic in TOPICS for record in client.records(topic))
             twice = [value for value, count in found.items() if count > 1]
             assert not twice, f"{len(twice)} records are there more than once, {twice[0]!r} is"
             rows = Counter(int(value.partition(b"/")[0]) for value in found)

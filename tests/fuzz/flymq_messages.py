@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from penstock.protocols.flymq.cells import Cells, HeaderCells
 from penstock.protocols.flymq.layout import (
     Blob,
     Columns,
@@ -29,6 +30,7 @@ from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation
 from penstock.protocols.flymq.operations.records import ReplayFilter, ReplayTarget
 from penstock.protocols.flymq.operations.schemas import ProduceWithSchema, SchemaReading
 from penstock.protocols.flymq.operations.transactions import TxnProduce
+from penstock.record_headers import encode_headers
 
 ITEMS = 3
 BOUNDS = {"B": (0, 0xFF), "i": (-(1 << 31), (1 << 31) - 1), "I": (0, (1 << 32) - 1)}
@@ -56,6 +58,11 @@ def values(layout: Layout) -> st.SearchStrategy[Any]:
             return texts
         case Blob() | Opaque():
             return st.binary(max_size=40)
+        case HeaderCells():
+            pairs = st.lists(st.tuples(texts, st.none() | st.binary(max_size=8)), max_size=ITEMS)
+            return st.lists(st.none() | pairs.map(encode_headers), max_size=ITEMS)
+        case Cells():
+            return st.lists(st.none() | st.binary(max_size=40), max_size=ITEMS)
         case Nullable():
             return st.none() | values(layout.layout).filter(lambda value: value != layout.null)
         case Pairs():

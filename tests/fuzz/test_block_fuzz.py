@@ -11,16 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBlock
-from penstock.log.block import (
-    HEADER,
-    MAGIC,
-    SEAL_AT,
-    SUMMED_AT,
-    Block,
-    decode_headers,
-    encode_block,
-    encode_headers,
-)
+from penstock.log.block import HEADER, MAGIC, SEAL_AT, SUMMED_AT, Block, encode_block
+from penstock.record_headers import decode_headers, encode_headers
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 CELL = st.none() | st.binary(max_size=40) | st.sampled_from([b"", b"abc" * 100, MAGIC * 20])

@@ -10,7 +10,8 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.staging.blocks import check_parts
 from penstock.errors import InvalidRequest, RecordTooLarge
 from penstock.log.api import BlockBatch, TopicConfig, TopicInfo
-from penstock.log.block import SUMMED_AT, Block, decode_headers, encode_block, encode_headers, place_block
+from penstock.log.block import SUMMED_AT, Block, encode_block, place_block
+from penstock.record_headers import decode_headers, encode_headers
 
 INFO = TopicInfo("orders", "0" * 32, TopicConfig(), 0)
 LIMITS = BrokerLimits(record_bytes_max=200, key_bytes_max=20)

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.errors import InvalidRequest, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound
 from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Durability, TopicConfig
-from penstock.log.block import Block, encode_block, encode_headers
+from penstock.log.block import Block, encode_block
+from penstock.record_headers import encode_headers
 from tests.log.contract_extents import ExtentContract
 from tests.log.contract_topics import TopicContract
 from tests.log.records import Record, append, read_all, read_from, read_values, start_append, start_atomic_append

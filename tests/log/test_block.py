@@ -25,15 +25,14 @@ from penstock.log.block import (
     Block,
     BlockHeader,
     RawColumn,
-    decode_headers,
     encode_block,
     encode_columns,
-    encode_headers,
     place_block,
     seal_at,
     whole_checksum,
     wrap_blocks,
 )
+from penstock.record_headers import decode_headers, encode_headers
 
 STAMP_MS = 1_700_000_000_000
 HEADER_CELL = encode_headers([("a", b"1")])

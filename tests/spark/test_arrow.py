@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBlock
-from penstock.log.block import KEYS, Block, decode_headers, encode_block, encode_headers
+from penstock.log.block import KEYS, Block, encode_block
+from penstock.record_headers import decode_headers, encode_headers
 from penstock.spark import arrow
 from penstock.spark.arrow import COLUMN_TYPES, BatchMaker
 from penstock.spark.reading import whole_blocks

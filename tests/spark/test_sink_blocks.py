@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.broker.records.keys import fnv1a
 from penstock.errors import InvalidRequest, PartitionNotFound
-from penstock.log.block import Block, decode_headers
+from penstock.log.block import Block
+from penstock.record_headers import decode_headers
 from penstock.spark.sink_blocks import BLOCK_BYTES, REQUEST_BYTES, BlockMaker, Request
 from penstock.spark.sink_headers import header_cells
 from penstock.spark.sink_options import parse_sink_options

@@ -24,7 +24,7 @@ def options(broker: BrokerProcess) -> dict[str, str]:
 
 
 def stored(client: FlyMQClient, topic: str) -> list[str]:
-    return sorted(record.value.decode() for record in client.records(topic))
+    return sorted((record.value or b"").decode() for record in client.records(topic))
 
 
 def forget_last_commit(checkpoint: Path) -> None:

@@ -22,8 +22,9 @@ from penstock.errors import (
     TopicNotFound,
     Unreachable,
 )
-from penstock.log.block import Block, encode_headers
+from penstock.log.block import Block
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.record_headers import encode_headers
 from penstock.spark import reading
 from penstock.spark.connection import close_pooled_clients
 from penstock.spark.planner import Slice

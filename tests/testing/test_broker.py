@@ -25,7 +25,7 @@ from penstock.testing.clock import START_MS
 
 
 def values(broker: RunningBroker, topic: str = "orders") -> list[bytes]:
-    return [record.value for record in broker.connect().records(topic)]
+    return [record.value or b"" for record in broker.connect().records(topic)]
 
 
 def test_the_fixture_is_a_real_broker(penstock_broker: RunningBroker) -> None:

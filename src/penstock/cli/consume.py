@@ -1,4 +1,4 @@
-"""`penstock consume`: the records of a topic, to read or to hand to the next program.
+"""`penstock consume`: the records of topics, to read or to hand to the next program.
 
 At a terminal each record stands on one line with its place before it; in a pipe there is the value and a newline. `--raw` and
 `--json` keep every byte.
@@ -6,11 +6,10 @@ At a terminal each record stands on one line with its place before it; in a pipe
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,26 +19,40 @@ from penstock.cli.options import JsonOption, ServerOption, wants_json
 
 if TYPE_CHECKING:
     from penstock.clients.records import Record
+    from penstock.protocols.flymq.sync import FlyMQClient
 
 Render = Callable[["Record"], bytes]
+_PATTERN_CHARACTERS = frozenset("*?[")
 
 
 def consume(
     context: typer.Context,
-    topic: Annotated[
-        str,
-        typer.Argument(metavar="TOPIC", help="The topic to read.", autocompletion=complete_topic, show_default=False),
+    topics: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC",
+            help="The topics to read, by name or by pattern, as in 'orders.*'.",
+            autocompletion=complete_topic,
+            show_default=False,
+        ),
     ],
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; all partitions unless given."),
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Read this partition only, instead of all."),
     ] = None,
     start: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--from", metavar="POSITION", help="Where to start: earliest, latest, an offset, a time, or how long ago."
+            "--from",
+            metavar="POSITION",
+            help="Where to start: earliest, latest, an offset, a time, or how long ago.",
+            show_default="earliest",
         ),
-    ] = "earliest",
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", metavar="N", min=1, help="Start with the newest N records, over all partitions."),
+    ] = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -47,13 +60,11 @@ def consume(
             "-g",
             metavar="GROUP",
             autocompletion=complete_group,
-            help="Go on where this group stopped, and commit what was read. --from counts where it has no offset yet.",
+            help="Continue where this group stopped, and commit what was read. --from applies if it has no offset yet.",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more records at the end.")] = False,
-    count: Annotated[
-        int | None, typer.Option("--max", "-n", metavar="N", min=1, help="End after so many records.")
-    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more records at the end.")] = False,
+    count: Annotated[int | None, typer.Option("--max", "-n", metavar="N", min=1, help="Stop after N records.")] = None,
     wanted: Annotated[
         str | None,
         typer.Option(
@@ -62,86 +73,145 @@ def consume(
             help="Only records whose key or value has this text or matches this expression; $.path: JSON that has it.",
         ),
     ] = None,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Print the headers before the value, as in name=value,name=value.")
+    ] = False,
     key_separator: Annotated[
         str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Print KEY, this text, VALUE.")
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Print the bytes of each value as they are, then a newline.")
+        bool, typer.Option("--raw", help="Print keys, values and headers as they are, without escapes.")
     ] = False,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Print each record in this form: %t topic, %p partition, %o offset, %T timestamp, %k key, %v value, %h headers, "
+            "%K and %S lengths of key and value; \\n, \\t, \\xNN.",
+        ),
+    ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the records of a topic, up to its present end.
+    """Print the records of topics, up to their present end.
 
     A time is ISO 8601 (local unless it says otherwise), or how long ago.
 
-    With [bold]--json[/bold] each record is one JSON object on a line. What is not
-    UTF-8 text is base64 then, in key_base64 and value_base64.
+    With [bold]--json[/bold] each record is one JSON object on a line, with its
+    timestamp, key and headers. What is not UTF-8 text is base64 then, in
+    key_base64 and value_base64. penstock produce --json reads such lines.
 
     Examples:
     $ penstock consume orders
+    $ penstock consume orders --last 10 -f
     $ penstock consume orders --from -10m --follow
+    $ penstock consume orders payments 'audit.*' --headers
     $ penstock consume orders --from 2025-01-31T08:00 --json | jq .value
+    $ penstock consume orders --format '%T %k %h %v\\n'
     $ penstock consume orders --group billing --max 100
     """
     from penstock.cli.positions import parse_position
 
-    if raw and wants_json(context, as_json):
-        raise typer.BadParameter("--raw and --json are two forms of output: use one of them")
-    position = parse_position(start, time.time_ns() // 1_000_000, flag="--from")
-    render = _renderer(as_json=wants_json(context, as_json), raw=raw, key_separator=key_separator)
+    in_json = wants_json(context, as_json)
+    if template is not None and (in_json or headers or key_separator is not None):
+        raise typer.BadParameter("--format says all there is to print: leave out --json, --headers and --key-separator")
+    if in_json and (raw or headers or key_separator is not None):
+        raise typer.BadParameter(
+            "--json prints everything a record has: leave out --raw, --headers and --key-separator"
+        )
+    if last is not None and (start is not None or group is not None):
+        raise typer.BadParameter("--last says where to start: leave out --from and --group")
+    position = None if start is None else parse_position(start, time.time_ns() // 1_000_000, flag="--from")
+    render = _renderer(
+        in_json=in_json,
+        template=template,
+        raw=raw,
+        headers=headers,
+        key_separator=key_separator,
+        several=len(topics) > 1 or _is_pattern(topics[0]),
+    )
     if position == "latest" and group is None and not follow:
         terminal.hint("what comes from now on is read with --follow only")
     output = sys.stdout.buffer
     with connected(context, server) as client:
         batches = client.batches(
-            topic, partition, start=position, group=group, follow=follow, filter=wanted, limit=count
+            _topic_names(client, topics),
+            partition,
+            start=position,
+            group=group,
+            follow=follow,
+            filter=wanted,
+            limit=count,
+            last=last,
         )
         for batch in batches:
             output.write(b"".join(map(render, batch)))
             output.flush()
 
 
-def _renderer(*, as_json: bool, raw: bool, key_separator: str | None) -> Render:
-    if as_json:
-        return _json_line
-    separator = None if key_separator is None else key_separator.replace("\\t", "\t")
-    if raw:
-        return _raw(separator)
-    if terminal.on_terminal():
-        return _for_people(separator)
-    return _plain(separator)
+def _is_pattern(topic: str) -> bool:
+    return not _PATTERN_CHARACTERS.isdisjoint(topic)
 
 
-def _json_line(record: Record) -> bytes:
-    members: dict[str, Any] = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-    members |= terminal.json_bytes("key", record.key) | terminal.json_bytes("value", record.value)
-    return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+def _topic_names(client: FlyMQClient, topics: Sequence[str]) -> list[str]:
+    """The topics that names and patterns stand for now, each once. Raises TopicNotFound for a pattern without any."""
+    from fnmatch import fnmatchcase
+
+    from penstock.errors import TopicNotFound
+
+    existing = client.topics() if any(map(_is_pattern, topics)) else []
+    names: list[str] = []
+    for topic in topics:
+        if topic in existing or not _is_pattern(topic):
+            names.append(topic)
+            continue
+        matching = [name for name in existing if fnmatchcase(name, topic)]
+        if not matching:
+            raise TopicNotFound(f"topic not found: no topic matches {topic}")
+        names += matching
+    return list(dict.fromkeys(names))
 
 
-def _raw(separator: str | None) -> Render:
-    if separator is None:
-        return lambda record: record.value + b"\n"
-    between = separator.encode()
-    return lambda record: (record.key or b"") + between + record.value + b"\n"
+def _renderer(
+    *, in_json: bool, template: str | None, raw: bool, headers: bool, key_separator: str | None, several: bool
+) -> Render:
+    if in_json:
+        from penstock.cli.record_json import json_line
+
+        return json_line
+    from penstock.cli.record_format import compile_format
+
+    if template is None and not raw and terminal.on_terminal():
+        return _for_people(key_separator, headers=headers, several=several)
+    if template is None:
+        key = "" if key_separator is None else "%k" + _literal(key_separator)
+        template = ("%h\\t" if headers else "") + key + "%v\\n"
+    return compile_format(template, raw=raw)
 
 
-def _plain(separator: str | None) -> Render:
-    if separator is None:
-        return lambda record: terminal.visible_bytes(record.value).encode() + b"\n"
-    return lambda record: (
-        f"{terminal.visible_bytes(record.key or b'')}{separator}{terminal.visible_bytes(record.value)}\n".encode()
-    )
+def _literal(separator: str) -> str:
+    """A key separator, in which only \\t is an escape, as a part of a format."""
+    return separator.replace("\\t", "\t").replace("\\", "\\\\").replace("%", "%%")
 
 
-def _for_people(separator: str | None) -> Render:
+def _for_people(key_separator: str | None, *, headers: bool, several: bool) -> Render:
+    separator = " " if key_separator is None else key_separator.replace("\\t", "\t")
+
     def render(record: Record) -> bytes:
-        place = typer.style(f"{record.partition}:{record.offset}", dim=True)
-        key = (
-            ""
-            if record.key is None
-            else typer.style(terminal.visible_bytes(record.key), fg="cyan") + (separator or " ")
-        )
-        return f"{place} {key}{terminal.visible_bytes(record.value)}\n".encode()
+        topic = f"{terminal.visible(record.topic)} " if several else ""
+        parts = [typer.style(f"{topic}{record.partition}:{record.offset}", dim=True), " "]
+        if headers and record.headers:
+            parts += [typer.style(_headers(record), fg="yellow"), " "]
+        if record.key is not None:
+            parts += [typer.style(terminal.visible_bytes(record.key), fg="cyan"), separator]
+        parts.append(typer.style("null", dim=True) if record.value is None else terminal.visible_bytes(record.value))
+        return ("".join(parts) + "\n").encode()
 
     return render
+
+
+def _headers(record: Record) -> str:
+    from penstock.cli.record_format import headers_text, visible_cell
+
+    return headers_text(record, visible_cell).decode()

@@ -6,7 +6,7 @@ Whole reads are split at once, and what a slow writer sends is handed on as it c
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +19,8 @@ READ_BYTES_MAX = 1 << 20
 LINE_BYTES_MAX = 32 << 20
 
 KeyedValue = tuple[bytes | None, bytes]
+ProducedRecord = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
+"""Key, value and headers."""
 
 
 @contextmanager
@@ -61,9 +63,8 @@ def whole(stream: BinaryIO) -> bytes:
     return data
 
 
-def split_keys(lines: list[bytes], separator: bytes, first_line: int) -> list[KeyedValue]:
-    """Each line cut at the first separator into key and value. Raises InvalidRequest naming a line that has none."""
-    pairs: list[KeyedValue] = []
+def split_keys(lines: list[bytes], separator: bytes, first_line: int) -> Iterator[ProducedRecord]:
+    """Yield key and value of each line, cut at the first separator. Raises InvalidRequest naming a line that has none."""
     for number, line in enumerate(lines, first_line):
         key, found, value = line.partition(separator)
         if not found:
@@ -71,5 +72,4 @@ def split_keys(lines: list[bytes], separator: bytes, first_line: int) -> list[Ke
                 f"line {number} has no {separator.decode(errors='backslashreplace')!r} between key and value: "
                 "correct it, or leave out --key-separator"
             )
-        pairs.append((key, value))
-    return pairs
+        yield key or None, value, ()

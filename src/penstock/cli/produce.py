@@ -1,4 +1,4 @@
-"""`penstock produce`: records from an argument, a file or standard input."""
+"""`penstock produce`: records from an argument, a file or standard input, as lines or as JSON Lines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import ServerOption, wants_json
 
 if TYPE_CHECKING:
-    from penstock.cli.lines import KeyedValue
+    from penstock.cli.lines import ProducedRecord
     from penstock.clients.records import RecordMetadata
     from penstock.protocols.flymq.client.records import DelayedRecord
     from penstock.protocols.flymq.sync import FlyMQClient
@@ -30,12 +30,15 @@ class Stored:
     records: int = 0
     partitions: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
-    def send(self, client: FlyMQClient, topic: str, records: list[KeyedValue], partition: int | None) -> None:
+    def send(self, client: FlyMQClient, topic: str, records: list[ProducedRecord], partition: int | None) -> None:
         from penstock.errors import BatchFailed, PenstockError
 
         if self.ttl_s is not None:
-            for key, value in records:
-                self._add([client.send(topic, value, key, partition, ttl_s=self.ttl_s)])
+            for key, value, headers in records:
+                metadata = client.send(
+                    topic, value, key, partition, headers=headers, ttl_s=self.ttl_s, schema=self.schema
+                )
+                self._add([metadata])
             return
         try:
             self._add(client.send_many(topic, records, partition, schema=self.schema))
@@ -81,9 +84,11 @@ class Delayed:
     def records(self) -> int:
         return len(self.accepted)
 
-    def send(self, client: FlyMQClient, topic: str, records: list[KeyedValue], partition: int | None) -> None:
-        for key, value in records:
-            self.accepted.append(client.send_later(topic, value, self.delay_s, key, partition, ttl_s=self.ttl_s))
+    def send(self, client: FlyMQClient, topic: str, records: list[ProducedRecord], partition: int | None) -> None:
+        for key, value, headers in records:
+            self.accepted.append(
+                client.send_later(topic, value, self.delay_s, key, partition, headers=headers, ttl_s=self.ttl_s)
+            )
 
     def as_text(self, topic: str) -> str:
         what = f"accepted {self.records} record{'' if self.records == 1 else 's'} for {topic}"
@@ -116,6 +121,13 @@ def produce(
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="The input is one record, not one a line.")] = False,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of every record. Repeatable."),
+    ] = None,
+    null: Annotated[
+        bool, typer.Option("--null", "-Z", help="Store a tombstone: a record with --key and no value.")
+    ] = False,
     key_separator: Annotated[
         str | None,
         typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY, this text, VALUE."),
@@ -141,7 +153,10 @@ def produce(
         ),
     ] = None,
     server: ServerOption = None,
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Read JSON Lines as consume --json prints them, and print JSON, for programs."),
+    ] = False,
 ) -> None:
     """Store records in a topic.
 
@@ -149,11 +164,18 @@ def produce(
     durability says otherwise. A topic that does not exist is created, with
     one partition.
 
+    With [bold]--json[/bold] each line of the input is a record with key, headers and
+    value, as penstock consume --json prints it. Its topic, partition, offset
+    and timestamp are not used: a record gets its place and time from the broker.
+
     Examples:
     $ penstock produce orders "hello"
-    $ penstock produce orders --file orders.jsonl
+    $ penstock produce orders "hello" --key 4711 --header trace=ab12
+    $ penstock produce orders --file orders.txt
     $ tail -f app.log | penstock produce logs
     $ penstock produce prices --key-separator : < prices.txt
+    $ penstock produce prices --key apples --null
+    $ penstock consume orders --json | penstock produce copy --json
     $ penstock produce reminders "call back" --delay 2h
     $ penstock produce codes 481516 --ttl 5m
     $ penstock produce orders --schema order < orders.jsonl
@@ -164,24 +186,37 @@ def produce(
         raise typer.BadParameter("VALUE is the record itself: leave it out to use --file, --whole or --key-separator")
     if key is not None and key_separator is not None:
         raise typer.BadParameter("--key and --key-separator both give the key: use one of them")
+    if null and (key is None or value is not None or file is not None or whole):
+        raise typer.BadParameter("--null is a record without a value: give its --key, and neither VALUE nor input")
+    json_lines = as_json and value is None and not null
+    if json_lines and (key is not None or key_separator is not None or whole):
+        raise typer.BadParameter("with --json the keys are in the lines: leave out --key, --key-separator and --whole")
     delay_s, ttl_s = _seconds("--delay", delay), _seconds("--ttl", ttl)
-    if schema is not None and (delay_s or ttl_s):
-        raise typer.BadParameter(
-            "--schema does not go with --delay or --ttl: hold the topic to it with penstock schema bind"
-        )
+    if delay_s and schema is not None:
+        raise typer.BadParameter("--schema does not go with --delay: hold the topic to it with penstock schema bind")
     stored = Delayed(delay_s, ttl_s) if delay_s else Stored(ttl_s, schema)
     given_key = None if key is None else key.encode(errors="surrogateescape")
+    headers = [_header(each) for each in header or ()]
     separator = None if key_separator is None else _separator(key_separator)
     with connected(context, server) as client:
-        if value is not None:
-            stored.send(client, topic, [(given_key, value.encode(errors="surrogateescape"))], partition)
+        if value is not None or null:
+            data = None if value is None else value.encode(errors="surrogateescape")
+            stored.send(client, topic, [(given_key, data, headers)], partition)
         else:
             with open_input(file) as stream:
-                _send_all(client, topic, stream, given_key, separator, partition, stored, whole=whole)
+                batches = _batches(stream, given_key, separator, whole=whole, json_lines=json_lines)
+                _send_all(client, topic, stream, batches, headers, partition, stored)
     if wants_json(context, as_json):
         terminal.print_json(stored.as_json(topic))
     else:
         print(terminal.visible(stored.as_text(topic)))
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--header {text}: write it as NAME=VALUE, as in --header trace=ab12")
+    return name, value.encode(errors="surrogateescape")
 
 
 def _seconds(flag: str, text: str | None) -> float | None:
@@ -204,31 +239,54 @@ def _separator(text: str) -> bytes:
     return text.replace("\\t", "\t").encode(errors="surrogateescape")
 
 
+def _batches(
+    stream: BinaryIO, key: bytes | None, separator: bytes | None, *, whole: bool, json_lines: bool
+) -> Iterator[tuple[int, Iterator[ProducedRecord]]]:
+    """The records that each read completes, and the bytes they take in the input."""
+    from penstock.cli import lines
+    from penstock.cli.record_json import parse_json_lines
+
+    line_number = 1
+    for batch in iter([[lines.whole(stream)]]) if whole else lines.lines_of(stream):
+        records: Iterator[ProducedRecord]
+        if json_lines:
+            records = parse_json_lines(batch, line_number)
+        elif separator is not None:
+            records = lines.split_keys(batch, separator, line_number)
+        else:
+            records = ((key, line, ()) for line in batch)
+        yield sum(map(len, batch)) + len(batch), records
+        line_number += len(batch)
+
+
 def _send_all(
     client: FlyMQClient,
     topic: str,
     stream: BinaryIO,
-    key: bytes | None,
-    separator: bytes | None,
+    batches: Iterator[tuple[int, Iterator[ProducedRecord]]],
+    headers: list[tuple[str, bytes]],
     partition: int | None,
     stored: Stored | Delayed,
-    *,
-    whole: bool,
 ) -> None:
-    from penstock.cli import lines
+    """Send records as they are read. Those before a bad line are sent before it is reported."""
     from penstock.cli.progress import ProgressBar
+    from penstock.errors import InvalidRequest
 
-    batches: Iterator[list[bytes]] = iter([[lines.whole(stream)]]) if whole else lines.lines_of(stream)
     with ProgressBar(topic, _size_bytes(stream)) as progress:
         try:
-            for batch in batches:
-                records: list[KeyedValue] = (
-                    [(key, line) for line in batch]
-                    if separator is None
-                    else lines.split_keys(batch, separator, stored.records + 1)
-                )
-                stored.send(client, topic, records, partition)
-                progress.advance(sum(map(len, batch)) + len(batch), len(batch))
+            for size_bytes, parsed in batches:
+                records: list[ProducedRecord] = []
+                bad_line: InvalidRequest | None = None
+                try:
+                    for key, value, own in parsed:
+                        records.append((key, value, [*own, *headers]))
+                except InvalidRequest as error:
+                    bad_line = error
+                if records:
+                    stored.send(client, topic, records, partition)
+                if bad_line is not None:
+                    raise bad_line
+                progress.advance(size_bytes, len(records))
         finally:
             if sys.exc_info()[0] is not None and stored.records:
                 terminal.print_note(f"{stored.as_text(topic)} before this:")

@@ -38,18 +38,13 @@ class Fetched(Protocol):
     def decode(self) -> FetchResult: ...
 
 
-Fetch = Callable[[int, int, int], Coroutine[Any, Any, Fetched]]
-"""Of a partition and an offset, so many records at most."""
-Commit = Callable[[int, int], Coroutine[Any, Any, None]]
-"""Of a partition, the next offset to read."""
-
-
 class Cursor:
     """Where reading stands in one partition. `end` is where it stops, None for never."""
 
-    __slots__ = ("_has_read", "committed", "end", "offset", "partition")
+    __slots__ = ("_has_read", "committed", "end", "offset", "partition", "topic")
 
-    def __init__(self, partition: int, offset: int, end: int | None) -> None:
+    def __init__(self, topic: str, partition: int, offset: int, end: int | None) -> None:
+        self.topic = topic
         self.partition = partition
         self.offset = offset
         self.committed = offset
@@ -80,6 +75,12 @@ class Cursor:
         return records
 
 
+Fetch = Callable[[Cursor, int], Coroutine[Any, Any, Fetched]]
+"""From where a cursor stands, up to a number of records."""
+Commit = Callable[[Cursor, int], Coroutine[Any, Any, None]]
+"""Of the partition of a cursor, the next offset to read."""
+
+
 def check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise InvalidRequest(f"limit is {limit}: read at least one record, or leave it out to read all")
@@ -99,7 +100,7 @@ async def read_batches(
     def fetch_ahead() -> None:
         while ready and len(under_way) < FETCHES_AHEAD_MAX:
             cursor = ready.popleft()
-            work = fetch(cursor.partition, cursor.offset, min(left, READ_RECORDS))
+            work = fetch(cursor, min(left, READ_RECORDS))
             under_way.append((cursor, asyncio.create_task(work)))
 
     try:
@@ -134,7 +135,7 @@ async def read_batches(
                 if committing is not None:
                     await committing
                 cursor.committed = position
-                committing = asyncio.create_task(commit(cursor.partition, position))
+                committing = asyncio.create_task(commit(cursor, position))
             if not left:
                 break
     finally:

@@ -15,13 +15,17 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record of a topic. `key` is None where it has none."""
+    """One record of a topic. `key` is None if it has none, `value` is None for a tombstone."""
 
     topic: str
     partition: int
     offset: int
     key: bytes | None
-    value: bytes
+    value: bytes | None
+    timestamp_ms: int | None = None
+    """When the broker committed it, in milliseconds since 1970; None from a server that does not tell."""
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    """Names and values, in order; a name may repeat."""
 
 
 class FetchResult(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -555,36 +555,3 @@ class Block(BlockHeader):
             for index in np.flatnonzero(lengths[start:stop] < 0).tolist():
                 cells[index] = None
         return cells
-
-
-# -- header cells -----------------------------------------------------------------------------------------------------
-
-HEADERS_PER_RECORD_MAX: Final = 1000
-_PAIR = struct.Struct("<Hi")
-
-
-def encode_headers(pairs: Iterable[tuple[str, bytes | None]]) -> bytes:
-    """A record's headers as one cell: for each, key length (u16), value length (i32, -1 for null), key, value."""
-    parts: list[bytes] = []
-    for key, value in pairs:
-        name = key.encode()
-        parts += (_PAIR.pack(len(name), -1 if value is None else len(value)), name, value or b"")
-    return b"".join(parts)
-
-
-def decode_headers(cell: bytes) -> list[tuple[str, bytes | None]]:
-    pairs: list[tuple[str, bytes | None]] = []
-    at = 0
-    try:
-        while at < len(cell):
-            name_bytes, value_bytes = _PAIR.unpack_from(cell, at)
-            at += _PAIR.size
-            end = at + name_bytes + max(value_bytes, 0)
-            if end > len(cell):
-                raise CorruptBlock("a record's headers are cut short")
-            name = cell[at : at + name_bytes].decode()
-            pairs.append((name, None if value_bytes < 0 else cell[at + name_bytes : end]))
-            at = end
-    except (struct.error, UnicodeDecodeError) as error:
-        raise CorruptBlock(f"a record's headers cannot be read: {error}") from error
-    return pairs

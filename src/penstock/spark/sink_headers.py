@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.broker.records.keys import Int64s
 from penstock.errors import InvalidRequest
-from penstock.log.block import HEADERS_PER_RECORD_MAX
+from penstock.record_headers import HEADERS_PER_RECORD_MAX
 
 _FIXED_BYTES: Final = 6
 _NAME_BYTES_MAX: Final = 0xFFFF

@@ -223,4 +223,4 @@ def read_everything(url: str, topics: Iterable[str]) -> Iterator[ReadRecord]:
             if topic in existing:
                 for batch in client.batches(topic):
                     for record in batch:
-                        yield ReadRecord(topic, record.partition, record.offset, record.key, record.value)
+                        yield ReadRecord(topic, record.partition, record.offset, record.key, record.value or b"")

@@ -170,7 +170,7 @@ class Workload:
     def _check_compacted(self, client: FlyMQClient, report: Report) -> None:
         existing = COMPACTED in client.topics()
         latest: dict[bytes | None, bytes] = (
-            {record.key: record.value for record in client.records(COMPACTED)} if existing else {}
+            {record.key: record.value or b"" for record in client.records(COMPACTED)} if existing else {}
         )
         for key, acked in self._compacted_acked.items():
             if latest.get(key) not in self._compacted[key][acked:]:
@@ -183,8 +183,9 @@ class Workload:
         for record in client.records(RETAINED):
             if record.offset <= before:
                 report.add(Rule.ORDER_IS_KEPT, f"offset {record.offset} of {RETAINED} follows {before}")
-            if not record.value.endswith(b"-"):
-                report.add(Rule.NOTHING_INVENTED, f"{RETAINED} has {record.value[:40]!r} at offset {record.offset}")
+            value = record.value or b""
+            if not value.endswith(b"-"):
+                report.add(Rule.NOTHING_INVENTED, f"{RETAINED} has {value[:40]!r} at offset {record.offset}")
             before = record.offset
 
     def read_all(self) -> list[ReadRecord]:

@@ -22,8 +22,8 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import Table
 from penstock.errors import EntryNotFound, ShuttingDown, TopicNotFound, ValidationFailed
 from penstock.log.api import TopicConfig
-from penstock.log.block import decode_headers, encode_headers
 from penstock.log.embedded import EmbeddedEngine
+from penstock.record_headers import decode_headers, encode_headers
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.workers import Check
 from tests.broker.producing import dead_letter, produce, read_values

@@ -31,8 +31,9 @@ from penstock.errors import (
     ValidationFailed,
 )
 from penstock.log.api import BatchFor, Engine, OnAllAppended, TopicConfig
-from penstock.log.block import Block, encode_headers
+from penstock.log.block import Block
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.record_headers import encode_headers
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import read_values

@@ -16,7 +16,8 @@ from penstock.errors import (
     RecordTooLarge,
     TopicNotFound,
 )
-from penstock.log.block import Block, encode_block, encode_headers
+from penstock.log.block import Block, encode_block
+from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
 from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE

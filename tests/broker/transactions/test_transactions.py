@@ -26,7 +26,7 @@ from penstock.errors import (
     ValidationFailed,
 )
 from penstock.log.api import TopicConfig
-from penstock.log.block import encode_headers
+from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
 from tests.broker.transaction_house import ALICE, BOB, House

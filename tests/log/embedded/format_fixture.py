@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
-from penstock.log.block import encode_headers
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.salts import FORMAT
+from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.storage import crash_image, everything, segment_files
 from tests.log.records import Record, append, start_atomic_append

@@ -28,12 +28,12 @@ from penstock.errors import (
     TopicNotFound,
     Unreachable,
 )
-from penstock.log.block import decode_headers
 from penstock.net.stats import QuicListenerStats
 from penstock.protocols.fujin.client import AsyncFujinClient, AsyncReader, Message
 from penstock.protocols.fujin.client_streams import WriterStream
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.protocols.fujin.wire import Request
+from penstock.record_headers import decode_headers
 from penstock.testing import RunningBroker
 from penstock.testing.clock import ManualClock
 
@@ -66,7 +66,7 @@ def quic_stats(broker: RunningBroker) -> QuicListenerStats:
 
 
 def stored(broker: RunningBroker, topic: str) -> list[bytes]:
-    return [record.value for record in broker.connect().records(topic)]
+    return [record.value or b"" for record in broker.connect().records(topic)]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.schemas import validation
 from penstock.log.api import TopicConfig
-from penstock.log.block import decode_headers
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.fujin.settings import Alias
 from penstock.protocols.fujin.writer import Writer
+from penstock.record_headers import decode_headers
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect

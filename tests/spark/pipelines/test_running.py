@@ -32,7 +32,7 @@ GOLD_SQL = """
 
 
 def values_of(bench: Bench, topic: str) -> list[bytes]:
-    return [record.value for record in bench.client.records(topic)]
+    return [record.value or b"" for record in bench.client.records(topic)]
 
 
 @pytest.mark.timeout(400)

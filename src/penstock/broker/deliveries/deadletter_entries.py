@@ -22,8 +22,9 @@ import msgspec
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.records.visibility import visible_rows
 from penstock.errors import CorruptBlock
-from penstock.log.block import Block, decode_headers, encode_headers
+from penstock.log.block import Block
 from penstock.names import NAME_BYTES_MAX
+from penstock.record_headers import decode_headers, encode_headers
 
 HEADER_PREFIX: Final = "penstock-dlq-"
 # A letter must fit into a reply frame where the record did; the reason is a part of what is left beside a record.

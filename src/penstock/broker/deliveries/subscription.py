@@ -40,7 +40,7 @@ from penstock.broker.limits import INT64_MAX
 from penstock.broker.records.visibility import is_visible
 from penstock.errors import ConfigError
 from penstock.log.api import Partition
-from penstock.log.block import decode_headers, encode_headers
+from penstock.record_headers import decode_headers, encode_headers
 
 AT_MOST_ONCE: Final = 0
 AT_LEAST_ONCE: Final = 1

@@ -14,16 +14,8 @@ import numpy as np
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import CorruptBlock, InvalidRequest, PartitionNotFound, RecordTooLarge
 from penstock.log.api import TopicInfo
-from penstock.log.block import (
-    CODEC_NONE,
-    HEADERS,
-    HEADERS_PER_RECORD_MAX,
-    KEYS,
-    BinaryColumn,
-    Block,
-    Columns,
-    Int64s,
-)
+from penstock.log.block import CODEC_NONE, HEADERS, KEYS, BinaryColumn, Block, Columns, Int64s
+from penstock.record_headers import HEADERS_PER_RECORD_MAX
 
 # What a reader from the middle of a block must decode; the log makes blocks of 1 MiB. One record may be larger.
 BLOCK_BYTES_MAX: Final = 4 << 20

@@ -236,9 +236,12 @@ class Items(Layout):
         self.bytes_min = 4
 
     def write(self, value: Any, pieces: Pieces) -> None:
-        if isinstance(self.item, Numbers) and isinstance(value, Collection):
+        if isinstance(value, Collection) and isinstance(self.item, Number | Numbers):
             pieces.add(_COUNT.pack(len(value)))
-            pieces.add(b"".join(starmap(self.item.struct.pack, value)))
+            if isinstance(self.item, Number):
+                pieces.add(struct.pack(f">{len(value)}{self.item.code}", *value))
+            else:
+                pieces.add(b"".join(starmap(self.item.struct.pack, value)))
             return
         place, count = pieces.reserve_count(), 0
         for count, item in enumerate(value, 1):  # noqa: B007 - the last one counts
@@ -247,6 +250,10 @@ class Items(Layout):
 
     def read(self, reader: ByteReader, name: str) -> Any:
         count = reader.count32(name, self.item.bytes_min, self.items_max)
+        if isinstance(self.item, Number):
+            return self.collect(
+                struct.unpack(f">{count}{self.item.code}", reader.take(count * self.item.bytes_min, name))
+            )
         if isinstance(self.item, Numbers):
             return self.collect(self.item.struct.iter_unpack(reader.take(count * self.item.bytes_min, name)))
         return self.collect(self.item.read(reader, name) for _ in range(count))

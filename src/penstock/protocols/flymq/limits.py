@@ -42,6 +42,11 @@ PLAN_TOPICS_MAX: Final = 65_536
 PLAN_PARTITIONS_MAX: Final = 131_072
 """Of one READ_PLAN, over all its topics: as many as brokers have, by default and beyond."""
 
+PRODUCED_RECORDS_MAX: Final = 2_048
+"""Of one PRODUCE_RECORDS. If one of them is refused, each is written by itself, in some 30 microseconds."""
+PRODUCED_HEADERS_MAX: Final = 65_536
+"""Of one PRODUCE_RECORDS, over all its records. Each takes half a microsecond to check."""
+
 # --- lists in replies ---
 
 REPLY_ITEMS_MAX: Final = 1 << 20

@@ -1,4 +1,4 @@
-"""The hot path by hand: PRODUCE, CONSUME and FETCH, both ways.
+"""The hot path by hand: PRODUCE, CONSUME and FETCH, both ways, and the reply to FETCH_RECORDS.
 
 Records travel as columns, so that a thousand rows cost a few vector operations. The layouts are those of `operations.records`.
 """
@@ -17,13 +17,14 @@ import numpy.typing as npt
 from penstock.errors import ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import I32, U32, U64, ByteReader, blob32, text16
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
-from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.operations.records import FetchRecords, Produce
 from penstock.protocols.flymq.wire import (
     PARTITION_AUTO,
     PAYLOAD_BYTES_MAX,
     PRODUCE_FIXED_BYTES,
     RECORD_METADATA,
     ROW_FIXED_BYTES,
+    WHOLE_ROW_FIXED_BYTES,
     frame,
     header,
 )
@@ -164,6 +165,59 @@ class UniformRows:
     @property
     def size_bytes(self) -> int:
         return len(self.offsets) * (ROW_FIXED_BYTES + self.value_bytes)
+
+
+@dataclass(slots=True)
+class RawCells:
+    """A column of byte strings as it is sent: their lengths, -1 for null, and their bytes back to back."""
+
+    lengths: Int64s
+    data: bytes | memoryview
+
+    @classmethod
+    def of(cls, cells: Sequence[bytes | None]) -> RawCells:
+        lengths = np.array([-1 if cell is None else len(cell) for cell in cells], np.int64)
+        return cls(lengths, b"".join(filter(None, cells)))
+
+    @property
+    def sizes(self) -> Int64s:
+        """The length of each cell, 0 for null."""
+        return np.maximum(self.lengths, 0)
+
+    def head(self, count: int) -> RawCells:
+        return RawCells(self.lengths[:count], self.data[: int(self.sizes[:count].sum())])
+
+
+@dataclass(slots=True)
+class WholeRows:
+    """Fetched records with everything they have, as columns. `keys` and `headers` are None if no record has one."""
+
+    offsets: Sequence[int]
+    timestamps_ms: Sequence[int]
+    keys: RawCells | None
+    values: RawCells
+    headers: RawCells | None
+
+    @property
+    def cells(self) -> tuple[RawCells | None, RawCells, RawCells | None]:
+        return self.keys, self.values, self.headers
+
+    def fitting(self, bytes_max: int) -> int:
+        """How many rows from the first on take no more than this in a reply."""
+        sizes = sum((column.sizes for column in self.cells if column is not None), np.int64(WHOLE_ROW_FIXED_BYTES))
+        return int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right"))
+
+    def head(self, count: int) -> WholeRows:
+        keys, values, headers = (column and column.head(count) for column in self.cells)
+        assert values is not None
+        return WholeRows(self.offsets[:count], self.timestamps_ms[:count], keys, values, headers)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the rows take in a reply."""
+        return len(self.offsets) * WHOLE_ROW_FIXED_BYTES + sum(
+            len(column.data) for column in self.cells if column is not None
+        )
 
 
 @dataclass(slots=True)
@@ -338,6 +392,30 @@ def _offset_vector(offsets: Sequence[int]) -> Int64s:
     if isinstance(offsets, range):
         return np.arange(offsets.start, offsets.stop, offsets.step)
     return np.array(offsets, np.int64)
+
+
+# --- FETCH_RECORDS ---
+
+
+def encode_fetched_records(parts: Sequence[WholeRows], next_offset: int) -> bytes:
+    """The reply as `FetchedRecords` declares it."""
+    count = U32.pack(sum(len(part.offsets) for part in parts))
+    pieces: list[bytes | memoryview] = [U64.pack(next_offset), count]
+    pieces += [_offset_vector(part.offsets).astype(">i8").tobytes() for part in parts]
+    pieces.append(count)
+    pieces += [np.array(part.timestamps_ms, ">i8").tobytes() for part in parts]
+    for column in range(3):
+        cells = [part.cells[column] for part in parts]
+        if all(each is None for each in cells):
+            pieces.append(U32.pack(0))
+            continue
+        pieces.append(count)
+        pieces += [
+            I32.pack(-1) * len(part.offsets) if each is None else each.lengths.astype(">i4").tobytes()
+            for part, each in zip(parts, cells, strict=True)
+        ]
+        pieces += [each.data for each in cells if each is not None]
+    return b"".join((header(FetchRecords.opcode, sum(map(len, pieces))), *pieces))
 
 
 # --- replies as a client reads them ---

@@ -31,8 +31,10 @@ PRODUCE_FIXED_BYTES = 12
 """Of a PRODUCE payload, beside topic, key and value: two lengths and the partition."""
 ROW_FIXED_BYTES = 16
 """Of one record in a FETCH reply: two lengths and the offset."""
+WHOLE_ROW_FIXED_BYTES = 28
+"""Of one record in a FETCH_RECORDS reply: offset, timestamp and three lengths."""
 FETCH_RECORDS_DEFAULT = 10
-"""What a FETCH with a maximum of zero or less asks for."""
+"""What a fetch with a maximum of zero or less asks for."""
 
 ERROR_CODE = 1
 """The only code that deployed brokers send."""

@@ -16,12 +16,12 @@ from penstock.broker.records.producer import ANY_PARTITION
 from penstock.broker.records.spreading import Placement, Scattered, errors_by_row
 from penstock.broker.transactions.transactions import Added
 from penstock.errors import PenstockError, TopicNotFound
-from penstock.log.block import encode_headers
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import BadCommand, Command, Disconnect, Headers, RefusedWrite, Transact, WriteRun
 from penstock.protocols.fujin.talk import Talk
 from penstock.protocols.fujin.wire import INVALID_TX_STATE, WRITER_NOT_FOUND, Reply, Request
 from penstock.protocols.replies import ReplyQueue, ReplySlot
+from penstock.record_headers import encode_headers
 
 Outcome = list[Placement] | Scattered | Added | Exception
 """What became of a run: where its records are, the partitions they will go to with the commit, or why there is neither."""

@@ -203,12 +203,12 @@ class AsyncRustLogClient(TcpClient[Reply]):
         reading.check_limit(limit)
         cursors = await self._cursors(topic, partition, start, group, follow=follow)
 
-        async def fetch(partition: int, offset: int, max_records: int) -> EncodedFetch:
-            return await self.fetch_encoded(topic, partition, offset, READ_BYTES)
+        async def fetch(cursor: Cursor, max_records: int) -> EncodedFetch:
+            return await self.fetch_encoded(topic, cursor.partition, cursor.offset, READ_BYTES)
 
-        async def remember(partition: int, offset: int) -> None:
+        async def remember(cursor: Cursor, offset: int) -> None:
             assert group is not None
-            await self.commit(topic, group, partition, offset)
+            await self.commit(topic, group, cursor.partition, offset)
 
         remembering = remember if group is not None and commit else None
         batches = reading.read_batches(cursors, fetch, remembering, follow=follow, limit=limit, sleep=self._sleep)
@@ -253,7 +253,7 @@ class AsyncRustLogClient(TcpClient[Reply]):
             offset = _start_offset(each, start)
             committed = None if group is None else await self.committed(topic, group, each.partition)
             begin = max(offset if committed is None else committed, each.start_offset)
-            cursors.append(Cursor(each.partition, begin, None if follow else each.next_offset))
+            cursors.append(Cursor(topic, each.partition, begin, None if follow else each.next_offset))
         return cursors
 
     # -- topics ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.deliveries.deadletter_entries import FailedRecord, headers_with_story
-from penstock.log.block import decode_headers, encode_headers
+from penstock.record_headers import decode_headers, encode_headers
 from penstock.spark.pipelines.decoding import REASON
 
 if TYPE_CHECKING:

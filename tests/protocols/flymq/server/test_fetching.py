@@ -14,8 +14,11 @@ from penstock.log.api import Appended, Batch, Partition, TopicConfig
 from penstock.log.block import Block
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.options import EngineOptions
+from penstock.protocols.flymq.operations.operation import decode_reply
+from penstock.protocols.flymq.operations.records import FetchedRecords, FetchRecords
 from penstock.protocols.flymq.record_layouts import Fetched, decode_consumed, decode_fetched
-from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
+from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits, PlainForm, WholeForm
+from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
 from penstock.workers import WorkerPool
 
@@ -38,7 +41,7 @@ async def append(partition: Partition, *values: bytes | None, keys: list[bytes |
 
 
 async def fetch(fetcher: Fetcher, partition: Partition, offset: int, maximum: int, wanted: str | None = "") -> Fetched:
-    answer = fetcher.fetch(partition, offset, maximum, wanted, 0x07, native=True, worker=WorkerPool().worker())
+    answer = fetcher.fetch(partition, offset, maximum, wanted, PlainForm(0x07, native=True), WorkerPool().worker())
     return decode_fetched((answer if isinstance(answer, bytes) else await answer)[8:], native=True)
 
 
@@ -122,7 +125,7 @@ async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_o
 
     monkeypatch.setattr(partition, "read_cached", lambda offset, max_bytes: None)
     monkeypatch.setattr(partition, "read", passed)
-    answer = fetcher.fetch(partition, 0, 10, wanted, 0x07, native=True, worker=WorkerPool().worker())
+    answer = fetcher.fetch(partition, 0, 10, wanted, PlainForm(0x07, native=True), WorkerPool().worker())
     assert not isinstance(answer, bytes)
     monkeypatch.setattr(partition, "read_cached", type(partition).read_cached.__get__(partition))
     fetched = decode_fetched((await answer)[8:], native=True)
@@ -237,3 +240,65 @@ async def test_what_stands_before_damage_is_served_and_then_the_damage_reported(
             await fetch(fetcher, partition, 2, 100, wanted)
         assert (await fetch(fetcher, partition, 4, 100, wanted)).next_offset == 6
     await engine.close()
+
+
+# -- whole records -----------------------------------------------------------------------------------------------------------
+
+
+async def fetch_whole(
+    fetcher: Fetcher, partition: Partition, offset: int, maximum: int, wanted: str = ""
+) -> FetchedRecords:
+    answer = fetcher.fetch(partition, offset, maximum, wanted, WholeForm(), WorkerPool().worker())
+    return decode_reply(FetchRecords, (answer if isinstance(answer, bytes) else await answer)[8:])
+
+
+async def append_whole(partition: Partition, *batches: Batch) -> list[Appended]:
+    appended = []
+    for batch in batches:
+        done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        partition.append(batch, done.set_result)  # type: ignore[arg-type]
+        appended.append(await done)
+    return appended
+
+
+async def test_whole_records_of_several_blocks_come_with_all_they_have(fetcher: Fetcher, partition: Partition) -> None:
+    cell = encode_headers([("a", b"1"), ("a", None)])
+    first, second, third = await append_whole(
+        partition,
+        Batch([b"plain", b""]),
+        Batch([None, b"v"], [b"k", None]),
+        Batch([b"w"], None, [cell]),
+    )
+    fetched = await fetch_whole(fetcher, partition, 0, 10)
+    assert fetched.next_offset == 5
+    assert fetched.offsets == [0, 1, 2, 3, 4]
+    times = [first.timestamp_ms] * 2 + [second.timestamp_ms] * 2 + [third.timestamp_ms]
+    assert fetched.timestamps_ms == times
+    assert fetched.keys == [None, None, b"k", None, None]
+    assert fetched.values == [b"plain", b"", None, b"v", b"w"]
+    assert fetched.headers == [None, None, None, None, cell]
+    assert await fetch_whole(fetcher, partition, 1, 1) == FetchedRecords(2, [1], times[:1], [], [b""], [])
+    assert await fetch_whole(fetcher, partition, 5, 1) == FetchedRecords(5, [], [], [], [], [])
+
+
+async def test_whole_records_are_bounded_by_their_bytes_headers_included(
+    clock: ManualClock, partition: Partition
+) -> None:
+    cell = encode_headers([("a", bytes(100))])
+    await append_whole(partition, Batch([b"v"] * 10, None, [cell] * 10))
+    fetcher = Fetcher(FetchLimits(bytes_max=300), clock)
+    fetched = await fetch_whole(fetcher, partition, 0, 10)
+    assert (fetched.offsets, fetched.next_offset) == ([0, 1], 2)
+    assert (await fetch_whole(Fetcher(FetchLimits(bytes_max=1), clock), partition, 2, 10)).offsets == [2]
+
+
+async def test_whole_records_that_expired_or_do_not_match_are_left_out(
+    clock: ManualClock, fetcher: Fetcher, partition: Partition
+) -> None:
+    cells = [encode_headers([("row", b"%d" % row)]) for row in range(4)]
+    expiry = clock.now_ms() + 1000
+    await append_whole(partition, Batch([b"red", b"red", b"blue", b"red"], None, cells, [0, expiry, 0, 0]))
+    assert (await fetch_whole(fetcher, partition, 0, 10, "red")).headers == [cells[0], cells[1], cells[3]]
+    clock.advance(2)
+    assert (await fetch_whole(fetcher, partition, 0, 10, "red")).headers == [cells[0], cells[3]]
+    assert (await fetch_whole(fetcher, partition, 0, 10)).offsets == [0, 2, 3]

@@ -1,4 +1,4 @@
-"""Delayed records, records with a time to live and dead letters, asked for over a session with a real broker."""
+"""Whole records, delayed records, records with a time to live and dead letters, asked for over a session with a real broker."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from penstock.protocols.flymq.operations.records import (
     Fetch,
     FetchDlq,
     ProduceDelayed,
+    ProducedRecords,
+    ProduceRecords,
     ProduceWithTtl,
     PurgeDlq,
     ReplayDlq,
@@ -26,6 +28,7 @@ from penstock.protocols.flymq.operations.records import (
     ReplayFilter,
     ScheduledRecord,
 )
+from penstock.protocols.flymq.operations.schemas import RegisterSchema
 from penstock.protocols.flymq.operations.topics import CreateTopic
 from penstock.protocols.flymq.record_layouts import decode_fetched, encode_produce
 from penstock.protocols.flymq.wire import HEADER, MAGIC, VERSION
@@ -70,6 +73,51 @@ async def fail(broker: Broker, *values: bytes, reason: str = "boom") -> None:
             for offset, value in enumerate(values)
         ],
     )
+
+
+# --- whole records ---
+
+
+@pytest.mark.parametrize("padding", [0, 300_000], ids=["checked at once", "checked later"])
+async def test_a_record_that_its_schema_refuses_leaves_those_beside_it_stored(talk: Conversation, padding: int) -> None:
+    await talk.ask(encode_request(RegisterSchema("user", "json", b'{"type": "object", "required": ["name"]}')))
+    good, bad = b'{"name": "%s"}' % bytes(padding).replace(b"\0", b"x"), b"{}"
+    reply = await talk.ask(encode_request(ProduceRecords("test", [good, bad, good], schema="user")))
+    produced = decode_reply(ProduceRecords, reply.payload)
+    assert (produced.partitions, list(produced.offsets)) == ([0, -1, 0], [0, 0, 1])
+    assert [(failure.row, failure.error.split(":")[0]) for failure in produced.failures] == [
+        (1, "schema validation failed")
+    ]
+    assert await values_of(talk) == [good, good]
+
+
+async def test_records_in_a_large_request_are_stored_in_order(talk: Conversation) -> None:
+    values = [b"%d" % number * 100 for number in range(1000)]
+    reply = await talk.ask(encode_request(ProduceRecords("test", values)))
+    assert decode_reply(ProduceRecords, reply.payload) == ProducedRecords(
+        [0] * 1000, list(range(1000)), [START_MS] * 1000, [], []
+    )
+    assert await values_of(talk) == values
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (ProduceRecords("test", []), "no records to write"),
+        (ProduceRecords("test", [], delay_ms=5), "no records to write"),
+        (ProduceRecords("test", [b"v"] * 2, [b"k"]), "2 values came with 1 keys: send as many, or none"),
+        (ProduceRecords("test", [b"v"], headers=[b""] * 2), "1 values came with 2 headers"),
+        (ProduceRecords("test", [b"v"], delay_ms=5, schema="s"), "a delay and a schema do not go together"),
+        (ProduceRecords("test", [b"v"] * 2, partition=7), "partition 7 not found"),
+        (ProduceRecords("../x", [b"v"] * 2), "invalid topic name"),
+    ],
+)
+async def test_requests_that_cannot_be_carried_out_store_nothing(
+    talk: Conversation, request_: ProduceRecords, error: str
+) -> None:
+    await talk.ask(encode_request(CreateTopic("test", 1)))
+    assert error in (await talk.ask(encode_request(request_))).error
+    assert await values_of(talk) == []
 
 
 # --- delay ---

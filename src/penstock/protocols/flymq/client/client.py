@@ -15,11 +15,7 @@ from random import Random
 from typing import Literal
 
 from penstock.clients.arguments import (
-    Values,
-    check_bytes,
     check_topic,
-    chunks,
-    columns,
     index_field,
     milliseconds,
     offset_field,
@@ -42,9 +38,9 @@ from penstock.clients.url import parse_tcp_url
 from penstock.clock import Clock
 from penstock.errors import (
     AuthenticationFailed,
-    BatchFailed,
     GroupNotFound,
     InvalidRequest,
+    NotSupported,
     PenstockError,
     Unreachable,
 )
@@ -58,15 +54,27 @@ from penstock.protocols.flymq.client.exchanges import (
     partition_field,
     replies_in,
 )
-from penstock.protocols.flymq.client.reading import EncodedFetch, Start, read_batches, timestamp_ms_of
+from penstock.protocols.flymq.client.producing import (
+    Headers,
+    Outgoing,
+    ProducesTogether,
+    Records,
+    all_stored,
+)
+from penstock.protocols.flymq.client.reading import EncodedFetch, EncodedRecords, Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.client.records import AsyncDeadLetters, AsyncSchemas, DelayedRecord
 from penstock.protocols.flymq.client.spark import AsyncBlocks, AsyncPipelines, AsyncSnapshots, AsyncStaging
 from penstock.protocols.flymq.client.transactions import AsyncTransaction
 from penstock.protocols.flymq.codec import ReplyDecoder
 from penstock.protocols.flymq.operations.access import Auth, Whoami, decode_authenticated, decode_refusal
 from penstock.protocols.flymq.operations.operation import encode_request
-from penstock.protocols.flymq.operations.records import CancelDelayed, Fetch, ProduceDelayed, ProduceWithTtl
-from penstock.protocols.flymq.operations.schemas import ProduceWithSchema, SchemaReading
+from penstock.protocols.flymq.operations.records import (
+    CancelDelayed,
+    Fetch,
+    FetchRecords,
+    ProduceDelayed,
+    ProduceWithTtl,
+)
 from penstock.protocols.flymq.operations.topics import (
     Commit,
     CreateTopic,
@@ -84,7 +92,6 @@ from penstock.protocols.flymq.operations.topics import (
     SeekToTimestamp,
     Subscribe,
 )
-from penstock.protocols.flymq.record_layouts import check_record, encode_produce, encode_produce_many
 
 SCHEMES = ("flymq", "flymqs")
 PORT = 9092
@@ -121,6 +128,8 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         channel = Channel(self._requests, self._options.request_timeout_s)
         self._channel = channel
         self._ask = channel.ask
+        self._fetches_whole = True
+        """Until the server answers that it does not know FETCH_RECORDS."""
         self.dead_letters = AsyncDeadLetters(channel)
         """Records that failed: list, replay, purge."""
         self.schemas = AsyncSchemas(channel)
@@ -143,50 +152,43 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     async def send(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         key: bytes | None = None,
         partition: int | None = None,
         *,
+        headers: Headers = (),
         ttl_s: float | None = None,
         schema: str | None = None,
     ) -> RecordMetadata:
         """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
 
-        Without a partition the key decides, or else they take turns.
+        Without a partition the key decides, or else they take turns. A value of None is a tombstone: compaction removes its key.
+        `headers` are names with values, as a mapping or as pairs. The timestamp is when the broker commits the record.
 
         A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
         "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
-        whether the record was stored.
+        whether the record was stored. Raises NotSupported if the server is not Penstock and would lose headers or a null value.
         """
         check_topic(topic)
-        check_bytes([value], [key])
-        if ttl_s is not None and schema is not None:
-            raise InvalidRequest(
-                "a time to live and a schema do not fit into one request: bind the topic to the schema"
-            )
-        if schema is not None:
-            reading = SchemaReading(schema, value, key, partition_field(partition))
-            return metadata_of(await self._ask(ProduceWithSchema(topic, [reading])))
+        outgoing = Outgoing.single(topic, value, key, headers, partition_field(partition), schema)
         if ttl_s is not None:
             ttl_ms = milliseconds(ttl_s, "time to live")
-            request = ProduceWithTtl(topic, value, ttl_ms, key, partition_field(partition))
-            return metadata_of(await self._ask(request))
-        data = encode_produce(topic, value, key, partition_field(partition))
-        exchange = Produces(data, records=1, timeout_s=self._options.request_timeout_s)
+            if value is not None and schema is None and not outgoing.whole:
+                return metadata_of(await self._ask(ProduceWithTtl(topic, value, ttl_ms, key, outgoing.partition)))
+            outgoing.ttl_ms = ttl_ms
+        exchange = outgoing.exchange(0, 1, self._options.request_timeout_s)
         await self._requests.perform(exchange)
-        result = exchange.results[0]
-        if isinstance(result, PenstockError):
-            raise result
-        return result
+        return all_stored(exchange.results)[0]
 
     async def send_later(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         delay_s: float,
         key: bytes | None = None,
         partition: int | None = None,
         *,
+        headers: Headers = (),
         ttl_s: float | None = None,
     ) -> DelayedRecord:
         """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
@@ -194,12 +196,18 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
         """
         check_topic(topic)
-        check_bytes([value], [key])
         delay_ms = milliseconds(delay_s, "delay")
         ttl_ms = 0 if ttl_s is None else milliseconds(ttl_s, "time to live")
-        request = ProduceDelayed(topic, value, delay_ms, key, partition_field(partition), ttl_ms)
-        scheduled = await self._ask(request)
-        return DelayedRecord(scheduled.topic, scheduled.partition, scheduled.timestamp_ms, scheduled.id)
+        outgoing = Outgoing.single(topic, value, key, headers, partition_field(partition))
+        if value is not None and not outgoing.whole:
+            request = ProduceDelayed(topic, value, delay_ms, key, outgoing.partition, ttl_ms)
+            scheduled = await self._ask(request)
+            return DelayedRecord(scheduled.topic, scheduled.partition, scheduled.timestamp_ms, scheduled.id)
+        outgoing.ttl_ms, outgoing.delay_ms = ttl_ms, delay_ms
+        exchange = ProducesTogether(outgoing.request(0, 1), timeout_s=self._options.request_timeout_s)
+        await self._requests.perform(exchange)
+        [stored] = all_stored(exchange.results)
+        return DelayedRecord(topic, stored.partition, stored.timestamp_ms, exchange.ids[0] if exchange.ids else "")
 
     async def cancel(self, topic: str, delayed_id: str) -> None:
         """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
@@ -207,47 +215,34 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         await self._ask(CancelDelayed(topic, delayed_id))
 
     async def send_many(
-        self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
+        self, topic: str, records: Records, partition: int | None = None, *, schema: str | None = None
     ) -> list[RecordMetadata]:
-        """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
+        """Store many records, pipelined, in order; returns where each is, once all are committed.
 
-        Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
+        Records are values, pairs of key and value, or triples of key, value and headers, as in `send`.
+
+        If all failed for one reason, that error is raised; if some did, BatchFailed, whose `results` tell of each record.
         """
         check_topic(topic)
-        keys, values = columns(records)
-        check_bytes(values, keys or ())
-        largest_bytes = max(map(len, values), default=0) + max((len(key) for key in keys or () if key), default=0)
-        check_record(topic, largest_bytes)
+        outgoing = Outgoing.of(topic, records, partition_field(partition), schema)
         results: list[RecordMetadata | PenstockError] = []
         for submission in range(1, SUBMISSIONS_MAX + 1):
-            lost, may_go_on = await self._send_chunks(topic, values, keys, partition, schema, results)
+            lost, may_go_on = await self._send_chunks(outgoing, results)
             if lost is None:
                 break
             if not may_go_on or submission == SUBMISSIONS_MAX:
-                results += [lost] * (len(values) - len(results))
+                results += [lost] * (len(outgoing.values) - len(results))
                 break
-        return _all_stored(results)
+        return all_stored(results)
 
     async def _send_chunks(
-        self,
-        topic: str,
-        values: Sequence[bytes],
-        keys: Sequence[bytes | None] | None,
-        partition: int | None,
-        schema: str | None,
-        results: list[RecordMetadata | PenstockError],
+        self, outgoing: Outgoing, results: list[RecordMetadata | PenstockError]
     ) -> tuple[PenstockError | None, bool]:
         """Send what `results` does not cover yet and extend it, up to a lost connection: that error, and whether going on is safe."""
-        field = partition_field(partition)
-        sent: list[Produces] = []
+        sent: list[Produces | ProducesTogether] = []
         stopped: PenstockError | None = None
-        for first, last in chunks(values, len(results)):
-            chunk = values[first:last], keys and keys[first:last]
-            if schema is None:
-                data = encode_produce_many(topic, *chunk, field)
-            else:
-                data = _encode_with_schema(topic, schema, *chunk, field)
-            exchange = Produces(data, records=last - first, timeout_s=self._options.request_timeout_s)
+        for first, last in outgoing.chunks(len(results)):
+            exchange = outgoing.exchange(first, last, self._options.request_timeout_s)
             try:
                 await self._requests.submit(exchange, after=sent[-1] if sent else None)
             except Unreachable as error:
@@ -282,6 +277,8 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     ) -> FetchResult:
         """Read up to `max_records` records of one partition from `offset` on; none at its end.
 
+        A server that is not Penstock gives keys and values only: no headers, no timestamps, and empty values for tombstones.
+
         `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
         values that have such a member.
         """
@@ -294,15 +291,22 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         offset: int,
         max_records: int = FETCH_RECORDS,
         filter: str | None = None,  # noqa: A002
-    ) -> EncodedFetch:
+    ) -> EncodedRecords | EncodedFetch:
         """Like `fetch`, with the decoding left to the caller."""
         check_topic(topic)
-        request = Fetch(topic, index_field(partition), offset_field(offset), max_records, filter)
-        return EncodedFetch(topic, partition, await self._ask(request), native=filter is not None)
+        place = topic, index_field(partition), offset_field(offset), max_records
+        if self._fetches_whole:
+            try:
+                payload = await self._channel.ask_encoded(FetchRecords(*place, filter or ""))
+            except NotSupported:
+                self._fetches_whole = False
+            else:
+                return EncodedRecords(topic, partition, payload)
+        return EncodedFetch(topic, partition, await self._ask(Fetch(*place, filter)), native=filter is not None)
 
     def batches(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         partition: int | None = None,
         *,
         start: Start | None = None,
@@ -311,12 +315,18 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         commit: bool = True,
         filter: str | None = None,  # noqa: A002
         limit: int | None = None,
+        last: int | None = None,
     ) -> AsyncGenerator[list[Record], None]:
-        """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
-        check_topic(topic)
+        """Like `records`, a list at a time. The faster way to read much.
+
+        Each list has records of one partition, in order; the first has those of `last`, in the order of their times.
+        """
+        topics = [topic] if isinstance(topic, str) else list(topic)
+        for name in topics:
+            check_topic(name)
         return read_batches(
             self,
-            topic,
+            topics,
             partition,
             start,
             group,
@@ -324,12 +334,13 @@ class AsyncFlyMQClient(TcpClient[Replies]):
             commit=commit,
             wanted=filter,
             limit=limit,
+            last=last,
             sleep=self._sleep,
         )
 
     async def records(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         partition: int | None = None,
         *,
         start: Start | None = None,
@@ -338,17 +349,26 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         commit: bool = True,
         filter: str | None = None,  # noqa: A002
         limit: int | None = None,
+        last: int | None = None,
     ) -> AsyncGenerator[Record, None]:
-        """Iterate over the records of one partition or of all of them; order holds within a partition.
+        """Iterate over the records of one topic or several, of one partition or of all; order holds within a partition.
 
         `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading goes on where the group's committed
         offsets stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless
         `commit` is false): a record counts as read once all of its batch was handed out and the next record was asked for. Without
         `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more. `limit` ends it after
-        so many records.
+        so many records. `last` starts with that many of the newest records, over all partitions.
         """
         batches = self.batches(
-            topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+            topic,
+            partition,
+            start=start,
+            group=group,
+            follow=follow,
+            commit=commit,
+            filter=filter,
+            limit=limit,
+            last=last,
         )
         async with aclosing(batches):
             async for batch in batches:
@@ -467,29 +487,6 @@ class AsyncFlyMQClient(TcpClient[Replies]):
             raise AuthenticationFailed(
                 f"{self.address} refuses user {self.address.user!r}: {reason or 'no reason given'}"
             )
-
-
-def _all_stored(results: list[RecordMetadata | PenstockError]) -> list[RecordMetadata]:
-    stored = [result for result in results if isinstance(result, RecordMetadata)]
-    if len(stored) == len(results):
-        return stored
-    errors = [result for result in results if isinstance(result, PenstockError)]
-    if not stored and len({type(error) for error in errors}) == 1:
-        raise errors[0]
-    raise BatchFailed(
-        f"{len(errors)} of {len(results)} records were not acknowledged; the first error: {errors[0]}", results
-    ) from errors[0]
-
-
-def _encode_with_schema(
-    topic: str, schema: str, values: Sequence[bytes], keys: Sequence[bytes | None] | None, partition: int
-) -> bytes:
-    """One PRODUCE_WITH_SCHEMA frame a record, back to back."""
-    readings = [
-        SchemaReading(schema, value, key, partition)
-        for value, key in zip(values, keys or [None] * len(values), strict=True)
-    ]
-    return b"".join(encode_request(ProduceWithSchema(topic, [reading])) for reading in readings)
 
 
 def _group(state: GroupState | GroupSummary) -> GroupDescription:

@@ -51,6 +51,12 @@ class Channel:
         call = Call(encode_request(request), timeout_s=self.timeout_s, repeatable=repeatable)
         return self._perform(type(request), call)
 
+    async def ask_encoded(self, request: Operation[Any]) -> bytes:
+        """Like `ask`, with the payload of the reply as it came."""
+        call = Call(encode_request(request), timeout_s=self.timeout_s, repeatable=request.repeatable)
+        await self.requests.perform(call)
+        return call.payload
+
     async def _perform(self, kind: type[Operation[Answer]], call: Call) -> Answer:
         await self.requests.perform(call)
         return decode_reply(kind, call.payload)
@@ -73,7 +79,7 @@ class Call(Exchange[Replies]):
         elif isinstance(message, Reply) and message.opcode == ERROR:
             self.fail(error_for(decode_error(message.payload)))
         else:
-            raise _mismatch(self.data[_OPCODE_AT], message)
+            raise mismatch(self.data[_OPCODE_AT], message)
 
 
 class Produces(Exchange[Replies]):
@@ -95,7 +101,7 @@ class Produces(Exchange[Replies]):
         elif message.opcode == self.data[_OPCODE_AT] == ProduceWithSchema.opcode:
             self.results.append(metadata_of(decode_reply(ProduceWithSchema, message.payload)))
         else:
-            raise _mismatch(self.data[_OPCODE_AT], message)
+            raise mismatch(self.data[_OPCODE_AT], message)
 
 
 class Calls(Exchange[Replies]):
@@ -114,9 +120,9 @@ class Calls(Exchange[Replies]):
         elif isinstance(message, Reply) and message.opcode == ERROR:
             self.results.append(error_for(decode_error(message.payload)))
         else:
-            raise _mismatch(opcode, message)
+            raise mismatch(opcode, message)
 
 
-def _mismatch(requested: int, message: Replies) -> ProtocolViolation:
+def mismatch(requested: int, message: Replies) -> ProtocolViolation:
     answered = Produce.opcode if isinstance(message, ProducedRun) else message.opcode
     return ProtocolViolation(f"opcode 0x{requested:02x} was asked, opcode 0x{answered:02x} is the answer")

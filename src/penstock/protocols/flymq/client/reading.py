@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
@@ -13,20 +14,57 @@ from penstock.clients.reading import Cursor
 from penstock.clients.records import FetchResult, PartitionDescription, Record
 from penstock.clients.retry import Sleep
 from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, ProtocolViolation
-from penstock.protocols.bytes import U64
+from penstock.protocols.bytes import U64, ByteReader
+from penstock.protocols.flymq.operations.operation import decode_reply
+from penstock.protocols.flymq.operations.records import FetchRecords
 from penstock.protocols.flymq.record_layouts import decode_fetched
+from penstock.record_headers import decode_headers
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client.client import AsyncFlyMQClient
 
 Start = Literal["earliest", "latest"] | int | datetime
 
+LAST_RECORDS_MAX = 100_000
+"""Of the last records that are asked for: they are held in memory, twice as many for a moment."""
+LAST_SPAN_GROWTH = 4
 _COUNT_BYTES = 4
 _EMPTY_BYTES = _COUNT_BYTES + U64.size
 
 
+class EncodedRecords:
+    """A FETCH_RECORDS reply as it came. The next offset can be read before the records are decoded, so the next fetch need not wait."""
+
+    __slots__ = ("_partition", "_payload", "_topic", "next_offset")
+
+    def __init__(self, topic: str, partition: int, payload: bytes) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._payload = payload
+        self.next_offset: int = ByteReader(payload).u64("next offset")
+
+    def decode(self) -> FetchResult:
+        rows = decode_reply(FetchRecords, self._payload)
+        count = len(rows.offsets)
+        columns = rows.timestamps_ms, rows.keys or [None] * count, rows.values, rows.headers or [None] * count
+        if any(len(column) != count for column in columns):
+            raise ProtocolViolation(f"a FETCH_RECORDS reply with {count} offsets has columns of other lengths")
+        topic, partition = self._topic, self._partition
+        if not any(rows.headers):
+            records = [
+                Record(topic, partition, offset, key, value, timestamp_ms)
+                for offset, timestamp_ms, key, value, _ in zip(rows.offsets, *columns, strict=True)
+            ]
+        else:
+            records = [
+                Record(topic, partition, offset, key, value, timestamp_ms, tuple(decode_headers(cell)) if cell else ())
+                for offset, timestamp_ms, key, value, cell in zip(rows.offsets, *columns, strict=True)
+            ]
+        return FetchResult(records, rows.next_offset)
+
+
 class EncodedFetch:
-    """A FETCH reply as it came. The next offset can be read before the records are decoded, so the next fetch need not wait for that.
+    """A FETCH reply as it came, of a server that does not know FETCH_RECORDS.
 
     `native`: the reply has the layout of deployed brokers, which they choose if the request has a filter.
     """
@@ -65,7 +103,7 @@ def timestamp_ms_of(time: datetime | int) -> int:
 
 async def read_batches(
     client: AsyncFlyMQClient,
-    topic: str,
+    topics: Sequence[str],
     partition: int | None,
     start: Start | None,
     group: str | None,
@@ -74,24 +112,67 @@ async def read_batches(
     commit: bool,
     wanted: str | None,
     limit: int | None,
+    last: int | None,
     sleep: Sleep,
 ) -> AsyncGenerator[list[Record], None]:
     """See `AsyncFlyMQClient.records`."""
     reading.check_limit(limit)
-    cursors = await _cursors(client, topic, partition, start, group, follow=follow)
+    if last is not None:
+        if start is not None or group is not None:
+            raise InvalidRequest("last says where to start: leave out start and group")
+        if not 1 <= last <= LAST_RECORDS_MAX:
+            raise InvalidRequest(f"last is {last}: use 1 to {LAST_RECORDS_MAX}")
+        start = "latest"
+    cursors = [
+        cursor for topic in topics for cursor in await _cursors(client, topic, partition, start, group, follow=follow)
+    ]
 
-    async def fetch(partition: int, offset: int, max_records: int) -> EncodedFetch:
-        return await client.fetch_encoded(topic, partition, offset, max_records, wanted)
+    async def fetch(cursor: Cursor, max_records: int) -> EncodedRecords | EncodedFetch:
+        return await client.fetch_encoded(cursor.topic, cursor.partition, cursor.offset, max_records, wanted)
 
-    async def remember(partition: int, offset: int) -> None:
+    async def remember(cursor: Cursor, offset: int) -> None:
         assert group is not None
-        await client.commit(topic, group, partition, offset)
+        await client.commit(cursor.topic, group, cursor.partition, offset)
 
+    if last is not None:
+        records = (await _last(client, cursors, last, wanted))[:limit]
+        if records:
+            yield records
+        if limit is not None:
+            limit -= len(records)
+            if not limit:
+                return
     remembering = remember if group is not None and commit else None
     batches = reading.read_batches(cursors, fetch, remembering, follow=follow, limit=limit, sleep=sleep)
     async with aclosing(batches):
         async for batch in batches:
             yield batch
+
+
+async def _last(client: AsyncFlyMQClient, cursors: Sequence[Cursor], count: int, wanted: str | None) -> list[Record]:
+    """The last records before the cursors, of all of them together in the order of their times."""
+    records: list[Record] = []
+    for cursor in cursors:
+        records += await _last_of_partition(client, cursor, count, wanted)
+        records = sorted(records, key=lambda record: record.timestamp_ms or 0)[-count:]
+    return records
+
+
+async def _last_of_partition(client: AsyncFlyMQClient, cursor: Cursor, count: int, wanted: str | None) -> list[Record]:
+    """The last records before a cursor. If compaction, expiry or a filter leave too few of them, looks further back each time."""
+    span = count
+    while True:
+        first = offset = max(0, cursor.offset - span)
+        records: deque[Record] = deque(maxlen=count)
+        while offset < cursor.offset:
+            found = await client.fetch(cursor.topic, cursor.partition, offset, reading.READ_RECORDS, wanted)
+            records.extend(record for record in found.records if record.offset < cursor.offset)
+            if found.next_offset <= offset:
+                break
+            offset = found.next_offset
+        if len(records) == count or first == 0:
+            return list(records)
+        span *= LAST_SPAN_GROWTH
 
 
 async def _cursors(
@@ -107,7 +188,7 @@ async def _cursors(
         await asyncio.gather(*(client.subscribe(topic, group, each.partition) for each in partitions))
         offsets = [committed.get(each.partition, offset) for each, offset in zip(partitions, offsets, strict=True)]
     return [
-        Cursor(each.partition, max(offset, each.start_offset), None if follow else each.next_offset)
+        Cursor(topic, each.partition, max(offset, each.start_offset), None if follow else each.next_offset)
         for each, offset in zip(partitions, offsets, strict=True)
     ]
 

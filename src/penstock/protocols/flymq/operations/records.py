@@ -1,4 +1,4 @@
-"""Records: produced, consumed, delayed, with a time to live, and dead letters.
+"""Records: produced, consumed, whole with their headers and times, delayed, with a time to live, and dead letters.
 
 PRODUCE, CONSUME and FETCH are declared here for their opcodes and the reference. Their replies, and runs of PRODUCE, are coded by
 hand in `codec` and `record_layouts`: they are the hot path.
@@ -6,17 +6,19 @@ hand in `codec` and `record_layouts`: they are the hot path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
 from penstock.protocols.bytes import ByteReader
+from penstock.protocols.flymq.cells import Cells, HeaderCells
 from penstock.protocols.flymq.layout import (
     I32,
     I64,
     TAIL,
     U32,
     U64,
+    AtMost,
     Blob,
     Bool,
     Bytes,
@@ -34,7 +36,7 @@ from penstock.protocols.flymq.layout import (
     Tail,
     Text,
 )
-from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
+from penstock.protocols.flymq.limits import PRODUCED_HEADERS_MAX, PRODUCED_RECORDS_MAX, REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.operation import Operation
 from penstock.protocols.flymq.operations.topics import Done
 from penstock.protocols.flymq.wire import PARTITION_AUTO
@@ -107,6 +109,74 @@ class Fetch(
 
 class FetchBinary(Fetch, opcode=0x0B):
     """The same as FETCH."""
+
+
+# --- whole records ---
+
+
+@dataclass(slots=True)
+class RecordFailure:
+    """A record that was not stored, and why, in the words of an ERROR."""
+
+    row: U32
+    error: Str
+
+
+@dataclass(slots=True)
+class ProducedRecords:
+    """Where and when each record was stored; partition -1 for those among the failures."""
+
+    partitions: Annotated[Sequence[I32], AtMost(PRODUCED_RECORDS_MAX)]
+    offsets: Annotated[Sequence[I64], AtMost(PRODUCED_RECORDS_MAX)]
+    timestamps_ms: Annotated[Sequence[I64], AtMost(PRODUCED_RECORDS_MAX)]
+    failures: Annotated[Sequence[RecordFailure], AtMost(PRODUCED_RECORDS_MAX)]
+    ids: Annotated[Sequence[Str], AtMost(PRODUCED_RECORDS_MAX)]
+    """What cancels each record if there is a delay, else empty. Offsets are 0 then, and timestamps the times the records are due."""
+
+
+class ProduceRecords(Operation[ProducedRecords], opcode=0xC8, repeatable=False, smaller="send fewer records at a time"):
+    """Store records with headers, and records without a value. Each is stored, or fails, by itself.
+
+    Records have no times of their own: their timestamp is when the broker commits them.
+    """
+
+    topic: Str
+    values: Annotated[Sequence[bytes | None], Cells(PRODUCED_RECORDS_MAX)]
+    """Null for a tombstone."""
+    keys: Annotated[Sequence[bytes | None], Cells(PRODUCED_RECORDS_MAX)] = ()
+    headers: Annotated[Sequence[bytes | None], HeaderCells(PRODUCED_RECORDS_MAX, PRODUCED_HEADERS_MAX)] = ()
+    partition: I32 = PARTITION_AUTO
+    """-1: the broker chooses by the key, or in turn."""
+    ttl_ms: U64 = 0
+    """Zero: no limit."""
+    schema: Str = ""
+    """What the records must look like, as in "orders:3"; empty: what the topic is bound to."""
+    delay_ms: U64 = 0
+    """Zero: at once. A delay goes with no schema but that of the topic."""
+
+
+@dataclass(slots=True)
+class FetchedRecords:
+    """Records of one partition, as columns of one length; a column of keys or headers is empty if no record has one."""
+
+    next_offset: U64
+    offsets: Annotated[Sequence[I64], AtMost(REPLY_ITEMS_MAX)]
+    timestamps_ms: Annotated[Sequence[I64], AtMost(REPLY_ITEMS_MAX)]
+    keys: Annotated[Sequence[bytes | None], Cells(REPLY_ITEMS_MAX)]
+    values: Annotated[Sequence[bytes | None], Cells(REPLY_ITEMS_MAX)]
+    headers: Annotated[Sequence[bytes | None], Cells(REPLY_ITEMS_MAX)]
+    """Each as in header cells."""
+
+
+class FetchRecords(Operation[FetchedRecords], opcode=0xC9, smaller="ask for fewer records"):
+    """Read records from an offset on, with headers, timestamps and null values."""
+
+    topic: Str
+    partition: I32
+    offset: U64
+    max_records: I32
+    filter: Str = ""
+    """As in FETCH; empty for all records."""
 
 
 # --- delay and time to live ---

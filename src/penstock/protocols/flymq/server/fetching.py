@@ -1,6 +1,6 @@
-"""Reading records for CONSUME and FETCH: from memory where that is enough, from disk where it is not.
+"""Reading records for CONSUME, FETCH and FETCH_RECORDS: from memory where that is enough, from disk where it is not.
 
-A FETCH gathers parts of blocks until it has what was asked for or one of its bounds is reached; a reader asks again from the next
+A fetch gathers parts of blocks until it has what was asked for or one of its bounds is reached; a reader asks again from the next
 offset. Whatever is in the log's memory is gathered at once. Only when that runs out does the rest become a coroutine.
 """
 
@@ -9,15 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
 
 from penstock.broker.groups.truncation import position_of_client
 from penstock.broker.records.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition
-from penstock.log.block import KEYS, Block
-from penstock.protocols.flymq.record_layouts import Rows, UniformRows, encode_consumed, encode_fetched
+from penstock.log.block import KEYS, BinaryColumn, Block
+from penstock.protocols.flymq.record_layouts import (
+    RawCells,
+    Rows,
+    UniformRows,
+    WholeRows,
+    encode_consumed,
+    encode_fetched,
+    encode_fetched_records,
+)
 from penstock.protocols.flymq.server.filters import RecordFilter, select
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
 from penstock.protocols.values import uniform_values
@@ -45,18 +55,103 @@ class FetchLimits:
     """Time that one filtered FETCH takes for looking, give or take one record."""
 
 
-class Gathering:
-    """The records of one FETCH reply, as they are to be seen at a time."""
+class Part(Protocol):
+    """Some rows of a reply."""
 
-    __slots__ = ("_bytes_left", "_hidden_left", "_parts", "next_offset", "now_ms", "records_left")
+    @property
+    def offsets(self) -> Sequence[int]: ...
+    @property
+    def size_bytes(self) -> int:
+        """What the rows take in a reply."""
 
-    def __init__(self, next_offset: int, records_max: int, bytes_max: int, hidden_max: int, now_ms: int) -> None:
+    def fitting(self, bytes_max: int) -> int:
+        """Return how many rows from the first on take no more than this in a reply."""
+
+    def head(self, count: int) -> Self: ...
+
+
+P = TypeVar("P", bound=Part)
+
+
+class ReplyForm(Protocol[P]):
+    """How rows of blocks become a reply."""
+
+    def rows(self, block: Block, start: int, stop: int) -> P: ...
+    def picked(self, block: Block, rows: Sequence[int]) -> P: ...
+    def encode(self, parts: Sequence[P], next_offset: int) -> bytes: ...
+
+
+class PlainForm:
+    """Keys and values, as FETCH returns them; `native`: in the layout of deployed brokers."""
+
+    __slots__ = ("_native", "_opcode")
+
+    def __init__(self, opcode: int, *, native: bool) -> None:
+        self._opcode = opcode
+        self._native = native
+
+    def rows(self, block: Block, start: int, stop: int) -> Rows | UniformRows:
+        return _uniform_rows(block, start, stop) or Rows(
+            block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
+        )
+
+    def picked(self, block: Block, rows: Sequence[int]) -> Rows:
+        first, stop = _range_of(rows)
+        offsets, keys, values = block.offsets(first, stop), block.keys(first, stop), block.values(first, stop)
+        places = [row - first for row in rows]
+        return Rows([offsets[at] for at in places], keys and [keys[at] for at in places], [values[at] for at in places])
+
+    def encode(self, parts: Sequence[Rows | UniformRows], next_offset: int) -> bytes:
+        return encode_fetched(self._opcode, parts, next_offset, native=self._native)
+
+
+class WholeForm:
+    """Records with everything they have, as FETCH_RECORDS returns them."""
+
+    __slots__ = ()
+
+    def rows(self, block: Block, start: int, stop: int) -> WholeRows:
+        columns = block.columns()
+        return WholeRows(
+            block.offsets(start, stop),
+            block.timestamps(start, stop),
+            None if columns.keys is None else _raw_cells(columns.keys, start, stop),
+            _raw_cells(columns.values, start, stop),
+            None if columns.headers is None else _raw_cells(columns.headers, start, stop),
+        )
+
+    def picked(self, block: Block, rows: Sequence[int]) -> WholeRows:
+        first, stop = _range_of(rows)
+        offsets, timestamps = block.offsets(first, stop), block.timestamps(first, stop)
+        keys, values, headers = block.keys(first, stop), block.values(first, stop), block.headers(first, stop)
+        places = [row - first for row in rows]
+        return WholeRows(
+            [offsets[at] for at in places],
+            [timestamps[at] for at in places],
+            None if keys is None else RawCells.of([keys[at] for at in places]),
+            RawCells.of([values[at] for at in places]),
+            None if headers is None else RawCells.of([headers[at] for at in places]),
+        )
+
+    def encode(self, parts: Sequence[WholeRows], next_offset: int) -> bytes:
+        return encode_fetched_records(parts, next_offset)
+
+
+class Gathering(Generic[P]):
+    """The records of one reply to a fetch, as they are to be seen at a time."""
+
+    __slots__ = ("_bytes_left", "_hidden_left", "_parts", "form", "next_offset", "now_ms", "records_left")
+
+    def __init__(
+        self, form: ReplyForm[P], next_offset: int, records_max: int, bytes_max: int, hidden_max: int, now_ms: int
+    ) -> None:
+        self.form = form
         self.next_offset = next_offset
         self.records_left = records_max
         self.now_ms = now_ms
         self._bytes_left = bytes_max
         self._hidden_left = hidden_max
-        self._parts: list[Rows | UniformRows] = []
+        self._parts: list[P] = []
 
     @property
     def open(self) -> bool:
@@ -66,7 +161,7 @@ class Gathering:
     def empty(self) -> bool:
         return not self._parts
 
-    def add(self, rows: Rows | UniformRows, following: int) -> None:
+    def add(self, rows: P, following: int) -> None:
         """Add rows as far as they fit, one at least; `following` is where the next FETCH goes on if all of them do."""
         size = rows.size_bytes
         if size > self._bytes_left:
@@ -84,8 +179,8 @@ class Gathering:
         """Records that have expired are not shown, but looking at them has its bound too."""
         self._hidden_left -= hidden
 
-    def encode(self, opcode: int, *, native: bool) -> bytes:
-        return encode_fetched(opcode, self._parts, self.next_offset, native=native)
+    def encode(self) -> bytes:
+        return self.form.encode(self._parts, self.next_offset)
 
 
 class Fetcher:
@@ -113,12 +208,10 @@ class Fetcher:
         offset: int,
         max_records: int,
         wanted: str | None,
-        opcode: int,
-        *,
-        native: bool,
+        form: ReplyForm[P],
         worker: Worker,
     ) -> bytes | Coroutine[Any, Any, bytes]:
-        """The reply to a FETCH, or what will become it. `worker` compiles and evaluates a filter.
+        """Return the reply to a fetch, or a coroutine that will. `worker` compiles and evaluates a filter.
 
         Where retention has passed the offset, it goes on with the first record that is left: a deployed reader would otherwise
         ask for the same offset for ever. Beyond the end there is nothing, and the next offset is the one asked for, or the cut if the
@@ -126,26 +219,26 @@ class Fetcher:
         """
         records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
         gathering = Gathering(
-            offset, records_max, self._limits.bytes_max, self._limits.scanned_max, self._clock.now_ms()
+            form, offset, records_max, self._limits.bytes_max, self._limits.scanned_max, self._clock.now_ms()
         )
         if offset >= partition.committed_end:
             gathering.next_offset = position_of_client(partition, offset)
-            return gathering.encode(opcode, native=native)
+            return gathering.encode()
         gathering.next_offset = max(offset, partition.start_offset)
         if wanted:
-            return self._fetch_filtered(partition, gathering, wanted, opcode, native, worker)
+            return self._fetch_filtered(partition, gathering, wanted, worker)
         while gathering.open and gathering.next_offset < partition.committed_end:
             blocks = partition.read_cached(
                 gathering.next_offset, _read_bytes(partition, gathering.records_left, self._limits)
             )
             if blocks is None:
-                return self._fetch_from_disk(partition, gathering, opcode, native)
+                return self._fetch_from_disk(partition, gathering)
             if not blocks:
                 break
             _gather(gathering, blocks)
-        return gathering.encode(opcode, native=native)
+        return gathering.encode()
 
-    async def _fetch_from_disk(self, partition: Partition, gathering: Gathering, opcode: int, native: bool) -> bytes:
+    async def _fetch_from_disk(self, partition: Partition, gathering: Gathering[P]) -> bytes:
         while gathering.open and gathering.next_offset < partition.committed_end:
             try:
                 blocks = await _read_retained(
@@ -158,10 +251,10 @@ class Fetcher:
             if not blocks:
                 break
             _gather(gathering, blocks)
-        return gathering.encode(opcode, native=native)
+        return gathering.encode()
 
     async def _fetch_filtered(
-        self, partition: Partition, gathering: Gathering, wanted: str, opcode: int, native: bool, worker: Worker
+        self, partition: Partition, gathering: Gathering[P], wanted: str, worker: Worker
     ) -> bytes:
         limits, clock = self._limits, self._clock
         record_filter = await worker.run(lambda _: RecordFilter(wanted))
@@ -188,10 +281,10 @@ class Fetcher:
             scanned += await worker.run(scan)
             if out_of_time():
                 break
-        return gathering.encode(opcode, native=native)
+        return gathering.encode()
 
 
-async def _read_retained(partition: Partition, gathering: Gathering, max_bytes: int) -> list[Block]:
+async def _read_retained(partition: Partition, gathering: Gathering[P], max_bytes: int) -> list[Block]:
     """Read from the next offset on, or from the first record left if retention removes that one before the read begins."""
     while True:
         try:
@@ -203,7 +296,7 @@ async def _read_retained(partition: Partition, gathering: Gathering, max_bytes: 
 
 
 def _scan(
-    gathering: Gathering,
+    gathering: Gathering[P],
     blocks: list[Block],
     wanted: RecordFilter,
     scanned_max: int,
@@ -225,13 +318,13 @@ def _scan(
             shown = set(visible)
             rows = [row for row in rows if start + row in shown]
         gathering.add(
-            Rows([offsets[row] for row in rows], keys and [keys[row] for row in rows], [values[row] for row in rows]),
+            gathering.form.picked(block, [start + row for row in rows]),
             block.next_offset if start + looked_at == block.count else offsets[looked_at - 1] + 1,
         )
     return scanned
 
 
-def _gather(gathering: Gathering, blocks: list[Block]) -> None:
+def _gather(gathering: Gathering[P], blocks: list[Block]) -> None:
     for block in blocks:
         if not gathering.open:
             return
@@ -241,17 +334,22 @@ def _gather(gathering: Gathering, blocks: list[Block]) -> None:
         visible = visible_rows(block, start, stop, gathering.now_ms)
         if visible is not None:
             gathering.pass_over(stop - start - len(visible))
-            gathering.add(_picked_rows(block, visible), following)
+            gathering.add(gathering.form.picked(block, visible), following)
             continue
-        rows = _uniform_rows(block, start, stop) or Rows(
-            block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
-        )
-        gathering.add(rows, following)
+        gathering.add(gathering.form.rows(block, start, stop), following)
 
 
-def _picked_rows(block: Block, rows: Sequence[int]) -> Rows:
-    offsets, keys, values = block.offsets(), block.keys(), block.values()
-    return Rows([offsets[row] for row in rows], keys and [keys[row] for row in rows], [values[row] for row in rows])
+def _raw_cells(column: BinaryColumn, start: int, stop: int) -> RawCells:
+    cuts = column.offsets[start : stop + 1].astype(np.int64)
+    lengths = np.diff(cuts)
+    if column.valid is not None:
+        lengths[~column.valid[start:stop]] = -1
+    return RawCells(lengths, column.data[cuts[0] : cuts[-1]])
+
+
+def _range_of(rows: Sequence[int]) -> tuple[int, int]:
+    """The smallest range that has all rows, which are in order."""
+    return (rows[0], rows[-1] + 1) if rows else (0, 0)
 
 
 def _uniform_rows(block: Block, start: int, stop: int) -> UniformRows | None:

@@ -1,22 +1,28 @@
-"""Handlers of delayed records, records with a time to live, and dead letters."""
+"""Handlers of whole records, delayed records, records with a time to live, and dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from penstock.broker.deliveries.deadletter_entries import DeadLetter
 from penstock.broker.deliveries.deadletters import Wanted
 from penstock.broker.records.spreading import Placement, Scattered
 from penstock.broker.schedule.schedule import Scheduled, expiry_of
-from penstock.errors import PenstockError
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.protocols.flymq.errors import error_text
 from penstock.protocols.flymq.operations.records import (
     CancelDelayed,
     DeadLetterDetails,
     DeadLetterHead,
     FetchDlq,
+    FetchRecords,
     ProduceDelayed,
+    ProducedRecords,
+    ProduceRecords,
     ProduceWithTtl,
     PurgeDlq,
+    RecordFailure,
     ReplayDlq,
     Replayed,
     ReplayedAt,
@@ -25,14 +31,158 @@ from penstock.protocols.flymq.operations.records import (
     StoredRecord,
 )
 from penstock.protocols.flymq.operations.topics import Done
-from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
+from penstock.protocols.flymq.server.dispatch import Answer, Caller, Written, handles, writes
+from penstock.protocols.flymq.server.fetching import WholeForm
 from penstock.protocols.flymq.server.filters import RecordFilter
-from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
+from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT, PARTITION_AUTO
 from penstock.workers import Check
 
 UINT32_MAX = 0xFFFFFFFF
 
-# --- writes ---
+_WHOLE_FORM = WholeForm()
+
+# --- whole records ---
+
+
+@handles(FetchRecords)
+def fetch_records(caller: Caller, request: FetchRecords) -> Answer:
+    partition = caller.broker.partition(caller.principal, request.topic, request.partition)
+    return caller.fetcher.fetch(
+        partition, request.offset, request.max_records, request.filter, _WHOLE_FORM, caller.worker
+    )
+
+
+@writes(ProduceRecords)
+def produce_records(caller: Caller, request: ProduceRecords, written: Written) -> None:
+    count = len(request.values)
+    for name, column in (("keys", request.keys), ("headers", request.headers)):
+        if column and len(column) != count:
+            raise InvalidRequest(f"{count} values came with {len(column)} {name}: send as many, or none")
+    if request.delay_ms and request.schema:
+        raise InvalidRequest("a delay and a schema do not go together: bind the topic to the schema")
+    write = _RecordsWrite(caller, request, written)
+    if request.delay_ms:
+        write.schedule()
+    else:
+        write.start()
+
+
+class _RecordsWrite:
+    """One PRODUCE_RECORDS under way. The broker refuses records together if one of them is at fault; then they are written one by one."""
+
+    def __init__(self, caller: Caller, request: ProduceRecords, written: Written) -> None:
+        self._caller = caller
+        self._request = request
+        self._written = written
+        self._expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms)
+        count = len(request.values)
+        self._partitions = [PARTITION_AUTO] * count
+        self._offsets = [0] * count
+        self._timestamps_ms = [0] * count
+        self._ids = [""] * count if request.delay_ms else []
+        self._failures: list[RecordFailure] = []
+        self._left = count
+
+    def start(self) -> None:
+        rows = range(self._left)
+        try:
+            self._produce(rows, self._placed_together)
+        except InvalidRequest:
+            if len(rows) <= 1:
+                raise
+            self._produce_one_by_one(rows)
+
+    def schedule(self) -> None:
+        if not self._left:
+            raise InvalidRequest("no records to write: send at least one")
+        request = self._request
+        for row, value in enumerate(request.values):
+            try:
+                self._caller.broker.schedule.add(
+                    self._caller.principal,
+                    request.topic,
+                    request.partition,
+                    value,
+                    request.keys[row] if request.keys else None,
+                    request.headers[row] if request.headers else None,
+                    delay_ms=request.delay_ms,
+                    ttl_ms=request.ttl_ms,
+                    done=partial(self._scheduled, row),
+                )
+            except PenstockError as error:
+                self._scheduled(row, error)
+
+    def _scheduled(self, row: int, result: Scheduled | PenstockError) -> None:
+        if isinstance(result, PenstockError):
+            self._fail([row], result)
+        else:
+            self._ids[row] = result.id
+            self._store([row], [result.partition], [0], [result.due_ms])
+        self._settle(1)
+
+    def _placed_together(self, rows: range, placed: list[Placement] | Scattered) -> None:
+        refused = not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest)
+        if refused and len(rows) > 1:
+            self._produce_one_by_one(rows)
+        else:
+            self._placed(rows, placed)
+
+    def _produce_one_by_one(self, rows: range) -> None:
+        for row in rows:
+            single = range(row, row + 1)
+            try:
+                self._produce(single, self._placed)
+            except PenstockError as error:
+                self._fail(single, error)
+                self._settle(1)
+
+    def _produce(self, rows: range, placed: Callable[[range, list[Placement] | Scattered], None]) -> None:
+        request, taken = self._request, slice(rows.start, rows.stop)
+        self._caller.broker.produce(
+            self._caller.principal,
+            request.topic,
+            request.partition,
+            request.values[taken],
+            request.keys[taken] if request.keys else None,
+            request.headers[taken] if request.headers else None,
+            [self._expiry_ms] * len(rows) if self._expiry_ms else None,
+            schema=request.schema or None,
+            done=partial(placed, rows),
+        )
+
+    def _placed(self, rows: range, placed: list[Placement] | Scattered) -> None:
+        if isinstance(placed, Scattered):
+            self._store(rows, *(column.tolist() for column in placed))
+        else:
+            for partition, part, result in placed:
+                stored = rows[part] if isinstance(part, slice) else [rows[at] for at in part]
+                if isinstance(result, PenstockError):
+                    self._fail(stored, result)
+                else:
+                    count = len(stored)
+                    offsets = range(result.base_offset, result.base_offset + count)
+                    self._store(stored, [partition] * count, offsets, [result.timestamp_ms] * count)
+        self._settle(len(rows))
+
+    def _store(
+        self, rows: Sequence[int], partitions: Sequence[int], offsets: Sequence[int], timestamps_ms: Sequence[int]
+    ) -> None:
+        for row, *place in zip(rows, partitions, offsets, timestamps_ms, strict=True):
+            self._partitions[row], self._offsets[row], self._timestamps_ms[row] = place
+
+    def _fail(self, rows: Sequence[int], error: PenstockError) -> None:
+        text = error_text(error)
+        self._failures += [RecordFailure(row, text) for row in rows]
+
+    def _settle(self, count: int) -> None:
+        self._left -= count
+        if not self._left:
+            self._written(
+                ProducedRecords(self._partitions, self._offsets, self._timestamps_ms, self._failures, self._ids)
+            )
+
+
+# --- writes of one record ---
 
 
 def stored(

@@ -44,6 +44,7 @@ from penstock.protocols.flymq.operations.topics import (
     TopicMetadata,
 )
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
+from penstock.protocols.flymq.server.fetching import PlainForm
 
 LEADER_ID = 0
 LEADER_EPOCH = 1
@@ -72,9 +73,8 @@ def fetch(caller: Caller, request: Fetch) -> Answer:
         request.offset,
         request.max_records,
         request.filter,
-        request.opcode,
-        native=bool(caller.native),
-        worker=caller.worker,
+        PlainForm(request.opcode, native=bool(caller.native)),
+        caller.worker,
     )
 
 
