@@ -18,6 +18,7 @@ from penstock.clients.records import FetchResult, GroupDescription, Lag, Record,
 from penstock.clients.sync import SyncClient, SyncContext, SyncObject
 from penstock.protocols.flymq.client.access import AsyncAccess, AsyncKeys, Identity
 from penstock.protocols.flymq.client.client import FETCH_RECORDS, AsyncFlyMQClient
+from penstock.protocols.flymq.client.producing import Headers, Records
 from penstock.protocols.flymq.client.reading import Start
 from penstock.protocols.flymq.client.records import (
     LETTERS,
@@ -87,49 +88,58 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
     def send(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         key: bytes | None = None,
         partition: int | None = None,
         *,
+        headers: Headers = (),
         ttl_s: float | None = None,
         schema: str | None = None,
     ) -> RecordMetadata:
         """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
 
-        Without a partition the key decides, or else they take turns.
+        Without a partition the key decides, or else they take turns. A value of None is a tombstone: compaction removes its key.
+        `headers` are names with values, as a mapping or as pairs. The timestamp is when the broker commits the record.
 
         A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
         "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
-        whether the record was stored.
+        whether the record was stored. Raises NotSupported if the server is not Penstock and would lose headers or a null value.
         """
-        return self._thread.run(self._async.send(topic, value, key, partition, ttl_s=ttl_s, schema=schema))
+        return self._thread.run(
+            self._async.send(topic, value, key, partition, headers=headers, ttl_s=ttl_s, schema=schema)
+        )
 
     def send_later(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         delay_s: float,
         key: bytes | None = None,
         partition: int | None = None,
         *,
+        headers: Headers = (),
         ttl_s: float | None = None,
     ) -> DelayedRecord:
         """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
 
         A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
         """
-        return self._thread.run(self._async.send_later(topic, value, delay_s, key, partition, ttl_s=ttl_s))
+        return self._thread.run(
+            self._async.send_later(topic, value, delay_s, key, partition, headers=headers, ttl_s=ttl_s)
+        )
 
     def cancel(self, topic: str, delayed_id: str) -> None:
         """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
         self._thread.run(self._async.cancel(topic, delayed_id))
 
     def send_many(
-        self, topic: str, records: Values, partition: int | None = None, *, schema: str | None = None
+        self, topic: str, records: Records, partition: int | None = None, *, schema: str | None = None
     ) -> list[RecordMetadata]:
-        """Store many records (values, or pairs of key and value), pipelined, in order; returns where each is, once all are committed.
+        """Store many records, pipelined, in order; returns where each is, once all are committed.
 
-        Where all failed for one reason, that error is raised; where some did, BatchFailed, whose `results` tell of each record.
+        Records are values, pairs of key and value, or triples of key, value and headers, as in `send`.
+
+        If all failed for one reason, that error is raised; if some did, BatchFailed, whose `results` tell of each record.
         """
         return self._thread.run(self._async.send_many(topic, records, partition, schema=schema))
 
@@ -145,6 +155,8 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
     ) -> FetchResult:
         """Read up to `max_records` records of one partition from `offset` on; none at its end.
 
+        A server that is not Penstock gives keys and values only: no headers, no timestamps, and empty values for tombstones.
+
         `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
         values that have such a member.
         """
@@ -152,7 +164,7 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
 
     def batches(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         partition: int | None = None,
         *,
         start: Start | None = None,
@@ -161,17 +173,29 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
         commit: bool = True,
         filter: str | None = None,
         limit: int | None = None,
+        last: int | None = None,
     ) -> Iterator[list[Record]]:
-        """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
+        """Like `records`, a list at a time. The faster way to read much.
+
+        Each list has records of one partition, in order; the first has those of `last`, in the order of their times.
+        """
         return self._iterate(
             self._async.batches(
-                topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+                topic,
+                partition,
+                start=start,
+                group=group,
+                follow=follow,
+                commit=commit,
+                filter=filter,
+                limit=limit,
+                last=last,
             )
         )
 
     def records(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         partition: int | None = None,
         *,
         start: Start | None = None,
@@ -180,17 +204,26 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
         commit: bool = True,
         filter: str | None = None,
         limit: int | None = None,
+        last: int | None = None,
     ) -> Iterator[Record]:
-        """Iterate over the records of one partition or of all of them; order holds within a partition.
+        """Iterate over the records of one topic or several, of one partition or of all; order holds within a partition.
 
         `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading goes on where the group's committed
         offsets stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless
         `commit` is false): a record counts as read once all of its batch was handed out and the next record was asked for. Without
         `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more. `limit` ends it after
-        so many records.
+        so many records. `last` starts with that many of the newest records, over all partitions.
         """
         for batch in self.batches(
-            topic, partition, start=start, group=group, follow=follow, commit=commit, filter=filter, limit=limit
+            topic,
+            partition,
+            start=start,
+            group=group,
+            follow=follow,
+            commit=commit,
+            filter=filter,
+            limit=limit,
+            last=last,
         ):
             yield from batch
 

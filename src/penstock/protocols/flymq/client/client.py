@@ -32,6 +32,7 @@ from penstock.clients.records import (
     TopicDescription,
 )
 from penstock.clients.requests import OnLost
+from penstock.clients.results import require_success
 from penstock.clients.retry import SUBMISSIONS_MAX, Sleep
 from penstock.clients.tcp import TcpClient
 from penstock.clients.url import parse_tcp_url
@@ -39,7 +40,6 @@ from penstock.clock import Clock
 from penstock.errors import (
     AuthenticationFailed,
     GroupNotFound,
-    InvalidRequest,
     NotSupported,
     PenstockError,
     Unreachable,
@@ -59,7 +59,6 @@ from penstock.protocols.flymq.client.producing import (
     Outgoing,
     ProducesTogether,
     Records,
-    all_stored,
 )
 from penstock.protocols.flymq.client.reading import EncodedFetch, EncodedRecords, Start, read_batches, timestamp_ms_of
 from penstock.protocols.flymq.client.records import AsyncDeadLetters, AsyncSchemas, DelayedRecord
@@ -178,7 +177,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
             outgoing.ttl_ms = ttl_ms
         exchange = outgoing.exchange(0, 1, self._options.request_timeout_s)
         await self._requests.perform(exchange)
-        return all_stored(exchange.results)[0]
+        return require_success(exchange.results)[0]
 
     async def send_later(
         self,
@@ -206,7 +205,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         outgoing.ttl_ms, outgoing.delay_ms = ttl_ms, delay_ms
         exchange = ProducesTogether(outgoing.request(0, 1), timeout_s=self._options.request_timeout_s)
         await self._requests.perform(exchange)
-        [stored] = all_stored(exchange.results)
+        [stored] = require_success(exchange.results)
         return DelayedRecord(topic, stored.partition, stored.timestamp_ms, exchange.ids[0] if exchange.ids else "")
 
     async def cancel(self, topic: str, delayed_id: str) -> None:
@@ -233,7 +232,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
             if not may_go_on or submission == SUBMISSIONS_MAX:
                 results += [lost] * (len(outgoing.values) - len(results))
                 break
-        return all_stored(results)
+        return require_success(results)
 
     async def _send_chunks(
         self, outgoing: Outgoing, results: list[RecordMetadata | PenstockError]

@@ -14,7 +14,7 @@ from itertools import accumulate
 from penstock.clients.arguments import CHUNK_BYTES, CHUNK_RECORDS_MAX, Values, check_bytes, chunks, columns
 from penstock.clients.pipeline import Exchange
 from penstock.clients.records import RecordMetadata
-from penstock.errors import BatchFailed, InvalidRequest, NotSupported, PenstockError, ProtocolViolation, RecordTooLarge
+from penstock.errors import InvalidRequest, NotSupported, PenstockError, ProtocolViolation, RecordTooLarge
 from penstock.protocols.flymq.client.exchanges import Produces, Replies, mismatch
 from penstock.protocols.flymq.codec import Reply
 from penstock.protocols.flymq.errors import decode_error, error_for
@@ -227,19 +227,6 @@ class ProducesTogether(Exchange[Replies]):
                 raise ProtocolViolation(f"the reply to {self._records} records has an error for record {failure.row}")
             results[failure.row] = error_for(failure.error)
         return results
-
-
-def all_stored(results: list[Result]) -> list[RecordMetadata]:
-    """The metadata of all records. Raises their error if all failed for one reason, BatchFailed if some did."""
-    stored = [result for result in results if isinstance(result, RecordMetadata)]
-    if len(stored) == len(results):
-        return stored
-    errors = [result for result in results if isinstance(result, PenstockError)]
-    if not stored and len({type(error) for error in errors}) == 1:
-        raise errors[0]
-    raise BatchFailed(
-        f"{len(errors)} of {len(results)} records were not acknowledged; the first error: {errors[0]}", results
-    ) from errors[0]
 
 
 def _encode_with_schema(

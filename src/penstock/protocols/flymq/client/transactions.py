@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from penstock.clients.arguments import Values, check_bytes, check_topic, chunks, columns, index_field, offset_field
+from penstock.clients.results import require_success
 from penstock.errors import (
-    BatchFailed,
     ConnectionLost,
     InvalidRequest,
     OutcomeUnknown,
@@ -148,16 +148,4 @@ class AsyncTransaction:
             if sent:
                 self._lost = error
             raise
-        return _all_added(results)
-
-
-def _all_added(results: list[int | PenstockError]) -> list[int]:
-    added = [result for result in results if isinstance(result, int)]
-    errors = [result for result in results if isinstance(result, PenstockError)]
-    if not errors:
-        return added
-    if not added and len({type(error) for error in errors}) == 1:
-        raise errors[0]
-    raise BatchFailed(
-        f"{len(errors)} of {len(results)} records were refused; the first error: {errors[0]}", results
-    ) from errors[0]
+        return require_success(results)
