@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
@@ -87,8 +87,20 @@ async def read_batches(
         assert group is not None
         await client.commit(topic, group, partition, offset)
 
+    async def added(known: int) -> list[Cursor]:
+        partitions = (await client.describe_topic(topic)).partitions[known:]
+        return await _cursors_of(client, topic, partitions, "earliest", group, follow=True) if partitions else []
+
     remembering = remember if group is not None and commit else None
-    batches = reading.read_batches(cursors, fetch, remembering, follow=follow, limit=limit, sleep=sleep)
+    batches = reading.read_batches(
+        cursors,
+        fetch,
+        remembering,
+        follow=follow,
+        limit=limit,
+        sleep=sleep,
+        added=added if partition is None else None,
+    )
     async with aclosing(batches):
         async for batch in batches:
             yield batch
@@ -101,6 +113,18 @@ async def _cursors(
         partitions = (await client.describe_topic(topic)).partitions
     else:
         partitions = [await _partition(client, topic, partition)]
+    return await _cursors_of(client, topic, partitions, start, group, follow=follow)
+
+
+async def _cursors_of(
+    client: AsyncFlyMQClient,
+    topic: str,
+    partitions: Sequence[PartitionDescription],
+    start: Start | None,
+    group: str | None,
+    *,
+    follow: bool,
+) -> list[Cursor]:
     offsets = await asyncio.gather(*(_start_offset(client, topic, each, start) for each in partitions))
     if group is not None:
         committed = await _committed(client, topic, group)
