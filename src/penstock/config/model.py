@@ -331,7 +331,10 @@ class Log(Section):
 
 
 class Topic(Section):
-    """`[[topics]]`: a topic that is created at start where it is missing. What is left out comes from `[log]`."""
+    """`[[topics]]`: a topic that is created at start if it is missing, and altered if it has other settings than those given here.
+
+    For a new topic, what is left out comes from `[log]`; an existing one keeps it.
+    """
 
     name: TopicName
     partitions: int = Field(1, ge=1, le=PARTITIONS_MAX)
@@ -342,6 +345,11 @@ class Topic(Section):
     compression: Compression | None = None
     segment_bytes: SegmentBytes | None = None
     segment_ms: SegmentMs | None = None
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The settings that are not left out."""
+        return frozenset(self.model_fields_set - {"name"})
 
     def config(self, defaults: TopicConfig) -> TopicConfig:
         """How the log stores this topic. A retention given here as "forever" overrides a default that is shorter."""

@@ -139,6 +139,20 @@ class TopicFiles:
                 )
         return topics
 
+    def read_all(self) -> list[StoredTopic]:
+        """Return every topic whose metadata can be read. Changes nothing, and may be called while a broker runs."""
+        topics: list[StoredTopic] = []
+        for directory in sorted(self._root.iterdir()) if self._root.exists() else ():
+            if directory.name.endswith(DELETED_SUFFIX):
+                continue
+            for path in (directory / METADATA_FILE, directory / METADATA_COPY):
+                try:
+                    topics.append(decode_topic(path.read_bytes()))
+                except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
+                    continue
+                break
+        return topics
+
     def save(self, topic: StoredTopic) -> None:
         """Write both copies of the metadata. After a crash in between, the one that is not written yet counts."""
         data = _encode(topic)
