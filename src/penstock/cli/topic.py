@@ -159,16 +159,16 @@ def alter(
 ) -> None:
     """Change settings of a topic.
 
-    The settings are those of [bold]penstock topic create[/bold]: durability, retention_ms (or
-    retention), retention_bytes, cleanup, compression, segment_bytes and segment_ms.
-    "forever" switches retention off.
+    The settings are those of [bold]penstock topic create[/bold]: durability,
+    retention_ms (or retention), retention_bytes, cleanup, compression,
+    segment_bytes and segment_ms. "forever" switches retention off.
 
     A shorter retention deletes records soon after. Compression and segment sizes
     hold for what is written from now on.
 
     Examples:
     $ penstock topic alter orders --set retention=7d
-    $ penstock topic alter clicks --set durability=interval:100 --set compression=zstd
+    $ penstock topic alter logs --set durability=none --set compression=zstd
     """
     settings = dict(map(_setting, changes))
     if len(settings) < len(changes):
@@ -201,9 +201,9 @@ def add_partitions(
 ) -> None:
     """Add partitions to a topic.
 
-    Records stay where they are. Records with a key may go to another partition from
-    now on, so the order of a key holds before the change and after it, not across
-    it. Partitions cannot be removed.
+    Records stay where they are. Records with a key may go to another partition
+    from now on, so the order of a key holds before the change and after it, not
+    across it. Partitions cannot be removed.
 
     Examples:
     $ penstock topic add-partitions orders --to 6
@@ -241,9 +241,9 @@ def truncate(
 ) -> None:
     """Delete the oldest records of a topic.
 
-    A time is ISO 8601, or how long ago it was. An offset is a place in one partition:
-    give [bold]--partition[/bold] too if the topic has several. [bold]latest[/bold] deletes all there are.
-    Asks first; [bold]--yes[/bold] does not.
+    A time is ISO 8601, or how long ago it was. An offset is a place in one
+    partition: give [bold]--partition[/bold] too if the topic has several.
+    [bold]latest[/bold] deletes all there are. Asks first; [bold]--yes[/bold] does not.
 
     Examples:
     $ penstock topic truncate orders --before -30d
