@@ -27,8 +27,8 @@ def check(
     """Check the configuration and print every value with where it comes from.
 
     Reads the same file, environment and flags as [bold]penstock serve[/bold], and starts
-    nothing. Ends with 1 where something is wrong, with one line a problem. Topics of
-    the data directory that the next start would create or alter are listed last.
+    nothing. Ends with 1 where something is wrong, with one line a problem. Topics
+    that the next start would create or alter are listed last.
 
     Examples:
     $ penstock config check --config penstock.toml
