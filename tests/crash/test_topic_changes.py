@@ -1,9 +1,10 @@
-"""The process ends at each operation of the disk while a topic is altered, gets partitions or is truncated: the change is made or not."""
+"""The process or the power ends at each operation of the disk while a topic is altered, gets partitions or is truncated."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from penstock import logs
+from penstock.errors import PenstockError
 from penstock.log.api import Batch, Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.verify import verify
 from penstock.testing.crashing import CRASHED, CrashAt, CrashDisk
+from penstock.testing.powercut import PowerCutDisk
+from tests.crash.test_power_cut import close_without_power
 from tests.log.embedded.storage import everything
 from tests.log.records import start_append
 
@@ -26,6 +30,7 @@ STARTS = {0: 7, 1: 10}
 RECORDS = 10
 HALVES = ("write", "remove")
 RUN_S_MAX = 60.0
+OPTIONS = EngineOptions(reserve_bytes=0, maintenance_interval_s=3600)
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.crash.test_topic_changes"])
@@ -75,7 +80,7 @@ def _change(directory: str, name: str, at: CrashAt | None) -> None:
 async def changed(data_dir: Path, name: str, at: CrashAt | None) -> dict[str, int]:
     """Write a little that is not flushed, then change the topic. Returns how many operations of each kind the change had."""
     disk = LaterCrashDisk()
-    engine = EmbeddedEngine(data_dir, disk=disk, options=EngineOptions(reserve_bytes=0, maintenance_interval_s=3600))
+    engine = EmbeddedEngine(data_dir, disk=disk, options=OPTIONS)
     await engine.start()
     if "orders" not in engine.topics():
         await engine.create_topic("orders", BEFORE)
@@ -144,3 +149,59 @@ def test_a_process_that_ends_while_a_topic_is_changed_leaves_the_old_or_the_new_
         outcomes.append(found == new)
         shutil.rmtree(crashed)
     assert set(outcomes) == {False, True}, "some crashes came before the change was made, and some after"
+
+
+POWER_CUTS = 60
+LOSSES = (0.05, 0.5, 0.95)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_power_cut_while_a_topic_is_changed_leaves_the_old_or_the_new_state(tmp_path: Path, name: str) -> None:
+    acknowledged = 0
+    for seed in range(POWER_CUTS):
+        chance = random.Random(seed)
+        source, image = tmp_path / f"source-{seed}", tmp_path / f"image-{seed}"
+        source.mkdir()
+        disk = PowerCutDisk(source, cut_at=None)
+        engine = EmbeddedEngine(source, disk=disk, options=OPTIONS)
+        await engine.start()
+        await engine.create_topic("orders", BEFORE)
+        for partition in range(2):
+            for number in range(RECORDS):
+                await start_append(engine.partition("orders", partition), Batch([b"%d" % number * 600]))
+        disk.cut_after(1 + seed)
+        made = False
+        try:
+            await CHANGES[name](engine)
+            made = not disk.is_off
+            disk.cut()
+        except (OSError, PenstockError):
+            assert disk.is_off
+        finally:
+            await close_without_power(engine)
+        disk.image(image, chance, LOSSES[seed % len(LOSSES)])
+        assert verify(image).damage == 0, seed
+        config, partitions = await state_of(image)
+        _check_after_power_cut(name, config, partitions, made=made)
+        acknowledged += made
+    assert 0 < acknowledged < POWER_CUTS, "some cuts came before the end of the change, and some after"
+
+
+def _check_after_power_cut(
+    name: str, config: TopicConfig, partitions: list[list[tuple[int, bytes | None]]], *, made: bool
+) -> None:
+    """What was not flushed may be lost; what the change promises may not, once it was made."""
+    assert config in {"alter": (BEFORE, AFTER), "add_partitions": (BEFORE, WIDER), "truncate": (BEFORE,)}[name]
+    for index, records in enumerate(partitions):
+        start = records[0][0] if records else 0
+        assert records == [(offset, b"%d" % offset * 600) for offset in range(start, start + len(records))]
+        if name == "truncate" and made:
+            assert [offset for offset, _ in records] == list(range(STARTS[index], RECORDS))
+        elif name == "truncate":
+            assert start in (0, STARTS[index])
+        else:
+            assert start == 0
+    if name == "alter" and (made or config == AFTER):
+        assert [len(records) for records in partitions] == [RECORDS, RECORDS]
+    if made:
+        assert config == {"alter": AFTER, "add_partitions": WIDER, "truncate": BEFORE}[name]
