@@ -12,9 +12,11 @@ import pytest
 from penstock.errors import MissingSegment, NoSpace, NotWritten, OutcomeUnknown
 from penstock.log.api import Durability, TopicConfig
 from penstock.log.embedded import EngineOptions
+from penstock.log.embedded.restore import restore
 from penstock.log.embedded.topicfiles import decode_topic
 from penstock.log.embedded.verify import verify
 from penstock.testing.clock import ManualClock
+from tests.log.embedded.backing_up import take
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import CountingDisk, crash_image, cut_log, partition_directory, segment_files
 from tests.log.records import append, read_values
@@ -297,3 +299,20 @@ async def test_a_check_and_a_snapshot_know_the_start_of_a_truncated_partition(
     snapshot = await engine.snapshot()
     report = verify(Path(snapshot.directory))
     assert report.findings == []
+
+
+async def test_a_restored_backup_keeps_start_offsets_and_added_partitions(
+    open_engine: OpenEngine, tmp_path: Path, clock: ManualClock, target: Path
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig())
+    await append(engine.partition("orders", 0), [b"a", b"b", b"c"])
+    await engine.truncate_topic("orders", {0: 2})
+    await engine.alter_topic("orders", TopicConfig(partitions=2))
+    await append(engine.partition("orders", 1), [b"d"])
+    backup = await take(engine, clock, target)
+    assert restore(backup, tmp_path / "restored").findings == []
+    restored = await open_engine(tmp_path / "restored")
+    assert [await read_values(restored.partition("orders", index)) for index in range(2)] == [[b"c"], [b"d"]]
+    assert restored.partition("orders", 0).start_offset == 2
+    assert restored.partition("orders", 1).cut_since(0) == 1
