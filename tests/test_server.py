@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from penstock import connect
-from penstock.broker.access.checks import Operation, Principal, Resource
+from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource
 from penstock.config import Config
 from penstock.errors import (
     AuthenticationFailed,
@@ -105,13 +106,29 @@ def test_every_listener_of_the_configuration_has_a_protocol() -> None:
     assert {name for name, _ in Config().listeners.enabled()} == {*PROTOCOLS, *QUIC_PROTOCOLS}
 
 
-async def test_configured_topics_are_created_once_and_then_left_alone(tmp_path: Path) -> None:
-    async with running(config_for(tmp_path, topics=[{"name": "orders", "partitions": 3}])) as server:
-        assert server.engine.topics()["orders"].config.partitions == 3
-        created = server.engine.topics()["orders"].id
-    async with running(config_for(tmp_path, topics=[{"name": "orders", "partitions": 5}])) as server:
-        assert server.engine.topics()["orders"].config.partitions == 3
-        assert server.engine.topics()["orders"].id == created
+async def test_declared_topics_are_created_and_then_altered_to_what_the_file_says(tmp_path: Path) -> None:
+    declared = {"name": "orders", "partitions": 3, "compression": "zstd"}
+    async with running(config_for(tmp_path, topics=[declared])) as server:
+        created = server.engine.topics()["orders"]
+        assert (created.config.partitions, created.config.compression) == (3, "zstd")
+        await server.broker.topics.alter(SYSTEM, "orders", [("segment_bytes", "1 MiB")])
+    declared = {"name": "orders", "partitions": 5, "retention_ms": "7d"}
+    async with running(config_for(tmp_path, topics=[declared])) as server:
+        altered = server.engine.topics()["orders"]
+        assert altered.id == created.id
+        assert altered.config == replace(
+            created.config, partitions=5, retention_ms=604_800_000, segment_bytes=1 << 20
+        ), "what the file does not name stays as it was"
+
+
+async def test_a_declaration_that_would_remove_partitions_refuses_the_start_and_changes_nothing(tmp_path: Path) -> None:
+    async with running(config_for(tmp_path, topics=[{"name": "a"}, {"name": "b", "partitions": 3}])):
+        pass
+    declared = [{"name": "a", "compression": "zstd"}, {"name": "b", "partitions": 2}]
+    with pytest.raises(ConfigError, match=r"topics\[1\].partitions is 2, and topic b has 3: .* declare 3 or more"):
+        await Server(config_for(tmp_path, topics=declared)).start()
+    async with running(config_for(tmp_path)) as server:
+        assert server.engine.topics()["a"].config.compression == "none"
 
 
 async def test_the_admin_address_says_when_the_server_is_ready_and_when_it_stops(tmp_path: Path) -> None:

@@ -32,11 +32,12 @@ from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.topics.declared import Declared, plan
 from penstock.clock import Clock, SystemClock
 from penstock.config import BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
 from penstock.config import Listener as ListenerSettings
 from penstock.config import QuicListener as QuicListenerSettings
-from penstock.errors import ConfigError, TopicExists
+from penstock.errors import ConfigError
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
@@ -267,7 +268,7 @@ class Server:
             parts.push_async_callback(self.engine.close)
             await self.broker.start()
             parts.push_async_callback(self.broker.close)
-            await self._create_topics()
+            await self._apply_declared_topics()
             parts.callback(self._offer_setup())
             await self._start_admin(parts)
             quic_contexts |= self._own_certificates()
@@ -290,12 +291,15 @@ class Server:
         parts, self._parts = self._parts, AsyncExitStack()
         await parts.aclose()
 
-    async def _create_topics(self) -> None:
-        for topic in self.config.topics:
-            try:
-                await self.broker.create_topic(SYSTEM, topic.name, topic.config(self.config.topic_defaults))
-            except TopicExists:
-                pass
+    async def _apply_declared_topics(self) -> None:
+        existing = {name: info.config for name, info in self.engine.topics().items()}
+        for change in plan(existing, declared_topics(self.config)):
+            if change.before is None:
+                await self.broker.create_topic(SYSTEM, change.name, change.after)
+            else:
+                await self.broker.topics.configure(SYSTEM, change.name, change.after)
+                changed = {name: f"{before} -> {after}" for name, (before, after) in change.settings.items()}
+                log.info("topic_altered", topic=change.name, reason="the configuration file declares it", **changed)
 
     def _offer_setup(self) -> Callable[[], None]:
         """Where nobody could log in, leave the secret that makes the first administrator beside the log; returns what takes it away.
@@ -388,6 +392,11 @@ class Server:
 
     def _address(self, listener: str) -> str:
         return self.listeners[listener].address
+
+
+def declared_topics(config: Config) -> list[Declared]:
+    """Return the topics that a configuration declares."""
+    return [Declared(topic.name, topic.config(config.topic_defaults), topic.given) for topic in config.topics]
 
 
 def _engine_options(config: Config) -> EngineOptions:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.configuration import written
+from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
 
@@ -29,6 +30,28 @@ def test_every_value_is_printed_with_its_origin(run: Run, tmp_path: Path, monkey
 def test_only_what_was_changed_can_be_printed(run: Run) -> None:
     result = run("config", "check", "--changed", "--set", "durability=none")
     assert result.text == "setting     value  origin\ndurability  none   flag --set\n"
+
+
+def test_topics_that_the_next_start_would_create_or_alter_are_listed(run: Run, tmp_path: Path) -> None:
+    with RunningBroker(tmp_path / "data", topics=[{"name": "orders", "partitions": 2}]):
+        pass
+    Path("penstock.toml").write_text(
+        "[listeners.flymq]\n"
+        '[[topics]]\nname = "orders"\npartitions = 4\nretention_ms = "7d"\n'
+        '[[topics]]\nname = "clicks"\n'
+    )
+    data_dir = str(tmp_path / "data")
+    result = run("config", "check", "--changed", "-c", "penstock.toml", "--data-dir", data_dir)
+    assert result.code == 0
+    assert result.text.splitlines()[-3:] == [
+        "topic orders would be altered: partitions 2 -> 4",
+        "topic orders would be altered: retention_ms forever -> 604800000",
+        "topic clicks would be created",
+    ]
+    Path("penstock.toml").write_text('[listeners.flymq]\n[[topics]]\nname = "orders"\npartitions = 1\n')
+    result = run("config", "check", "-c", "penstock.toml", "--data-dir", data_dir)
+    assert result.code == 1
+    assert "topics[0].partitions is 1, and topic orders has 2: partitions cannot be removed" in result.err
 
 
 def test_programs_get_json(run: Run) -> None:

@@ -132,3 +132,84 @@ def test_several_topics_are_deleted_together_or_not_at_all(run: Run, broker: Run
     assert client.topics() == ["a", "b"]
     assert run("topic", "delete", "a", "b", "a", "-y").text == "deleted topic a\ndeleted topic b\n"
     assert client.topics() == []
+
+
+# -- changing a topic ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_a_topic_are_altered_and_shown_before_and_after(run: Run, broker: RunningBroker) -> None:
+    broker.connect().create_topic("orders", 2)
+    result = run("topic", "alter", "orders", "--set", "retention=7d", "--set", "segment-bytes=1 MiB")
+    assert (result.code, result.text) == (
+        0,
+        "retention_ms: forever -> 7d\nsegment_bytes: 128 MiB -> 1 MiB\naltered topic orders\n",
+    )
+    config = broker.connect().describe_topic("orders").config
+    assert (config["retention_ms"], config["segment_bytes"]) == ("604800000", str(1 << 20))
+    assert run("topic", "alter", "orders", "--set", "retention=7d").text == "topic orders is unchanged\n"
+    result = run("topic", "alter", "orders", "--set", "retention_ms=forever", "--json")
+    assert json.loads(result.out)["config"]["retention_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "error"),
+    [
+        (["retention"], 2, "--set retention has no value: write SETTING=VALUE, as in retention=7d"),
+        (["partitions=3"], 2, "partitions is not a setting that can be altered: use durability, retention_ms"),
+        (["name=x"], 2, "name is not a setting that can be altered"),
+        (["retention=7d", "retention_ms=8d"], 2, "a setting is given twice"),
+        (["durability=sometimes"], 1, "durability 'sometimes' is not known: use fsync, none, or interval:<ms>"),
+        (["segment_bytes=1"], 1, "topic setting segment_bytes is 1: it must be between"),
+    ],
+)
+def test_a_wrong_setting_alters_nothing(
+    run: Run, broker: RunningBroker, given: list[str], code: int, error: str
+) -> None:
+    broker.connect().create_topic("orders")
+    before = broker.connect().describe_topic("orders")
+    result = run("topic", "alter", "orders", *(word for each in given for word in ("--set", each)))
+    assert result.code == code
+    assert error in " ".join(result.err.replace("│", " ").split())
+    assert broker.connect().describe_topic("orders") == before
+
+
+def test_partitions_are_added_and_never_removed(run: Run, broker: RunningBroker) -> None:
+    broker.connect().create_topic("orders", 2)
+    result = run("topic", "add-partitions", "orders", "--to", "5")
+    assert (result.code, result.text) == (0, "topic orders has 5 partitions, 3 of them new\n")
+    assert len(json.loads(run("topic", "add-partitions", "orders", "--to", "5", "--json").out)["partitions"]) == 5
+    result = run("topic", "add-partitions", "orders", "--to", "4")
+    assert result.code == 1
+    assert "topic orders has 5 partitions, and partitions cannot be removed" in result.err
+
+
+def test_the_oldest_records_are_deleted_by_offset_time_or_altogether(run: Run, broker: RunningBroker) -> None:
+    client = broker.connect()
+    client.create_topic("orders", 2)
+    client.send_many("orders", [b"0", b"1", b"2"], partition=0)
+    client.send_many("orders", [b"0", b"1", b"2"], partition=1)
+    result = run("topic", "truncate", "orders", "--before", "2", "--partition", "1", "--yes")
+    assert (result.code, result.text) == (
+        0,
+        (
+            "partition  start offset  next offset  deleted\n"
+            "        0             0            3        0\n"
+            "        1             2            3        2\n"
+        ),
+    )
+    assert [record.value for record in client.records("orders", 1)] == [b"2"]
+    result = run("topic", "truncate", "orders", "--before", "2", "--yes")
+    assert result.code == 1
+    assert "topic orders has 2 partitions, and an offset is a place in one of them" in result.err
+    assert run("topic", "truncate", "orders", "--before", "-1h", "--yes").code == 0
+    assert len(list(client.records("orders"))) == 4
+    result = run("topic", "truncate", "orders", "--before", "latest", "--yes", "--json")
+    assert [each["start_offset"] for each in json.loads(result.out)["partitions"]] == [3, 3]
+    assert list(client.records("orders")) == []
+
+
+def test_truncating_asks_first(run: Run, broker: RunningBroker) -> None:
+    broker.connect().send("orders", b"one")
+    assert run("topic", "truncate", "orders", "--before", "latest").code != 0
+    assert len(list(broker.connect().records("orders"))) == 1
+    assert run("topic", "truncate", "orders", "--before", "earliest", "--yes").code == 2

@@ -13,13 +13,14 @@ from penstock.errors import InvalidRequest, OffsetOutOfRange, PenstockError, Shu
 from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Durability, TopicConfig
 from penstock.log.block import Block, encode_block
 from penstock.record_headers import encode_headers
+from tests.log.contract_changes import ChangeContract
 from tests.log.contract_extents import ExtentContract
 from tests.log.contract_topics import TopicContract
 from tests.log.records import Record, append, read_all, read_from, read_values, start_append, start_atomic_append
 from tests.log.storage import Storage, fill, make_partition
 
 
-class EngineContract(TopicContract, ExtentContract):
+class EngineContract(TopicContract, ChangeContract, ExtentContract):
     # -- appending and reading -----------------------------------------------------------------------------------------
 
     async def test_offsets_are_dense_from_zero(self, storage: Storage) -> None:

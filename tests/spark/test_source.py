@@ -441,7 +441,9 @@ def test_retention_that_overtakes_a_batch_is_a_loss_that_is_told(
     tasks = strict.partitions()
     start = retain(running)
     assert start > 0
-    with pytest.raises(DataLoss, match=rf"retention has removed offsets 0 to {start - 1} of orders-0 .*failOnDataLoss"):
+    with pytest.raises(
+        DataLoss, match=rf"retention or truncation has removed offsets 0 to {start - 1} of orders-0 .*failOnDataLoss"
+    ):
         rows(strict, tasks, wire=wire)
     assert [row["value"] for row in rows(lenient, tasks, wire=wire)] == values[start:]
 
@@ -453,7 +455,7 @@ def test_a_start_that_retention_has_passed_is_a_loss_and_earliest_is_not(
     start = retain(running)
     assert source.values() == values[start:]
     at_zero: dict[str, Any] = {"startingOffsets": '{"orders":{"0":0}}'}
-    with pytest.raises(DataLoss, match="retention has removed offsets 0 to"):
+    with pytest.raises(DataLoss, match="retention or truncation has removed offsets 0 to"):
         source.read(**at_zero)
     assert source.values(**at_zero, failOnDataLoss="false") == values[start:]
     assert source.values(startingOffsets=f'{{"orders":{{"0":{start}}}}}') == values[start:]

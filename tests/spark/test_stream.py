@@ -382,7 +382,9 @@ def test_retention_in_a_topic_that_a_batch_was_the_first_to_see_is_a_loss_when_i
     first = fill_and_retain(running, client)
     assert first > 0
     again = source.stream()
-    with pytest.raises(DataLoss, match=f"retention has removed offsets 0 to {first - 1} of orders-0 before they"):
+    with pytest.raises(
+        DataLoss, match=f"retention or truncation has removed offsets 0 to {first - 1} of orders-0 before they"
+    ):
         again.replay(start, end)
     assert source.stream(failOnDataLoss="false").replay(start, end) == []
 
@@ -504,7 +506,7 @@ def test_retention_that_overtakes_a_stream_is_a_loss(
     strict.batch()
     lenient.batch()
     start = fill_and_retain(running, client)
-    with pytest.raises(DataLoss, match=f"retention has removed offsets 1 to {start - 1} of orders-0"):
+    with pytest.raises(DataLoss, match=f"retention or truncation has removed offsets 1 to {start - 1} of orders-0"):
         strict.batch()
     send(client, b"next")
     assert lenient.values() == [b"next"]
@@ -520,9 +522,9 @@ def test_retention_that_overtakes_a_batch_between_planning_and_reading(
     start, end = stream.start, stream.next_end()
     tasks = stream.reader.partitions(start, end)
     fill_and_retain(running, client)
-    with pytest.raises(DataLoss, match="retention has removed"):
+    with pytest.raises(DataLoss, match="retention or truncation has removed"):
         [list(stream.reader.read(task)) for task in tasks]
-    with pytest.raises(DataLoss, match="retention has removed"):
+    with pytest.raises(DataLoss, match="retention or truncation has removed"):
         stream.replay(start, end)
 
 

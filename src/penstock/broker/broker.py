@@ -51,11 +51,13 @@ from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.staging.operations import Staging
+from penstock.broker.topics.changes import TopicChanges
+from penstock.broker.topics.quota import TopicQuota
 from penstock.broker.topics.settings import TopicDescription, check_topic_config, describe
 from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
-from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
+from penstock.errors import GroupNotFound, InvalidRequest, TopicExists, TopicNotFound
 from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
 from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
@@ -105,9 +107,8 @@ class Broker:
         self.group_stats = self._groups.stats
         self._lags = Lags(engine, self._groups, clock)
         self._topic_changes: KeyedLocks[str] = KeyedLocks()
-        """By name: a topic is created, bound to a schema or deleted by one caller at a time."""
-        self._creating: dict[str, int] = {}
-        """Partitions of topics that are being created, by name: they count towards the limits."""
+        """By name: a topic is created, altered, bound to a schema or deleted by one caller at a time."""
+        self._quota = TopicQuota(engine, limits)
         self._registry = Registry(engine, clock, limits)
         self._validation = Validation(self._registry, background)
         self.schemas = Schemas(
@@ -170,6 +171,15 @@ class Broker:
             access=access,
             policy=deliveries or DeliveryPolicy(),
             ensure_topic=self.ensure_topic,
+        )
+        self.topics = TopicChanges(
+            engine,
+            self._quota,
+            self._topic_changes,
+            self.subscriptions,
+            self.audit,
+            access=access,
+            background=background,
         )
         self.api_keys = ApiKeys(
             engine,
@@ -521,30 +531,10 @@ class Broker:
     async def _create(self, principal: Principal, name: str, config: TopicConfig) -> TopicInfo:
         validate_topic_name(name)
         check_topic_config(config)
-        topics = self._engine.topics()
-        if name in topics:
+        if name in self._engine.topics():
             raise TopicExists(f"topic {name} exists already: choose another name, or delete it first")
-        limits = self.limits
-        creating = [partitions for each, partitions in self._creating.items() if each not in topics]
-        if config.partitions > limits.partitions_per_topic_max:
-            raise LimitExceeded(
-                f"{config.partitions} partitions are too many for one topic: at most {limits.partitions_per_topic_max} are allowed"
-            )
-        user_topics = [info for info in topics.values() if not is_internal(info.name)]
-        count = len(user_topics) + len(creating)
-        if count >= limits.topics_max:
-            raise LimitExceeded(f"there are {count} topics, the most allowed: delete some or raise limits.topics_max")
-        partitions = sum(info.config.partitions for info in user_topics) + sum(creating)
-        if partitions + config.partitions > limits.partitions_max:
-            raise LimitExceeded(
-                f"{config.partitions} more partitions do not fit beside the {partitions} there are: "
-                f"delete some topics or raise limits.partitions_max from {limits.partitions_max}"
-            )
-        self._creating[name] = config.partitions
-        try:
+        with self._quota.reserved(name, config.partitions):
             info = await self._engine.create_topic(name, config)
-        finally:
-            del self._creating[name]
         self.audit.note(principal, "topic.create", name, details={"partitions": str(config.partitions)})
         return info
 

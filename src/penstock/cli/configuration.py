@@ -27,7 +27,8 @@ def check(
     """Check the configuration and print every value with its origin.
 
     Reads the same file, environment and flags as [bold]penstock serve[/bold], and starts
-    nothing. Exits with 1 and one line for each problem if it is invalid.
+    nothing. Exits with 1 and one line for each problem if it is invalid. Topics that
+    the next start would create or alter are listed last.
 
     Examples:
     $ penstock config check --config penstock.toml
@@ -35,6 +36,7 @@ def check(
     """
     effective = config_from_flags(config, data_dir=data_dir, settings=settings)
     _check_as_the_server_does(effective)
+    changes = _topic_changes(effective)
     origins = effective.origins
     shown = {key: value for key, value in effective.values.items() if not changed or origins[key] != "default"}
     if wants_json(context, as_json):
@@ -43,6 +45,8 @@ def check(
         terminal.print_table(
             ["setting", "value", "origin"], [(key, written(key, value), origins[key]) for key, value in shown.items()]
         )
+        for line in changes:
+            print(line)
 
 
 def _check_as_the_server_does(config: Config) -> None:
@@ -62,6 +66,27 @@ def _check_as_the_server_does(config: Config) -> None:
                 problems.append(f"listeners.{name}: {error}")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _topic_changes(config: Config) -> list[str]:
+    """What the next start would change in the data directory, a line for each topic. Raises ConfigError where it would refuse."""
+    from penstock.broker.topics.declared import plan
+    from penstock.log.embedded.disk import Disk
+    from penstock.log.embedded.topicfiles import TopicFiles
+    from penstock.server import declared_topics
+
+    root = config.data_dir / "topics"
+    if not root.is_dir():
+        return []
+    existing = {topic.info.name: topic.info.config for topic in TopicFiles(Disk(), root).read_all()}
+    lines = []
+    for change in plan(existing, declared_topics(config)):
+        name = terminal.visible(change.name)
+        if change.before is None:
+            lines.append(f"topic {name} would be created")
+        for setting, (before, after) in change.settings.items():
+            lines.append(f"topic {name} would be altered: {setting} {before} -> {after}")
+    return lines
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""`penstock topic`: create, list, describe, delete."""
+"""`penstock topic`: create, list, describe, alter, add partitions, truncate, delete."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +14,13 @@ from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 if TYPE_CHECKING:
     from penstock.clients.records import TopicDescription
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, change and delete topics.")
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="TOPIC", help="Its name.", autocompletion=complete_topic, show_default=False)
 ]
 NOT_SETTINGS = ("id", "created_ms", "partitions")
+_ALIASES = {"retention": "retention_ms"}
 
 
 @app.command()
@@ -125,18 +127,12 @@ def describe(
     Examples:
     $ penstock topic describe orders
     """
-    from penstock.cli.configuration import written
-
     with connected(context, server) as client:
         described = client.describe_topic(name)
     if wants_json(context, as_json):
         terminal.print_json(_as_json(described))
         return
-    settings = {
-        key: written(key, int(text)) if text.isdigit() else text
-        for key, text in described.config.items()
-        if key not in NOT_SETTINGS
-    }
+    settings = {key: _written(key, text) for key, text in described.config.items() if key not in NOT_SETTINGS}
     created_ms = described.config.get("created_ms", "")
     fields: dict[str, object] = {"topic": described.name, "partitions": len(described.partitions)}
     if created_ms.isdigit():
@@ -147,6 +143,134 @@ def describe(
         ["partition", "start offset", "next offset", "records"],
         [(p.partition, p.start_offset, p.next_offset, p.next_offset - p.start_offset) for p in described.partitions],
         right=["partition", "start offset", "next offset", "records"],
+    )
+
+
+@app.command()
+def alter(
+    context: typer.Context,
+    name: TopicArgument,
+    changes: Annotated[
+        list[str],
+        typer.Option("--set", metavar="SETTING=VALUE", help="A setting of the topic. Repeatable.", show_default=False),
+    ],
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change settings of a topic.
+
+    The settings are those of [bold]penstock topic create[/bold]: durability,
+    retention_ms (or retention), retention_bytes, cleanup, compression,
+    segment_bytes and segment_ms. "forever" switches retention off.
+
+    A shorter retention deletes records soon after. Compression and segment sizes
+    hold for what is written from now on.
+
+    Examples:
+    $ penstock topic alter orders --set retention=7d
+    $ penstock topic alter logs --set durability=none --set compression=zstd
+    """
+    settings = dict(map(_setting, changes))
+    if len(settings) < len(changes):
+        raise typer.BadParameter("a setting is given twice: give it once")
+    with connected(context, server) as client:
+        before = client.describe_topic(name)
+        known = [key for key in before.config if key not in (*NOT_SETTINGS, "schema")]
+        for unknown in set(settings) - set(known):
+            raise typer.BadParameter(f"{unknown} is not a setting that can be altered: use {', '.join(known)}")
+        client.alter_topic(name, **settings)
+        after = client.describe_topic(name)
+    if wants_json(context, as_json):
+        terminal.print_json(_as_json(after))
+        return
+    changed = [key for key in after.config if before.config.get(key) != after.config[key]]
+    for key in changed:
+        print(f"{key}: {_written(key, before.config.get(key, '-'))} -> {_written(key, after.config[key])}")
+    print(f"altered topic {terminal.visible(name)}" if changed else f"topic {terminal.visible(name)} is unchanged")
+
+
+@app.command("add-partitions")
+def add_partitions(
+    context: typer.Context,
+    name: TopicArgument,
+    to: Annotated[
+        int, typer.Option("--to", metavar="N", min=1, help="How many partitions it is to have.", show_default=False)
+    ],
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add partitions to a topic.
+
+    Records stay where they are. Records with a key may go to another partition
+    from now on, so the order of a key holds before the change and after it, not
+    across it. Partitions cannot be removed.
+
+    Examples:
+    $ penstock topic add-partitions orders --to 6
+    """
+    with connected(context, server) as client:
+        before = len(client.describe_topic(name).partitions)
+        client.add_partitions(name, to)
+        described = client.describe_topic(name)
+    if wants_json(context, as_json):
+        terminal.print_json(_as_json(described))
+    else:
+        count = len(described.partitions)
+        print(f"topic {terminal.visible(name)} has {_count(count, 'partition')}, {count - before} of them new")
+
+
+@app.command()
+def truncate(
+    context: typer.Context,
+    name: TopicArgument,
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before",
+            metavar="POSITION",
+            help="Delete what is before this: an offset, a time, how long ago, or latest.",
+            show_default=False,
+        ),
+    ],
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", min=0, help="Only this one; all partitions unless given.")
+    ] = None,
+    yes: YesOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the oldest records of a topic.
+
+    A time is ISO 8601, or how long ago it was. An offset is a place in one
+    partition: give [bold]--partition[/bold] too if the topic has several.
+    [bold]latest[/bold] deletes all there are. Asks first; [bold]--yes[/bold] does not.
+
+    Examples:
+    $ penstock topic truncate orders --before -30d
+    $ penstock topic truncate orders --before 1500 --partition 2
+    $ penstock topic truncate orders --before latest --yes
+    """
+    from penstock.cli.positions import parse_position
+
+    position = parse_position(before, time.time_ns() // 1_000_000, flag="--before")
+    if position == "earliest":
+        raise typer.BadParameter("nothing is before the earliest record: give an offset, a time, or latest")
+    with connected(context, server) as client:
+        described = client.describe_topic(name)
+        where = f"topic {name}" if partition is None else f"partition {partition} of topic {name}"
+        terminal.confirm(f"Delete the records of {where} before {before}? They cannot be brought back.", yes=yes)
+        client.truncate_topic(name, position, partition)
+        truncated = client.describe_topic(name)
+    if wants_json(context, as_json):
+        terminal.print_json(_as_json(truncated))
+        return
+    terminal.print_table(
+        ["partition", "start offset", "next offset", "deleted"],
+        [
+            (now.partition, now.start_offset, now.next_offset, now.start_offset - was.start_offset)
+            for was, now in zip(described.partitions, truncated.partitions, strict=False)
+        ],
+        right=["partition", "start offset", "next offset", "deleted"],
     )
 
 
@@ -176,6 +300,22 @@ def delete(
         for each in described:
             client.delete_topic(each.name)
             print(f"deleted topic {terminal.visible(each.name)}")
+
+
+def _setting(change: str) -> tuple[str, str]:
+    """Split SETTING=VALUE."""
+    key, equals, value = change.partition("=")
+    if not key or not equals:
+        raise typer.BadParameter(f"--set {change} has no value: write SETTING=VALUE, as in retention=7d")
+    name = key.strip().replace("-", "_")
+    return _ALIASES.get(name, name), value.strip()
+
+
+def _written(key: str, text: str) -> str:
+    """A setting of a topic with its unit."""
+    from penstock.cli.configuration import written
+
+    return written(key, int(text)) if text.isdigit() else text
 
 
 def _records(described: TopicDescription) -> int:

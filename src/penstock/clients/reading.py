@@ -4,6 +4,8 @@ Each partition has a cursor. A few fetches are always on their way, one per curs
 one's records are decoded and handed out, so that the broker works while the program does. Where a protocol has no push and no long
 poll, and nothing new came from any partition, the next round waits, twice as long each time up to a bound.
 
+A reader that follows all partitions of a topic asks now and then whether partitions were added to it, and reads those from their start.
+
 If the broker answers a fetch with an earlier offset than what was read already, the log has lost its tail in a crash: the cursor of a
 reader that follows the topic continues there, with the records that are written next.
 """
@@ -26,6 +28,10 @@ FETCHES_AHEAD_MAX = 4
 """Fetches under way at once; each may bring as much as a frame holds."""
 TURNS_UNTIL_WRITTEN = 2
 """Turns of the loop until a new task's request is on the wire: one to run the task, one to write."""
+FETCHES_PER_LOOK = 256
+"""Fetches after which a reader that follows a topic asks whether it has new partitions."""
+IDLE_ROUNDS_PER_LOOK = 4
+"""Rounds without a record after which it asks, too: about a second, once it waits as long as it ever does."""
 POLL_S_MIN = 0.005
 POLL_S_MAX = 0.25
 
@@ -79,6 +85,8 @@ Fetch = Callable[[Cursor, int], Coroutine[Any, Any, Fetched]]
 """From where a cursor stands, up to a number of records."""
 Commit = Callable[[Cursor, int], Coroutine[Any, Any, None]]
 """Of the partition of a cursor, the next offset to read."""
+AddedCursors = Callable[[], Coroutine[Any, Any, Sequence[Cursor]]]
+"""Of partitions that were added since reading began, or since it was last called."""
 
 
 def check_limit(limit: int | None) -> None:
@@ -87,9 +95,21 @@ def check_limit(limit: int | None) -> None:
 
 
 async def read_batches(
-    cursors: Sequence[Cursor], fetch: Fetch, commit: Commit | None, *, follow: bool, limit: int | None, sleep: Sleep
+    cursors: Sequence[Cursor],
+    fetch: Fetch,
+    commit: Commit | None,
+    *,
+    follow: bool,
+    limit: int | None,
+    sleep: Sleep,
+    added: AddedCursors | None = None,
 ) -> AsyncGenerator[list[Record], None]:
-    """The records of all cursors, a list of one partition at a time. `commit` is asked to remember what was handed out."""
+    """The records of all cursors, a list of one partition at a time. `commit` is asked to remember what was handed out.
+
+    `added` is asked for more cursors while topics are followed, if the cursors are all of their partitions.
+    """
+    count = len(cursors)
+    fetches = idle_rounds = 0
     ready = deque(cursor for cursor in cursors if not cursor.finished)
     under_way: deque[tuple[Cursor, asyncio.Task[Fetched]]] = deque()
     committing: asyncio.Task[None] | None = None
@@ -108,15 +128,22 @@ async def read_batches(
         while under_way:
             cursor, task = under_way.popleft()
             fetched = await task
+            fetches += 1
             if cursor.advance(fetched):
                 idle_cursors, poll_s = 0, POLL_S_MIN
             else:
                 idle_cursors += 1
             if not cursor.finished:
                 ready.append(cursor)
-            if follow and idle_cursors >= len(cursors):
+            if follow and idle_cursors >= count:
                 await sleep(poll_s)
                 idle_cursors, poll_s = 0, min(poll_s * 2, POLL_S_MAX)
+                idle_rounds += 1
+            if follow and added is not None and (fetches >= FETCHES_PER_LOOK or idle_rounds >= IDLE_ROUNDS_PER_LOOK):
+                fetches = idle_rounds = 0
+                more = await added()
+                count += len(more)
+                ready.extendleft(more)
             if limit is None:
                 fetch_ahead()
                 for _ in range(TURNS_UNTIL_WRITTEN):

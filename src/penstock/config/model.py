@@ -128,8 +128,8 @@ class Log(Section):
 
 
 class Topic(Section):
-    """`[[topics]]`: a topic to create at start if it does not exist. An existing topic is not changed. Settings that are left out come
-    from `[log]`."""
+    """`[[topics]]`: a topic that is created at start if it does not exist, and altered if it has other settings than those given here.
+    For a new topic, settings that are left out come from `[log]`; an existing one keeps its own."""
 
     name: TopicName
     """The name of the topic."""
@@ -149,6 +149,11 @@ class Topic(Section):
     """The size at which a segment is sealed."""
     segment_ms: SegmentMs | None = None
     """The age at which a segment is sealed."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The settings that are not left out."""
+        return frozenset(self.model_fields_set - {"name"})
 
     def config(self, defaults: TopicConfig) -> TopicConfig:
         """Return the settings with which the log stores this topic. A retention of "forever" overrides a shorter default."""

@@ -1,6 +1,6 @@
 """The engine contract: what the broker needs of a log, and nothing else.
 
-An engine stores topics; a topic has a fixed number of partitions; a partition is a sequence of records with dense offsets from 0
+An engine stores topics; a topic has partitions, of which more may be added; a partition is a sequence of records with dense offsets from 0
 (compaction may leave gaps). Engines live on one event loop: every method is called there and every callback arrives there.
 
 Three rules every engine keeps, checked by `tests/log/contract.py` against each of them:
@@ -199,7 +199,12 @@ class Partition(ABC):
     @property
     @abstractmethod
     def start_offset(self) -> int:
-        """The lowest offset that retention has left."""
+        """The lowest offset that retention and truncation have left."""
+
+    @property
+    @abstractmethod
+    def retained(self) -> bool:
+        """Whether records before `start_offset` may have been deleted that nobody has read, by retention or truncation."""
 
     @property
     @abstractmethod
@@ -340,6 +345,21 @@ class Engine(ABC):
     @abstractmethod
     async def delete_topic(self, name: str) -> None:
         """Raises TopicNotFound. Pending appends fail with TopicNotFound."""
+
+    @abstractmethod
+    async def alter_topic(self, name: str, config: TopicConfig) -> TopicInfo:
+        """Replace the settings of a topic, and add the partitions that it has too few of. After a crash all of it is done or nothing.
+
+        Raises TopicNotFound, InvalidRequest for fewer partitions than there are. Partitions that exist keep their records.
+        """
+
+    @abstractmethod
+    async def truncate_topic(self, name: str, before: Mapping[int, int]) -> None:
+        """Delete the records of partitions before the given offsets, by partition. After a crash all of it is done or nothing.
+
+        Offsets below the start of a partition change nothing. Disk space is reclaimed by whole segments.
+        Raises TopicNotFound, PartitionNotFound, OffsetOutOfRange above `committed_end`.
+        """
 
     @abstractmethod
     def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:

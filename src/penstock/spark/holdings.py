@@ -1,8 +1,8 @@
 """What the broker holds of the topics a query reads, where in it the query begins and ends, and whether anything it counts on is gone.
 
-Records count as lost only where a topic was deleted (or deleted and created again), where retention has removed records that were not
-read, or where the log was cut before what was read, as a power cut does to a topic without `fsync`. Gaps that compaction has left and
-records that have expired are no loss.
+Records count as lost only where a topic was deleted (or deleted and created again), where retention or truncation has removed records
+that were not read, or where the log was cut before what was read, as a power cut does to a topic without `fsync`. Gaps that compaction
+has left and records that have expired are no loss.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def reachable(topic: str, index: int, offset: int, held: TopicHoldings, *, fail:
     if offset < start:
         if held.retained:
             lost(
-                f"retention has removed offsets {offset} to {start - 1} of {topic}-{index} before they were read",
+                f"retention or truncation has removed offsets {offset} to {start - 1} of {topic}-{index} before they were read",
                 fail=fail,
             )
         return start

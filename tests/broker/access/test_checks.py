@@ -35,6 +35,7 @@ from penstock.broker.schedule.schedule import Schedule
 from penstock.broker.schemas.operations import Schemas
 from penstock.broker.staging.entries import Place
 from penstock.broker.staging.operations import Staging
+from penstock.broker.topics.changes import TopicChanges
 from penstock.broker.transactions.transactions import Transactions
 from penstock.errors import (
     AccessDenied,
@@ -66,6 +67,7 @@ PARTS: dict[str, type] = {
     "api_keys": ApiKeys,
     "pipelines": Pipelines,
     "cache": Cache,
+    "topics": TopicChanges,
 }
 # What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
 # taking back what it was granted, and saying who one is, which comes before every check.
@@ -110,6 +112,7 @@ NOT_OPERATIONS = {
     "subscriptions.lags",
     "subscriptions.when_durable",
     "subscriptions.forget_topic",
+    "subscriptions.take_up_partitions",
     "subscriptions.sweep",
     "subscriptions.write_dead_letters",
     "subscriptions.end_idle",
@@ -169,6 +172,10 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "create_topic": (Operation.CREATE, TOPIC, lambda b, who, t: b.create_topic(who, t, TopicConfig())),
     "ensure_topic": (Operation.WRITE, TOPIC, lambda b, who, t: b.ensure_topic(who, t)),
     "delete_topic": (Operation.DELETE, TOPIC, lambda b, who, t: b.delete_topic(who, t)),
+    "topics.alter": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.alter(who, t, [("compression", "zstd")])),
+    "topics.add_partitions": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.add_partitions(who, t, 2)),
+    "topics.configure": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.configure(who, t, TopicConfig())),
+    "topics.truncate": (Operation.DELETE, TOPIC, lambda b, who, t: b.topics.truncate(who, t, "end")),
     "produce": (
         Operation.WRITE,
         TOPIC,

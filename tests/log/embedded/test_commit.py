@@ -446,7 +446,7 @@ async def test_a_segment_rolled_by_age_while_appends_go_on_loses_sight_of_nothin
     expected: list[bytes | None] = []
     for number in range(100):
         clock.advance(0.001)  # type: ignore[attr-defined]
-        maintaining = asyncio.ensure_future(engine._maintenance._roll_when_old(partition))
+        maintaining = asyncio.ensure_future(engine._maintenance._roll_if_due(partition))
         await asyncio.sleep(0)  # the roll is with the commit thread; the next commit queues up behind it
         value = b"%d" % number + bytes(50)
         expected.append(value)

@@ -415,3 +415,22 @@ async def test_a_group_in_bytes(talk: Talk, broker: Broker) -> None:
         ),
     ):
         assert await talk.ask_raw(encode_frame(0, request)) == encode_frame(0, reply)
+
+
+# -- partitions that are added -----------------------------------------------------------------------------------------------
+
+
+async def test_a_group_fails_with_the_reason_when_its_stream_gets_partitions(peer: Peer, broker: Broker) -> None:
+    talk = peer.open()
+    await produce(broker, TOPIC, [b"one"])
+    assert await talk.ask(poll()) == records((0, b"one", 1))
+    await waiting(broker, talk, poll(2, wait_ms=LONG_MS))
+    await broker.topics.add_partitions(ANONYMOUS, TOPIC, 2)
+    text = "a group needs a stream with one partition, whose offsets tell records apart; this one has 2"
+    answer = await talk.reply()
+    assert isinstance(answer, Error)
+    assert (answer.request_id, text in answer.message) == (2, True)
+    for request in (poll(3), ack(0, 3), nack(0, 3)):
+        refused = await talk.ask(request)
+        assert isinstance(refused, Error)
+        assert text in refused.message

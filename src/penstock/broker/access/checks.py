@@ -10,8 +10,8 @@ What each operation stands for:
     COMMIT    a group's position in a topic that may be read: commit, seek, reset; reading as a member of a group that shares records
     WRITE     records of a topic; a writer also creates the topic it writes to, with the defaults
     DESCRIBE  that a topic exists and how it is stored; a schema, and whether a record fits it
-    CREATE    a topic with settings of one's own, among them its schema; a version of a schema
-    DELETE    a topic with its records; a schema
+    CREATE    a topic with settings of one's own, among them its schema; altering them, adding partitions; a version of a schema
+    DELETE    a topic with its records, or its oldest records; a schema
     ADMIN     somebody else's groups; users, roles and ACLs; the audit trail; snapshots of the whole log
 
 A principal is a user, proved by a password or a certificate, or somebody to whom a listener grants roles itself. One whose listener

@@ -8,7 +8,8 @@ A record is settled when it was acknowledged, when it became a dead letter, or w
 (`stored`) is how far reading has come and what of that is not settled. An older state is safe to begin with: it only delivers more.
 
 Delivery tags follow from partition and offset, so a record keeps its tag across redeliveries and restarts, and a tag that a client
-kept from before a crash can never acknowledge another record. With one partition they count from 1.
+kept from before a crash can never acknowledge another record. With one partition they count from 1. They depend on the number of
+partitions: when partitions are added, new tags begin above all earlier ones, and deliveries in flight keep theirs until a restart.
 
 A log that lost its tail gives the same offsets to other records (see `truncation`). A stored cursor therefore has the log epoch of its
 partition. If that is another one when the subscription is restored, reading continues at the cut if it was beyond it, what was
@@ -35,6 +36,7 @@ import msgspec
 import structlog
 
 from penstock.broker.deliveries.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
+from penstock.broker.deliveries.tags import Tags
 from penstock.broker.groups.truncation import valid_position
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.records.visibility import is_visible
@@ -141,9 +143,15 @@ class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
     """The principal that created it; empty if its listener asks nobody who they are."""
 
     def continued(self, partitions: Sequence[Partition]) -> StoredSubscription:
-        """Return the subscription with its cursors as they are valid in the log as it is now."""
-        pairs = zip(self.cursors, partitions, strict=True)
-        return msgspec.structs.replace(self, cursors=tuple(cursor.continued(partition) for cursor, partition in pairs))
+        """Return the subscription with its cursors as they are valid in the log as it is now, and one for each new partition."""
+        cursors = [cursor.continued(partition) for cursor, partition in zip(self.cursors, partitions, strict=False)]
+        added = partitions[len(cursors) :]
+        if added:
+            # Tags depend on the number of partitions, and more may have been given than when the cursors were stored.
+            tag_base = TAG_GAP + max((each.tag_base + each.read_to - each.start for each in cursors), default=0)
+            cursors = [msgspec.structs.replace(each, tag_base=tag_base) for each in cursors]
+            cursors += [StoredCursor(0, 0, epoch=partition.epoch, tag_base=tag_base) for partition in added]
+        return msgspec.structs.replace(self, cursors=tuple(cursors))
 
 
 class Delivery(NamedTuple):
@@ -189,6 +197,7 @@ class Subscription:
         "_heap",
         "_in_flight",
         "_loading",
+        "_tags",
         "_turn",
         "_waiting",
         "_watched",
@@ -239,6 +248,7 @@ class Subscription:
             )
             for handle, cursor in zip(handles, stored.cursors, strict=True)
         ]
+        self._tags = Tags(cursor.tag_base for cursor in stored.cursors)
         self._in_flight: dict[int, _InFlight] = {}
         self._waiting: deque[int] = deque()
         """Tags to be delivered again."""
@@ -428,10 +438,24 @@ class Subscription:
         if full:
             self.wake()
 
+    def add_partitions(self, handles: Sequence[Partition]) -> None:
+        """Read these partitions too, from their start: they were added to the topic after the subscription began.
+
+        Deliveries in flight keep their tags.
+        """
+        tag_base = 1 + max((each.tag_base + each.read_to - each.start for each in self._cursors), default=0)
+        for cursor in self._cursors:
+            cursor.tag_base = tag_base
+        self._cursors += [Cursor(handle, 0, 0, 0, tag_base) for handle in handles]
+        unsettled = min([*self._in_flight, *self._exhausted], default=None)
+        self._tags.extend(len(self._cursors), tag_base, unsettled)
+        if self._watchers:
+            self._watched += [handle.watch(self.wake) for handle in handles]
+        self.wake()
+
     def tag(self, index: int, offset: int) -> int:
         """The tag of a record, from its partition and offset."""
-        cursor = self._cursors[index]
-        return (offset - cursor.start + cursor.tag_base) * len(self._cursors) + index + 1
+        return self._tags.tag(index, offset - self._cursors[index].start)
 
     def is_settled(self, tag: int) -> bool:
         """Whether a record was delivered, or passed over, and is owed to nobody any more."""
@@ -447,9 +471,8 @@ class Subscription:
 
     def place(self, tag: int) -> tuple[int, int]:
         """The partition and the offset of a tag."""
-        delta, index = divmod(tag - 1, len(self._cursors))
-        cursor = self._cursors[index]
-        return index, cursor.start + delta - cursor.tag_base
+        index, number = self._tags.place(tag)
+        return index, self._cursors[index].start + number
 
     async def record(self, tag: int) -> Row | None:
         """The record of a delivery, from disk where it must be; None where it is gone."""

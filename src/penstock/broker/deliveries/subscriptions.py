@@ -340,6 +340,19 @@ class Subscriptions:
             each for each in self._by_id.values() if group in (None, _group_name(each)) and topic in (None, each.topic)
         ]
 
+    def take_up_partitions(self, info: TopicInfo) -> None:
+        """The topic has more partitions: its subscriptions read them from their start."""
+        handles = self._handles(info)
+        for subscription in [each for each in self._by_id.values() if each.topic_id == info.id]:
+            self._extend(subscription, handles)
+
+    def _extend(self, subscription: Subscription, handles: Sequence[Partition]) -> None:
+        """Make a subscription read partitions that it does not read yet."""
+        added = handles[len(subscription.positions) :]
+        if added:
+            subscription.add_partitions(added)
+            self._writer.store_soon(subscription)
+
     async def forget_topic(self, topic: str) -> None:
         """The topic was deleted, and so are its subscriptions."""
         ended = [subscription for subscription in self._by_id.values() if subscription.topic == topic]
@@ -406,6 +419,7 @@ class Subscriptions:
             raise TopicNotFound(f"topic not found: {topic} was deleted while it was being subscribed to")
         subscription = Subscription(subscription_id, stored, handles, self._policy)
         self._add(subscription, self._clock.monotonic())
+        self._extend(subscription, self._handles(now))
         return subscription
 
     def _check_room(self, owner: str) -> None:
@@ -438,7 +452,7 @@ class Subscriptions:
             ) from error
 
     def _note_truncated(self, subscription_id: int, before: StoredSubscription, after: StoredSubscription) -> None:
-        for partition, (old, new) in enumerate(zip(before.cursors, after.cursors, strict=True)):
+        for partition, (old, new) in enumerate(zip(before.cursors, after.cursors, strict=False)):
             if new.read_to < old.read_to:
                 self.stats.truncated += 1
                 log.warning(

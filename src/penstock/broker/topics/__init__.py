@@ -1,1 +1,7 @@
-"""The settings of a topic, and what describes one."""
+"""Topics.
+
+settings    settings as text, their bounds, and what describes a topic
+changes     altering topics, adding partitions, truncating
+declared    what the configuration file declares, compared with what exists
+quota       the limits on topics and partitions
+"""

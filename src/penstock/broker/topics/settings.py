@@ -118,6 +118,12 @@ def parse_topic_config(settings: Iterable[tuple[str, str]], defaults: TopicConfi
     return config
 
 
+def changed_settings(before: TopicConfig, after: TopicConfig) -> dict[str, tuple[str, str]]:
+    """Return the settings that differ, by name, each with its text before and after."""
+    pairs = zip(format_topic_config(before), format_topic_config(after), strict=True)
+    return {name: (old, new) for (name, old), (_, new) in pairs if old != new}
+
+
 def format_topic_config(config: TopicConfig) -> list[tuple[str, str]]:
     """Every setting as text, in a fixed order; `parse_topic_config` reads it back to an equal TopicConfig."""
     return [(name, FOREVER if (value := getattr(config, name)) is None else str(value)) for name in _PARSERS]

@@ -24,7 +24,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -463,6 +463,12 @@ class Committer:
         self._unsynced.pop(partition, None)
         self._unflushed.pop(partition, None)
         self._interval_due.pop(partition, None)
+
+    def flush_unflushed(self, partitions: Iterable[EmbeddedPartition]) -> None:
+        """Sync what these partitions have written without a flush; in the commit thread. Raises NotWritten if that fails."""
+        for partition in partitions:
+            if partition in self._unflushed and not self._flush(partition):
+                raise NotWritten(f"nothing was changed, because the partition has failed: {partition.failure}")
 
     def _due_in_s(self) -> float | None:
         if not self._interval_due:

@@ -18,6 +18,7 @@ import os
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -55,15 +56,13 @@ from penstock.log.embedded.manifest import RESTORING_DIRECTORY, TOPICS_DIRECTORY
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
-from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.embedded.snapshot import SNAPSHOTS_DIRECTORY, SegmentLink, Snapshots, TopicLinks
 from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
 from penstock.log.embedded.threads import Threads
+from penstock.log.embedded.topic_changes import OpenedParts, TopicChanges
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
 from penstock.log.salts import new_topic_salt
 
-OpenedParts = list[tuple[list[Segment], SegmentWriter]]
-"""The partitions of a topic as recovery hands them over."""
 Opened = list[tuple[StoredTopic, OpenedParts]]
 
 _T = TypeVar("_T")
@@ -98,6 +97,7 @@ class EmbeddedEngine(Engine):
         self._snapshots = Snapshots(self._disk, self._clock, data_dir / SNAPSHOTS_DIRECTORY)
         self._tails = TailBudget(self._options.tail_bytes_max)
         self._topics: dict[str, TopicInfo] = {}
+        self._stored: dict[str, StoredTopic] = {}
         self._partitions: dict[str, list[EmbeddedPartition]] = {}
         self._lock_fd = -1
         self._run_token = ""
@@ -108,7 +108,7 @@ class EmbeddedEngine(Engine):
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
-        """Topics being created and deleted, which goes on when nobody waits for it any more."""
+        """Topics being created, changed and deleted, which continues when nobody waits for it any more."""
         self._unsaved_epochs: list[str] = []
         """Topics that began an epoch with this start which could not be saved."""
         self._closing = False
@@ -181,6 +181,7 @@ class EmbeddedEngine(Engine):
         journal = Journal(self._disk, journal_directory, next_journal)
         self._committer = Committer(self._disk, self._clock, journal, self._reserve, options, self.stats, self._threads)
         self._maintenance = Maintenance(self._disk, self._clock, self._committer, options)
+        self._topic_changes = TopicChanges(self._files, self._committer, partial(self._open_partitions, recovery))
         for topic, parts in opened:
             self._add_topic(topic, parts)
         self._refuse_writes_in_unsaved_epochs()
@@ -222,15 +223,17 @@ class EmbeddedEngine(Engine):
             for partition in self._partitions[name]:
                 partition.fail(f"there was no space to save the log epoch of topic {name}: free some, then restart")
 
-    def _open_partitions(self, recovery: PartitionRecovery, topic: StoredTopic) -> OpenedParts:
+    def _open_partitions(self, recovery: PartitionRecovery, topic: StoredTopic, first: int = 0) -> OpenedParts:
+        """Open the partitions of a topic from an index on."""
         now_ms = self._clock.now_ms()
         info = topic.info
         ends = dict(enumerate((self._ends_at_stop or {}).get(info.id, ())))
         parts: OpenedParts = []
         try:
-            for index in range(info.config.partitions):
+            for index in range(first, info.config.partitions):
                 directory = self._files.partition_directory(info, index)
-                parts.append(recovery.open(info, directory, topic.salts(index), now_ms, ends.get(index, 0)))
+                end = max(ends.get(index, 0), topic.start(index))
+                parts.append(recovery.open(info, directory, topic.salts(index), now_ms, end))
         except BaseException:
             _close_writers(parts)
             raise
@@ -386,12 +389,15 @@ class EmbeddedEngine(Engine):
             raise
 
     def _add_topic(self, topic: StoredTopic, parts: OpenedParts) -> None:
+        """Take up a topic that is new, or that has these partitions besides those it had."""
         info = topic.info
-        self._partitions[info.name] = [
+        known = self._partitions.get(info.name, [])
+        self._partitions[info.name] = known + [
             EmbeddedPartition(
                 info,
                 index,
                 topic.epochs,
+                topic.start(index),
                 self._files.partition_directory(info, index),
                 segments,
                 writer,
@@ -401,9 +407,36 @@ class EmbeddedEngine(Engine):
                 self._readers,
                 self.stats,
             )
-            for index, (segments, writer) in enumerate(parts)
+            for index, (segments, writer) in enumerate(parts, len(known))
         ]
+        self._stored[info.name] = topic
         self._topics[info.name] = info
+
+    async def alter_topic(self, name: str, config: TopicConfig) -> TopicInfo:
+        return await self._to_its_end(self._alter_topic(name, config))
+
+    async def _alter_topic(self, name: str, config: TopicConfig) -> TopicInfo:
+        async with self._changing:
+            topic, parts = self._topic_to_change(name)
+            altered, added = await self._topic_changes.alter(topic, parts, config)
+            self._add_topic(altered, added)
+            return altered.info
+
+    async def truncate_topic(self, name: str, before: Mapping[int, int]) -> None:
+        await self._to_its_end(self._truncate_topic(name, before))
+
+    async def _truncate_topic(self, name: str, before: Mapping[int, int]) -> None:
+        async with self._changing:
+            topic, parts = self._topic_to_change(name)
+            self._stored[name] = await self._topic_changes.truncate(topic, parts, before)
+        for index in before:
+            await self._maintenance.reclaim(parts[index])
+
+    def _topic_to_change(self, name: str) -> tuple[StoredTopic, Sequence[EmbeddedPartition]]:
+        self._check_open()
+        if name not in self._stored:
+            raise TopicNotFound(f"topic not found: {name}")
+        return self._stored[name], self._partitions[name]
 
     async def delete_topic(self, name: str) -> None:
         await self._to_its_end(self._delete_topic(name))
@@ -414,7 +447,7 @@ class EmbeddedEngine(Engine):
             info = self._topics.pop(name, None)
             if info is None:
                 raise TopicNotFound(f"topic not found: {name}")
-            parts = self._partitions.pop(name)
+            parts, stored = self._partitions.pop(name), self._stored.pop(name)
             for partition in parts:
                 partition.close(deleted=True)  # ends a rewrite of it under way, too
             for partition in parts:
@@ -427,7 +460,7 @@ class EmbeddedEngine(Engine):
             except OSError as error:
                 for partition in parts:
                     partition.reopen()
-                self._topics[name], self._partitions[name] = info, parts
+                self._topics[name], self._partitions[name], self._stored[name] = info, parts, stored
                 raise storage_error(error, f"deleting the files of topic {name!r}") from error
             for partition in parts:
                 self._tails.drop(partition.tail)

@@ -50,6 +50,10 @@ class Epochs:
             epochs = (Epoch(second.number, lower), *rest)
         return Epochs(epochs)
 
+    def with_partitions(self, count: int) -> Epochs:
+        """Return these epochs for a topic that has this many partitions now; those that are new were empty before."""
+        return Epochs(tuple(Epoch(each.number, (*each.ends, *[0] * (count - len(each.ends)))) for each in self.epochs))
+
     def cut_since(self, epoch: int, partition: int) -> int | None:
         """Return the lowest end of the partition in the epochs after one; None if there are none, 0 for an epoch that has not been."""
         if epoch > self.current:

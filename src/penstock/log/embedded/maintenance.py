@@ -53,7 +53,7 @@ class Maintenance:
             async with partition.replacing:
                 if partition.deleted:
                     return
-                await self._roll_when_old(partition)
+                await self._roll_if_due(partition)
                 await self._retain(partition)
                 if partition.config.cleanup == "compact":
                     await self._compact(partition)
@@ -71,13 +71,25 @@ class Maintenance:
             if isinstance(error, OSError) and not is_full(error):
                 raise
 
+    async def reclaim(self, partition: EmbeddedPartition) -> None:
+        """Remove the segments that a truncation left nothing of. What fails is done by the next pass."""
+        try:
+            async with partition.replacing:
+                if not partition.deleted and partition.failure is None:
+                    await self._roll_if_due(partition)
+                    await partition.drop_oldest(partition.truncated_segments())
+        except OSError as error:
+            _log.error("truncation_not_reclaimed", topic=partition.topic, partition=partition.index, error=str(error))
+
     def stop(self) -> None:
         self._thread.shutdown()
 
-    async def _roll_when_old(self, partition: EmbeddedPartition) -> None:
+    async def _roll_if_due(self, partition: EmbeddedPartition) -> None:
+        """Begin a new segment if the active one is old, or a truncation left nothing of it."""
         active = partition.segments[-1]
         age_max_ms = min(partition.config.segment_ms, partition.config.retention_ms or partition.config.segment_ms)
-        if active.end and self._clock.now_ms() - active.index.first_timestamp_ms >= age_max_ms:
+        old = self._clock.now_ms() - active.index.first_timestamp_ms >= age_max_ms
+        if active.end and (old or partition.start_offset >= partition.committed_end):
             await self._committer.run(lambda: self._roll(partition, active))
 
     def _roll(self, partition: EmbeddedPartition, expected: Segment) -> None:
@@ -104,7 +116,7 @@ class Maintenance:
         """Return how many of the oldest segments retention removes."""
         config = partition.config
         sealed = partition.segments[:-1]
-        drop = 0
+        drop = partition.truncated_segments()
         if config.retention_ms is not None:
             oldest_ms = self._clock.now_ms() - config.retention_ms
             while drop < len(sealed) and sealed[drop].index.last_timestamp_ms < oldest_ms:
@@ -183,7 +195,7 @@ class Maintenance:
         partition.replace_segments(old, [new])
         partition.merged.add(new)
         empty = list(takewhile(lambda segment: not segment.end, partition.segments[:-1]))
-        if partition.config.retention_ms is None and partition.config.retention_bytes is None:
+        if not partition.retained:
             # An empty one says which offsets are gone on purpose; at the start of the log nobody needs to know.
             await partition.drop_oldest(len(empty))
         elif len(empty) > 1:

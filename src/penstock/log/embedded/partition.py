@@ -66,6 +66,7 @@ class EmbeddedPartition(Partition):
         info: TopicInfo,
         index: int,
         epochs: Epochs,
+        start: int,
         directory: Path,
         segments: list[Segment],
         writer: SegmentWriter,
@@ -82,6 +83,7 @@ class EmbeddedPartition(Partition):
         # What need not survive a power cut is no state that must be written whatever happens.
         self.internal = info.name.startswith("__") and info.config.durability.mode == "fsync"
         self._epochs = epochs
+        self._truncated_to = start
         self.directory = directory
         self.writer = writer
         self.segments: Sequence[Segment] = segments
@@ -112,7 +114,12 @@ class EmbeddedPartition(Partition):
 
     @property
     def start_offset(self) -> int:
-        return self.segments[0].base_offset
+        return max(self.segments[0].base_offset, self._truncated_to)
+
+    @property
+    def retained(self) -> bool:
+        config = self.config
+        return config.retention_ms is not None or config.retention_bytes is not None or self._truncated_to > 0
 
     @property
     def committed_end(self) -> int:
@@ -304,7 +311,7 @@ class EmbeddedPartition(Partition):
         end = self._committed_end
         view = self._view()
         found = await self._in_reader(lambda: self._find_time(view, timestamp_ms))
-        return end if found is None else min(found, end)
+        return end if found is None else min(max(found, self.start_offset), end)
 
     async def timestamp_of(self, offset: int) -> int | None:
         blocks = await self.read(offset, 1)
@@ -398,7 +405,15 @@ class EmbeddedPartition(Partition):
                     return block.offsets()[block.index_at_time(timestamp_ms)]
         return None
 
-    # -- retention -------------------------------------------------------------------------------------------------------
+    # -- retention and truncation ----------------------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Hide the records before an offset; maintenance removes the segments that hold nothing else."""
+        self._truncated_to = max(self._truncated_to, offset)
+
+    def truncated_segments(self) -> int:
+        """Return how many of the oldest sealed segments end at or before the start offset."""
+        return bisect_right([segment.base_offset for segment in self.segments[1:]], self.start_offset)
 
     async def delete_before(self, offset: int) -> int:
         if self._failure is not None:

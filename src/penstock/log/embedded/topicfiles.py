@@ -1,10 +1,11 @@
 """Topics on disk: one directory each, with its metadata in two copies.
 
-    topics/<readable name>.<id>/topic.json, topic.json.copy      format, name, id, configuration, salt, epochs, with a checksum
+    topics/<readable name>.<id>/topic.json, topic.json.copy      format, name, id, configuration, salt, epochs, starts, with a checksum
     topics/<readable name>.<id>/<partition>/<base offset>.log    segments
 
 A topic exists once its metadata is in place; a directory without it is what a crash left of a creation and holds no records. Deleting
-renames the directory first, so that the name is gone at once and the files may take their time.
+renames the directory first, so that the name is gone at once and the files may take their time. Altering or truncating a topic replaces
+its metadata, which is atomic: everything else (directories of new partitions, segments that are removed) comes before or after that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import structlog
 
-from penstock.errors import CorruptMetadata, UnsupportedFormat
+from penstock.errors import CorruptMetadata, OutcomeUnknown, UnsupportedFormat
 from penstock.log.api import Durability, TopicConfig, TopicInfo
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.epochs import Epochs
@@ -43,6 +44,11 @@ class StoredTopic(NamedTuple):
     info: TopicInfo
     salt: bytes
     epochs: Epochs
+    starts: tuple[int, ...] = ()
+    """Offsets that partitions were truncated to; 0 for those that were not, and those beyond the end of the list."""
+
+    def start(self, partition: int) -> int:
+        return self.starts[partition] if partition < len(self.starts) else 0
 
     def salts(self, partition: int) -> PartitionSalts:
         return PartitionSalts(self.salt, partition)
@@ -76,13 +82,16 @@ class TopicFiles:
                     )
 
     def create(self, topic: StoredTopic) -> None:
-        info = topic.info
+        self.make_partitions(topic.info)
+        self._disk.sync_directory(self._root)
+        self.save(topic)
+
+    def make_partitions(self, info: TopicInfo) -> None:
+        """Make the directories of partitions that have none."""
         directory = self.directory(info)
         for index in range(info.config.partitions):
             self._disk.make_directory(directory / str(index))
         self._disk.sync_directory(directory)
-        self._disk.sync_directory(self._root)
-        self.save(topic)
 
     def hide(self, info: TopicInfo) -> Path:
         """Rename the directory of a topic, after which the topic does not exist; returns what `remove_hidden` takes."""
@@ -122,12 +131,26 @@ class TopicFiles:
             elif (topic := self._load(directory)) is not None:
                 topics.append(topic)
         directories: dict[str, Path] = {}
-        for info, _, _ in topics:
+        for info in (topic.info for topic in topics):
             twin = directories.setdefault(info.name, self.directory(info))
             if twin != self.directory(info):
                 raise CorruptMetadata(
                     f"topic {info.name!r} is there twice, in {twin} and {self.directory(info)}; move one of them away"
                 )
+        return topics
+
+    def read_all(self) -> list[StoredTopic]:
+        """Return every topic whose metadata can be read. Changes nothing, and may be called while a broker runs."""
+        topics: list[StoredTopic] = []
+        for directory in sorted(self._root.iterdir()) if self._root.exists() else ():
+            if directory.name.endswith(DELETED_SUFFIX):
+                continue
+            for path in (directory / METADATA_FILE, directory / METADATA_COPY):
+                try:
+                    topics.append(decode_topic(path.read_bytes()))
+                except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
+                    continue
+                break
         return topics
 
     def save(self, topic: StoredTopic) -> None:
@@ -136,6 +159,23 @@ class TopicFiles:
         directory = self.directory(topic.info)
         self._disk.write_file(directory / METADATA_COPY, data)
         self._disk.write_file(directory / METADATA_FILE, data)
+
+    def replace(self, before: StoredTopic, after: StoredTopic) -> None:
+        """Save the metadata of a topic that exists. Raises OSError if it stays as it was, OutcomeUnknown if that cannot be told."""
+        try:
+            self.save(after)
+        except OSError as error:
+            path = self.directory(before.info) / METADATA_FILE
+            try:
+                kept = decode_topic(path.read_bytes()) == before
+            except (OSError, ValueError):
+                kept = False
+            if kept:
+                raise
+            raise OutcomeUnknown(
+                f"whether topic {before.info.name!r} was changed is unknown, because writing {path} failed: {error}; "
+                "check the disk, then restart the broker"
+            ) from error
 
     def _load(self, directory: Path) -> StoredTopic | None:
         found: list[StoredTopic] = []
@@ -148,8 +188,8 @@ class TopicFiles:
             except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
                 damaged.append(path)
         if found:
-            if len(found) < 2:
-                _log.warning("topic metadata had only one good copy; both are written again", directory=str(directory))
+            if len(found) < 2 or found[0] != found[1]:
+                _log.warning("topic metadata had only one valid copy; both are written again", directory=str(directory))
                 try:
                     self.save(found[0])
                 except OSError as error:
@@ -194,6 +234,8 @@ def _encode(topic: StoredTopic) -> bytes:
         "salt": topic.salt.hex(),
         "epochs": topic.epochs.encode(),
     }
+    if any(topic.starts):
+        metadata["starts"] = list(topic.starts)
     return encode_metadata(metadata)
 
 
@@ -202,4 +244,5 @@ def decode_topic(data: bytes) -> StoredTopic:
     config = dict(metadata["config"])
     config["durability"] = Durability.parse(config["durability"])
     info = TopicInfo(metadata["name"], metadata["id"], TopicConfig(**config), metadata["created_ms"])
-    return StoredTopic(info, bytes.fromhex(metadata["salt"]), Epochs.decode(metadata["epochs"]))
+    epochs = Epochs.decode(metadata["epochs"])
+    return StoredTopic(info, bytes.fromhex(metadata["salt"]), epochs, tuple(metadata.get("starts", ())))

@@ -219,8 +219,11 @@ class _Verification:
             text = f"the copies differ, as after a crash between the two; {METADATA_FILE} counts"
             self._note(Kind.METADATA, directory / METADATA_COPY, None, text)
         for path in sorted(directory.iterdir()):
-            partition = path.name.isascii() and path.name.isdigit() and int(path.name) < found[0].info.config.partitions
-            if path.name not in (METADATA_FILE, METADATA_COPY) and not partition:
+            number = int(path.name) if path.name.isascii() and path.name.isdigit() else -1
+            if number >= found[0].info.config.partitions:
+                text = "adding partitions was interrupted; the directory is used once they are added"
+                self._note(Kind.FILE, path, None, text, found[0].info.name)
+            elif path.name not in (METADATA_FILE, METADATA_COPY) and number < 0:
                 self._leftover(path, found[0].info.name)
         return found[0]
 
@@ -281,6 +284,9 @@ class _Verification:
             if self._report.damage == damage_before_this and end < stopped_at:
                 text = f"ends at offset {end}, and ended at {stopped_at} at the clean stop: its last segment is missing or cut"
                 self._damage(Kind.SEGMENT, directory, None, text, info.name)
+            elif self._report.damage == damage_before_this and end < topic.start(index):
+                text = f"ends at offset {end}, and was truncated to {topic.start(index)}: its last segment is missing or cut"
+                self._damage(Kind.SEGMENT, directory, None, text, info.name)
         report.damage = self._report.damage - damage_before
 
     def _check_partition(self, topic: StoredTopic, index: int, directory: Path, report: TopicReport) -> tuple[int, int]:
@@ -288,6 +294,7 @@ class _Verification:
         paths = self._segment_paths(topic, directory)
         with_segment = {path.with_suffix(INDEX_SUFFIX) for path in paths}
         start, end = self._check_segments(topic, index, directory, paths, report)
+        start = max(start, topic.start(index))
         for orphan in sorted(set(directory.glob(f"*{INDEX_SUFFIX}")) - with_segment):
             head = read_head(orphan) if orphan in segment_paths(directory, INDEX_SUFFIX) else None
             if head is not None and head.next_offset > end:

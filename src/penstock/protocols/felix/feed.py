@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.broker.broker import Broker
@@ -66,7 +66,9 @@ class Feeds:
         if feed is not None and feed.partitions[0] is not found.partitions[0]:
             feed.check()  # the topic was deleted and made again: who read the old one is done
             feed = None
-        if feed is None:
+        if feed is not None:
+            feed.take_up(found.partitions)
+        else:
             feed = self._feeds[topic] = Feed(self, topic, list(found.partitions))
             self._sweep_later()
         return feed
@@ -111,10 +113,23 @@ class Feed:
             self._stop_watching = []
             self.feeds.forget(self)
 
-    def check(self) -> None:
-        """End those who may read this topic no more."""
+    def take_up(self, partitions: Sequence[Partition]) -> None:
+        """Read partitions that were added to the topic, from their start."""
+        added = partitions[len(self.partitions) :]
+        if not added:
+            return
+        self.partitions += added
+        if self._stop_watching:
+            self._stop_watching += [partition.watch(self.wake) for partition in added]
         for subscriber in list(self._subscribers):
-            subscriber.check()
+            subscriber.take_up(len(added))
+        self.wake()
+
+    def check(self) -> None:
+        """End those who may read this topic no more, and let the others read partitions that were added to it."""
+        for subscriber in list(self._subscribers):
+            if subscriber.check():
+                self.take_up(subscriber.readable_partitions())
         if not self._subscribers:  # also where the only one who asked was refused
             self.feeds.forget(self)
 

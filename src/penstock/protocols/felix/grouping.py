@@ -148,6 +148,7 @@ class Poll:
                 raise TopicNotFound(f"topic not found: {topic} was deleted")
             if not self._shared.identities.holds(self._identity):
                 raise AuthenticationFailed("auth failed: the API key was revoked")
+            _check_readable(self._shared, self._identity, topic)  # partitions may have been added while it waited
             taken = subscriptions.take_many(principal, topic, subscription, records_max, POLL_BYTES_MAX)
             if isinstance(taken, NotInMemory):
                 await subscriptions.load(principal, topic, subscription)

@@ -11,11 +11,12 @@ them, however many there are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from penstock.errors import OffsetOutOfRange, PenstockError, TopicNotFound
+from penstock.log.api import Partition
 from penstock.net.quic_session import Stream
 from penstock.protocols.bytes import U64
 from penstock.protocols.felix.codec import encode_message
@@ -116,6 +117,22 @@ class Subscriber:
             pass
         self._break_off(CLOSE_GONE)
         return False
+
+    def readable_partitions(self) -> Sequence[Partition]:
+        """Return the partitions of the topic as it is now."""
+        return self._feed.feeds.broker.readable_topic(self._identity.principal, self._feed.topic).partitions
+
+    def take_up(self, count: int) -> None:
+        """Send the records of partitions that were added, too.
+
+        A client that is told offsets would take those of different partitions for one another, so its subscription ends.
+        """
+        if self._form.offsets:
+            reason = "partitions were added, and the client is told offsets, which need one partition"
+            log.warning("subscription_ended", topic=self._feed.topic, reason=reason)
+            self._break_off(CLOSE_GONE)
+        else:
+            self._positions = [*self._positions, *[0] * count]
 
     def pump(self) -> None:
         """Send what the network takes of what is there."""

@@ -63,6 +63,8 @@ READ_BYTES = 2 << 20
 """What each fetch of `records` and `batches` asks for."""
 RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX - 1024
 """What fits into a frame beside the longest topic name; a quarter of it is sure to fit in JSON."""
+PARTITION_COUNT_S_MAX = 5.0
+"""How long `send` counts on a topic to have as many partitions as the broker said; some may have been added."""
 
 Start = Literal["earliest", "latest"] | int
 
@@ -101,7 +103,8 @@ class AsyncRustLogClient(TcpClient[Reply]):
         self._codec: ModuleType = json_client if self.dialect is Dialect.JSON else binary_client
         self._turns: dict[str, int] = {}
         """By topic written to without a partition: how often so far."""
-        self._partition_counts: dict[str, int] = {}
+        self._partition_counts: dict[str, tuple[int, float]] = {}
+        """By topic: how many there were, and when the broker said so."""
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
@@ -159,9 +162,11 @@ class AsyncRustLogClient(TcpClient[Reply]):
         return Call(data, Opcode.PRODUCE, self.dialect, timeout_s=self._options.request_timeout_s, repeatable=False)
 
     async def _next_partition(self, topic: str) -> int:
-        count = self._partition_counts.get(topic)
-        if count is None:
-            count = self._partition_counts[topic] = len((await self.describe_topic(topic)).partitions)
+        count, asked_s = self._partition_counts.get(topic, (0, 0.0))
+        now_s = self._clock.monotonic()
+        if not count or now_s - asked_s >= PARTITION_COUNT_S_MAX:
+            count = len((await self.describe_topic(topic)).partitions)
+            self._partition_counts[topic] = count, now_s
         turn = self._turns.get(topic, 0)
         self._turns[topic] = turn + 1
         return turn % count
@@ -210,8 +215,24 @@ class AsyncRustLogClient(TcpClient[Reply]):
             assert group is not None
             await self.commit(topic, group, cursor.partition, offset)
 
+        known = len(cursors)
+
+        async def added() -> list[Cursor]:
+            nonlocal known
+            partitions = (await self.describe_topic(topic)).partitions[known:]
+            known += len(partitions)
+            return await self._cursors_of(topic, partitions, "earliest", group, follow=True)
+
         remembering = remember if group is not None and commit else None
-        batches = reading.read_batches(cursors, fetch, remembering, follow=follow, limit=limit, sleep=self._sleep)
+        batches = reading.read_batches(
+            cursors,
+            fetch,
+            remembering,
+            follow=follow,
+            limit=limit,
+            sleep=self._sleep,
+            added=added if partition is None else None,
+        )
         async with aclosing(batches):
             async for batch in batches:
                 yield batch
@@ -248,6 +269,17 @@ class AsyncRustLogClient(TcpClient[Reply]):
             if not 0 <= partition < len(partitions):
                 raise PartitionNotFound(f"partition {partition} not found: topic {topic} has {len(partitions)}")
             partitions = [partitions[partition]]
+        return await self._cursors_of(topic, partitions, start, group, follow=follow)
+
+    async def _cursors_of(
+        self,
+        topic: str,
+        partitions: Sequence[PartitionDescription],
+        start: Start | None,
+        group: str | None,
+        *,
+        follow: bool,
+    ) -> list[Cursor]:
         cursors = []
         for each in partitions:
             offset = _start_offset(each, start)

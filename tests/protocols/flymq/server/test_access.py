@@ -82,6 +82,8 @@ from penstock.protocols.flymq.operations.spark import (
     StageCommit,
 )
 from penstock.protocols.flymq.operations.topics import (
+    AddPartitions,
+    AlterTopic,
     ClusterJoin,
     ClusterLeave,
     ClusterMetadata,
@@ -102,6 +104,7 @@ from penstock.protocols.flymq.operations.topics import (
     SnapshotCreate,
     SnapshotRelease,
     Subscribe,
+    TruncateTopic,
 )
 from penstock.protocols.flymq.operations.transactions import (
     TxnBegin,
@@ -509,6 +512,9 @@ ATTEMPTS: dict[int, Attempt] = {
     FetchBinary.opcode: Attempt(encode_request(FetchBinary("orders", 0, 0, 1)), READERS),
     ListTopics.opcode: Attempt(encode_request(ListTopics()), EVERYONE),
     DeleteTopic.opcode: Attempt(encode_request(DeleteTopic("orders")), ROOT),
+    AlterTopic.opcode: Attempt(encode_request(AlterTopic("orders", [("retention_ms", "7d")])), ROOT),
+    AddPartitions.opcode: Attempt(encode_request(AddPartitions("orders", 2)), ROOT),
+    TruncateTopic.opcode: Attempt(encode_request(TruncateTopic("orders", -1, "end", 0)), ROOT),
     RegisterSchema.opcode: Attempt(encode_request(RegisterSchema("s", "json", b"{}")), ROOT),
     GetSchema.opcode: Attempt(encode_request(GetSchema("s", 0)), EVERYONE),
     ListSchemas.opcode: Attempt(encode_request(ListSchemas()), EVERYONE),

@@ -75,6 +75,9 @@ from penstock.protocols.flymq.operations.records import (
     ProduceWithTtl,
 )
 from penstock.protocols.flymq.operations.topics import (
+    ALL_PARTITIONS,
+    AddPartitions,
+    AlterTopic,
     Commit,
     CreateTopic,
     DeleteGroup,
@@ -90,6 +93,7 @@ from penstock.protocols.flymq.operations.topics import (
     ResetOffset,
     SeekToTimestamp,
     Subscribe,
+    TruncateTopic,
 )
 
 SCHEMES = ("flymq", "flymqs")
@@ -382,6 +386,29 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         check_topic(name)
         settings = [(setting, str(value)) for setting, value in config.items()]
         await self._ask(CreateTopic(name, partitions, settings))
+
+    async def alter_topic(self, name: str, **config: str | int) -> None:
+        """Change settings of a topic, named as in `create_topic`; others stay as they are. Raises TopicNotFound."""
+        check_topic(name)
+        await self._ask(AlterTopic(name, [(setting, str(value)) for setting, value in config.items()]))
+
+    async def add_partitions(self, name: str, partitions: int) -> None:
+        """Add partitions until a topic has this many. Records stay where they are; keys may map to other partitions afterwards."""
+        check_topic(name)
+        await self._ask(AddPartitions(name, index_field(partitions)))
+
+    async def truncate_topic(
+        self, name: str, before: Literal["latest"] | int | datetime, partition: int | None = None
+    ) -> None:
+        """Delete the records before an offset (in one partition) or a time, or all there are ("latest")."""
+        check_topic(name)
+        mode, position = "end", 0
+        if isinstance(before, datetime):
+            mode, position = "time", timestamp_ms_of(before)
+        elif before != "latest":
+            mode, position = "offset", offset_field(before)
+        index = ALL_PARTITIONS if partition is None else index_field(partition)
+        await self._ask(TruncateTopic(name, index, mode, position))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records; one that does not exist is no error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -134,6 +134,17 @@ async def read_batches(
         assert group is not None
         await client.commit(cursor.topic, group, cursor.partition, offset)
 
+    known = Counter(cursor.topic for cursor in cursors)
+
+    async def added() -> list[Cursor]:
+        more: list[Cursor] = []
+        for topic in topics:
+            partitions = (await client.describe_topic(topic)).partitions[known[topic] :]
+            if partitions:
+                more += await _cursors_of(client, topic, partitions, "earliest", group, follow=True)
+                known[topic] += len(partitions)
+        return more
+
     if last is not None:
         records = (await _last(client, cursors, last, wanted))[:limit]
         if records:
@@ -143,7 +154,15 @@ async def read_batches(
             if not limit:
                 return
     remembering = remember if group is not None and commit else None
-    batches = reading.read_batches(cursors, fetch, remembering, follow=follow, limit=limit, sleep=sleep)
+    batches = reading.read_batches(
+        cursors,
+        fetch,
+        remembering,
+        follow=follow,
+        limit=limit,
+        sleep=sleep,
+        added=added if partition is None else None,
+    )
     async with aclosing(batches):
         async for batch in batches:
             yield batch
@@ -182,6 +201,18 @@ async def _cursors(
         partitions = (await client.describe_topic(topic)).partitions
     else:
         partitions = [await _partition(client, topic, partition)]
+    return await _cursors_of(client, topic, partitions, start, group, follow=follow)
+
+
+async def _cursors_of(
+    client: AsyncFlyMQClient,
+    topic: str,
+    partitions: Sequence[PartitionDescription],
+    start: Start | None,
+    group: str | None,
+    *,
+    follow: bool,
+) -> list[Cursor]:
     offsets = await asyncio.gather(*(_start_offset(client, topic, each, start) for each in partitions))
     if group is not None:
         committed = await _committed(client, topic, group)

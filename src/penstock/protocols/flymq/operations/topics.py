@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader
@@ -30,6 +30,7 @@ from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX, SETTINGS_MAX
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 Names = Annotated[list[Str], AtMost(REPLY_ITEMS_MAX)]
+ALL_PARTITIONS: Final = -1
 
 
 @dataclass(slots=True)
@@ -82,6 +83,34 @@ class DeleteTopic(Operation[Bool], opcode=0x09, repeatable=False):
     """Delete a topic. That it does not exist is no error."""
 
     topic: Str
+
+
+class AlterTopic(Operation[Done], opcode=0xCC):
+    """Change settings of a topic. Those that are not sent stay as they are."""
+
+    topic: Str
+    settings: Annotated[list[tuple[Str, Str]], AtMost(SETTINGS_MAX)]
+    """Pairs of name and value, as in CREATE_TOPIC; without `partitions` and `schema`."""
+
+
+class AddPartitions(Operation[Done], opcode=0xCD):
+    """Give a topic more partitions. Records stay where they are; records with a key may go to another partition from then on."""
+
+    topic: Str
+    partitions: I32
+    """How many it is to have; not fewer than it has."""
+
+
+class TruncateTopic(Operation[Done], opcode=0xCE):
+    """Delete the records of a topic before a position."""
+
+    topic: Str
+    partition: I32
+    """-1 for all."""
+    mode: Word
+    """offset: before `position`, which needs one partition; time: older than `position`, in ms since 1970; end: all there are."""
+    position: I64
+    """Ignored for the mode end."""
 
 
 @dataclass(slots=True)

@@ -105,8 +105,7 @@ async def read_plan(caller: Caller, body: ReadPlan) -> Frame:
                     extents,
                 )
             )
-        config = topic.info.config
-        retained = config.retention_ms is not None or config.retention_bytes is not None
+        retained = any(partition.retained for partition in topic.partitions)
         planned.append(PlannedTopic(name, topic.info.id, retained, partitions))
     plan = Plan(*(files or ("", "", "")), planned)
     if len(planned) <= TOPICS_PER_TURN:

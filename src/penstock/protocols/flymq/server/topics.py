@@ -11,6 +11,8 @@ from penstock.broker.topics.settings import format_topic_config, parse_topic_con
 from penstock.errors import InvalidRequest, TopicExists, TopicNotFound
 from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary
 from penstock.protocols.flymq.operations.topics import (
+    AddPartitions,
+    AlterTopic,
     ClusterJoin,
     ClusterLeave,
     ClusterMetadata,
@@ -42,6 +44,7 @@ from penstock.protocols.flymq.operations.topics import (
     SnapshotRelease,
     Subscribe,
     TopicMetadata,
+    TruncateTopic,
 )
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
 from penstock.protocols.flymq.server.fetching import PlainForm
@@ -112,6 +115,28 @@ def metadata(caller: Caller, request: Metadata) -> TopicMetadata:
         for each in description.partitions
     ]
     return TopicMetadata(info.name, partitions, settings)
+
+
+@handles(AlterTopic)
+async def alter_topic(caller: Caller, request: AlterTopic) -> Done:
+    if any(name == SCHEMA_SETTING for name, _ in request.settings):
+        raise InvalidRequest("schema is not a setting that can be altered: bind the topic to another schema instead")
+    await caller.broker.topics.alter(caller.principal, request.topic, request.settings)
+    return Done(True, f"topic {request.topic} altered")
+
+
+@handles(AddPartitions)
+async def add_partitions(caller: Caller, request: AddPartitions) -> Done:
+    info = await caller.broker.topics.add_partitions(caller.principal, request.topic, request.partitions)
+    return Done(True, f"topic {request.topic} has {info.config.partitions} partitions")
+
+
+@handles(TruncateTopic)
+async def truncate_topic(caller: Caller, request: TruncateTopic) -> Done:
+    await caller.broker.topics.truncate(
+        caller.principal, request.topic, request.mode, request.position, request.partition
+    )
+    return Done(True, f"topic {request.topic} truncated")
 
 
 @handles(ListTopics)
