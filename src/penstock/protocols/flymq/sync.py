@@ -234,17 +234,17 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
 
     def alter_topic(self, name: str, **config: str | int) -> None:
         """Change settings of a topic, named as in `create_topic`; others stay as they are. Raises TopicNotFound."""
-        self._thread.run(self._client.alter_topic(name, **config))
+        self._thread.run(self._async.alter_topic(name, **config))
 
     def add_partitions(self, name: str, partitions: int) -> None:
         """Add partitions until a topic has this many. Records stay where they are; keys may map to other partitions afterwards."""
-        self._thread.run(self._client.add_partitions(name, partitions))
+        self._thread.run(self._async.add_partitions(name, partitions))
 
     def truncate_topic(
         self, name: str, before: Literal["latest"] | int | datetime, partition: int | None = None
     ) -> None:
         """Delete the records before an offset (in one partition) or a time, or all there are ("latest")."""
-        self._thread.run(self._client.truncate_topic(name, before, partition))
+        self._thread.run(self._async.truncate_topic(name, before, partition))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records; one that does not exist is no error."""
