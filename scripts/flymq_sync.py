@@ -15,9 +15,11 @@ from pathlib import Path
 PACKAGE = "penstock.protocols.flymq"
 ROOT = Path(__file__).parent.parent / "src" / PACKAGE.replace(".", "/")
 SYNC = ROOT / "sync.py"
-MODULES = ("client", "transactions", "records", "access", "spark")
+MODULES = ("client", "consumer", "monitoring", "transactions", "records", "access", "spark")
 CLIENT = "AsyncFlyMQClient"
 TRANSACTION = "AsyncTransaction"
+CONSUMER = "AsyncConsumer"
+CALLBACK = "OnRebalance"
 LEFT_OUT = {CLIENT: {"open", "close", "fetch_encoded"}, TRANSACTION: {"begin", "commit", "rollback"}}
 """What the base classes of the twins have, what has no use without a loop, and what the templates have."""
 
@@ -32,6 +34,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Self
 
 from penstock.clients.loop_thread import LoopThread
@@ -75,6 +78,35 @@ class Transaction(SyncTransaction[AsyncTransaction]):
         return self
 '''
 
+CONSUMER_HEAD = '''
+class Consumer:
+    """The same calls as `AsyncConsumer`, each waiting for its answer.
+
+    ```python
+    with client.consumer(["orders"], group="billing") as consumer:
+        for record in consumer:
+            print(record.partition, record.offset, record.value)
+    ```
+    Callbacks run in a thread of their own and may use the client and the consumer. `poll` is the faster way to read much.
+    """
+
+    def __init__(self, thread: LoopThread, consumer: AsyncConsumer) -> None:
+        self._thread = thread
+        self._consumer = consumer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._consumer.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Iterator[Record]:
+        while not self.closed:
+            yield from self.poll(1)
+'''
+
 TWIN_HEAD = '''
 class {twin}:
     """The same calls as `{source}`, each waiting for its answer."""
@@ -99,6 +131,8 @@ def _twin(source: ast.ClassDef) -> str:
         attribute, head = "client", CLIENT_HEAD + "".join(_groups(source))
     elif source.name == TRANSACTION:
         attribute, head = "transaction", TRANSACTION_HEAD
+    elif source.name == CONSUMER:
+        attribute, head = "consumer", CONSUMER_HEAD
     else:
         attribute = _snake(_twin_name(source.name))
         head = TWIN_HEAD.format(twin=_twin_name(source.name), source=source.name, attribute=attribute)
@@ -147,9 +181,15 @@ def _definition(method: Method, returned: str, statement: str, decorator: str = 
 
 def _call(method: Method) -> str:
     positional = [each.arg for each in method.args.args if each.arg != "self"]
-    named = [f"{each.arg}={each.arg}" for each in method.args.kwonlyargs]
+    named = [f"{each.arg}={_passed(each)}" for each in method.args.kwonlyargs]
     rest = [f"**{method.args.kwarg.arg}"] if method.args.kwarg else []
     return ", ".join(positional + named + rest)
+
+
+def _passed(argument: ast.arg) -> str:
+    """Callbacks of an async client run in its loop, where a sync client cannot be used: they get a thread."""
+    is_callback = argument.annotation is not None and CALLBACK in ast.unparse(argument.annotation)
+    return f"in_thread({argument.arg})" if is_callback else argument.arg
 
 
 def _imports(trees: dict[str, ast.Module], body: str) -> Iterator[str]:
@@ -160,7 +200,7 @@ def _imports(trees: dict[str, ast.Module], body: str) -> Iterator[str]:
         for node in tree.body:
             if isinstance(node, ast.ImportFrom) and node.module != "__future__":
                 yield from (f"from {node.module} import {each.name}\n" for each in node.names if each.name in used)
-            elif isinstance(node, ast.ClassDef) and node.name in used:
+            elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in used:
                 yield f"from {own} import {node.name}\n"
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
