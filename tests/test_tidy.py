@@ -20,6 +20,8 @@ SOURCE = ROOT / "src" / "penstock"
 TESTS = ROOT / "tests"
 
 LINES_MAX = 600
+# Made from other files, which are the ones to read.
+GENERATED = {"src/penstock/protocols/flymq/sync.py"}
 # Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and in a tree another user owns.
 DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
@@ -82,7 +84,8 @@ def test_the_walk_finds_the_tree() -> None:
 
 
 def test_no_file_is_too_long_to_hold_in_mind() -> None:
-    long = [f"{named(path)}: {n} lines" for path in files() if (n := len(path.read_text().splitlines())) > LINES_MAX]
+    counts = {named(path): len(path.read_text().splitlines()) for path in files() if named(path) not in GENERATED}
+    long = [f"{name}: {count} lines" for name, count in counts.items() if count > LINES_MAX]
     assert not long, f"split these (at most {LINES_MAX} lines):\n" + "\n".join(long)
 
 

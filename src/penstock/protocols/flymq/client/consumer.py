@@ -220,7 +220,9 @@ class AsyncConsumer:
                 return records
             left_s = until_s - self._clock.monotonic()
             if left_s <= 0:
-                await asyncio.sleep(0)  # a program that polls without a timeout must not keep heartbeats from being sent
+                await asyncio.sleep(
+                    0
+                )  # a program that polls without a timeout must not keep heartbeats from being sent
                 break
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(pause_s, left_s)):
