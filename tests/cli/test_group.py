@@ -58,7 +58,8 @@ def test_a_group_is_described_by_partition_read_or_not(run: Run, billing: Runnin
 def test_members_are_shown_with_their_partitions(run: Run, billing: RunningBroker) -> None:
     client = billing.connect()
     with client.consumer(["orders"], group="billing", instance_id="worker-1") as consumer:
-        consumer.poll()
+        while not consumer.assignment:
+            consumer.poll()
         member = consumer.member_id
         shown = run("group", "describe", "billing").text.splitlines()
         assert [line.split()[-1] for line in shown[:3]] == ["member", member, member]

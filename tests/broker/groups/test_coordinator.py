@@ -441,6 +441,12 @@ async def test_members_count_towards_the_limit_of_all_groups(tmp_path: Path, clo
     await a.beat()
     with pytest.raises(LimitExceeded, match="group_members_max"):
         await b.beat()
+    await broker.create_topic(WHO, "u", TopicConfig(partitions=1))
+    a.topics = ["t", "u"]
+    with pytest.raises(LimitExceeded, match="group_members_max"):
+        await a.beat()
+    a.topics = ["t"]
+    assert await a.beat() == {0, 1, 2, 3}  # it is what it was before
     await a.leave()
     assert await b.beat() == {0, 1, 2, 3}
     await broker.close()

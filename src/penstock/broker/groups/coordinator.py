@@ -365,10 +365,16 @@ class Coordinator:
             raise
 
     def _subscribe(self, state: Group, member: Member, topics: Sequence[str]) -> None:
+        before, member.topics = member.topics, frozenset(topics)
         self._offsets.leave(_session_id(member.id))
-        member.topics = frozenset(topics)
+        try:
+            self._announce(state, member)
+        except PenstockError:
+            member.topics = before
+            with suppress(PenstockError):
+                self._announce(state, member)
+            raise
         member.stored = False
-        self._announce(state, member)
         self._rebalance(state)
 
     def _remove(self, state: Group, member: Member) -> None:

@@ -236,7 +236,6 @@ async def test_a_consumer_that_does_not_poll_leaves_its_partitions_to_others(bro
     client = AsyncFlyMQClient(f"flymq://{broker.address}", clock=clock)
     lost: list[Sequence[TopicPartition]] = []
     a = client.consumer(["orders"], group=GROUP, session_timeout_s=600, poll_interval_s_max=60, on_lost=lost.append)
-    await a.poll(1)
     while len(a.assignment) < 4:
         await a.poll(1, timeout_s=0)
     clock.advance(61)
