@@ -1,9 +1,9 @@
 """Write the `sync.py` of each protocol from its async client: `python -m scripts.sync_clients`.
 
 Each class whose name begins with `Async` becomes a sync class without that prefix, derived from the base class in
-`penstock.clients.sync` that fits it: a client, a consumer, a context manager, or a plain group of calls. Each public method becomes one
-with the same arguments and docstring that runs the coroutine in the client's thread. Where the async method returns another `Async`
-object, the sync one returns its counterpart. Annotated public attributes (`self.topic: str = topic`) become properties.
+`penstock.clients.sync` that fits it: a client, a consumer, something polled, a context manager, or a plain group of calls. Each public
+method becomes one with the same arguments and docstring that runs the coroutine in the client's thread. Where the async method returns
+another `Async` object, the sync one returns its counterpart. Annotated public attributes (`self.topic: str = topic`) become properties.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.clients.sync import SyncClient, SyncConsumer, SyncContext, SyncObject
+from penstock.clients.sync import SyncClient, SyncConsumer, SyncContext, SyncObject, SyncPolled
 
 PACKAGE = "penstock.protocols"
 ROOT = Path(__file__).parent.parent / "src" / PACKAGE.replace(".", "/")
@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.clients.loop_thread import LoopThread
-from penstock.clients.sync import SyncClient, SyncConsumer, SyncContext, SyncObject
+from penstock.clients.sync import SyncClient, SyncConsumer, SyncContext, SyncObject, SyncPolled
 '''
 SHADOWING = "\n# ruff: noqa: A002 - arguments are named as those of the async client\n"
 
@@ -72,7 +72,7 @@ class Source(NamedTuple):
         if self.definition.name.endswith("Client"):
             return SyncClient
         if "__aiter__" in self.methods:
-            return SyncConsumer
+            return SyncConsumer if "next_batch" in self.methods else SyncPolled
         if "__aenter__" in self.methods or "AsyncOpened" in parents:
             return SyncContext
         return SyncObject
@@ -107,8 +107,8 @@ def _sources(protocol: str) -> Iterator[Source]:
 def _class(source: Source) -> str:
     name, base = source.definition.name, source.base
     arguments = name
-    if base is SyncConsumer:
-        batch = source.methods["next_batch"].returns
+    if base in (SyncConsumer, SyncPolled):
+        batch = source.methods["next_batch" if base is SyncConsumer else "poll"].returns
         assert isinstance(batch, ast.Subscript)
         arguments += f", {ast.unparse(batch.slice)}"
     text = ast.get_docstring(source.definition, clean=False) or ""
@@ -181,9 +181,15 @@ def _definition(method: Method, returned: str, statement: str, decorator: str = 
 def _call(method: Method) -> str:
     positional = [each.arg for each in method.args.args if each.arg != "self"]
     more = [f"*{method.args.vararg.arg}"] if method.args.vararg else []
-    named = [f"{each.arg}={each.arg}" for each in method.args.kwonlyargs]
+    named = [f"{each.arg}={_passed(each)}" for each in method.args.kwonlyargs]
     rest = [f"**{method.args.kwarg.arg}"] if method.args.kwarg else []
     return ", ".join(positional + more + named + rest)
+
+
+def _passed(argument: ast.arg) -> str:
+    """Callbacks of an async client run in its event loop, where a sync client cannot be used: they get a thread."""
+    is_callback = argument.annotation is not None and ast.unparse(argument.annotation).startswith("On")
+    return f"in_thread({argument.arg})" if is_callback else argument.arg
 
 
 def _docstring(text: str | None, indent: str) -> str:
@@ -211,7 +217,7 @@ def _imports(sources: Iterable[Source], body: str) -> Iterator[str]:
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.ClassDef):
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
         yield node.name
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -100,6 +100,18 @@ class ProducerFenced(PenstockError):
     code = "producer_fenced"
 
 
+class ConsumerFenced(PenstockError):
+    """The member of a consumer group has lost the partition or its session, so another member may read its records."""
+
+    code = "consumer_fenced"
+
+
+class InstanceFenced(ConsumerFenced):
+    """Another consumer with the same instance id has joined the group, and has taken the place of this one."""
+
+    code = "instance_fenced"
+
+
 class EntryNotFound(PenstockError):
     """No pending delayed record, dead letter or delivery in flight has this id."""
 

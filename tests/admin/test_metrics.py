@@ -18,6 +18,7 @@ from penstock.broker.deliveries.deadletters import DeadLetterStats
 from penstock.broker.deliveries.subscriptions import SubscriptionStats
 from penstock.broker.groups.groups import GroupStats
 from penstock.broker.groups.lag import GroupLag, LagReport
+from penstock.broker.groups.monitoring import SubscriptionStatus
 from penstock.broker.pipelines import PipelineInfo, Stage
 from penstock.broker.schedule.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
@@ -46,13 +47,14 @@ def figures(**changes: object) -> Figures:
         partitions_left_out=0,
         partitions_failed=0,
         lags=LagReport([], 0),
+        group_members=0,
         groups=GroupStats(),
         delayed_pending=0,
         schedule=ScheduleStats(),
         dead_letters=DeadLetterStats(),
         dead_letters_waiting=0,
         subscriptions=0,
-        subscription_lags=[],
+        subscription_statuses=[],
         in_flight=0,
         deliveries=SubscriptionStats(),
         cache=CacheFigures(0, 0, CacheStats()),
@@ -262,6 +264,28 @@ def test_requests_are_counted_by_operation_and_their_errors_by_listener() -> Non
     assert samples["penstock_requests_total", (("listener", "flymq"), ("operation", "fetch"))] == 3
     assert samples["penstock_request_errors_total", (("listener", "flymq"),)] == 2
     assert samples["penstock_internal_errors_total", (("listener", "flymq"),)] == 1
+
+
+def test_members_and_rebalances_of_groups_are_counted() -> None:
+    stats = GroupStats(rebalances=5, expired_sessions=2, fenced_commits=1)
+    samples = scraped(figures(group_members=3, groups=stats))
+    assert samples["penstock_group_members", ()] == 3
+    assert samples["penstock_group_rebalances_total", ()] == 5
+    assert samples["penstock_group_sessions_expired_total", ()] == 2
+    assert samples["penstock_group_commits_fenced_total", ()] == 1
+
+
+def test_each_subscription_has_its_lag_and_its_deliveries() -> None:
+    jobs = SubscriptionStatus("orders", "jobs", "", 0, 9, 4.5, 2, 7, 3, 0, [])
+    unnamed = SubscriptionStatus("orders", "#17", "", 0, 1, None, 0, 0, 0, 0, [])
+    samples = scraped(figures(subscriptions=3, subscription_statuses=[jobs, unnamed]))
+    labels = (("subscription", "jobs"), ("topic", "orders"))
+    names = ("lag_records", "lag_seconds", "in_flight", "redeliveries_total", "dead_letters_total")
+    assert [samples[f"penstock_subscription_{name}", labels] for name in names] == [9, 4.5, 2, 7, 3]
+    labels = (("subscription", "17"), ("topic", "orders"))
+    assert samples["penstock_subscription_lag_records", labels] == 1
+    assert ("penstock_subscription_lag_seconds", labels) not in samples
+    assert samples["penstock_subscription_lags_left_out", ()] == 1
 
 
 def test_subscriptions_and_their_deliveries_are_counted() -> None:

@@ -34,6 +34,11 @@ SAFE_BY_THEMSELVES = {
     "ensure_topic",  # creates in a task of its own
     "seek_to_time",
     "group_lags",
+    "coordinator.heartbeat",  # changes memory in one step; what was not stored is stored with the next heartbeat or sweep
+    "coordinator.leave",  # likewise
+    "monitoring.groups",
+    "monitoring.subscriptions",
+    "monitoring.subscription_statuses",
     "audit.query",
     "dead_letters.letters",
     "pipelines.report",

@@ -24,19 +24,29 @@ def billing(broker: RunningBroker) -> RunningBroker:
 
 def test_groups_are_listed_with_their_lag_even_where_their_topic_is_gone(run: Run, billing: RunningBroker) -> None:
     billing.connect().commit("other", "audit", 0, 0)
+    billing.clock.advance(75)
     assert run("group", "list").text == (
-        "group    topic   members       lag\naudit    other         0  no topic\nbilling  orders        0         2\n"
+        "group    topic   state  members       lag  behind\n"
+        "audit    other   empty        0  no topic       ?\n"
+        "billing  orders  empty        0         2   1m15s\n"
     )
     assert json.loads(run("group", "describe", "audit", "--json").out)[0]["lag"] is None
 
 
-def test_a_group_is_described_by_partition(run: Run, billing: RunningBroker) -> None:
+def test_a_group_is_described_by_partition_read_or_not(run: Run, billing: RunningBroker) -> None:
+    billing.connect().create_topic("unread", 3)
+    billing.connect().send_many("unread", [b"x"] * 4, partition=2)
+    billing.connect().commit("unread", "billing", 0, 0)
     described = (
-        "topic   partition  committed  next offset  lag  members\n"
-        "orders          0          1            3    2        0\n"
-        "orders          1          1            1    0        0\n"
+        "topic   partition  committed  next offset  lag  behind  member\n"
+        "orders          0          1            3    2      0s  -\n"
+        "orders          1          1            1    0      0s  -\n"
     )
-    assert run("group", "describe", "billing").text == described
+    assert run("group", "describe", "billing").text == described + (
+        "unread          0          0            0    0      0s  -\n"
+        "unread          1          -            0    0      0s  -\n"
+        "unread          2          -            4    4      0s  -\n"
+    )
     assert run("group", "describe", "billing", "--topic", "orders").text == described
     result = run("group", "describe", "billing", "--topic", "other")
     assert (result.code, result.err) == (
@@ -45,17 +55,37 @@ def test_a_group_is_described_by_partition(run: Run, billing: RunningBroker) -> 
     )
 
 
+def test_members_are_shown_with_their_partitions(run: Run, billing: RunningBroker) -> None:
+    client = billing.connect()
+    with client.consumer(["orders"], group="billing", instance_id="worker-1") as consumer:
+        while not consumer.assignment:
+            consumer.poll()
+        member = consumer.member_id
+        shown = run("group", "describe", "billing").text.splitlines()
+        assert [line.split()[-1] for line in shown[:3]] == ["member", member, member]
+        assert shown[4] == "generation 1, stable"
+        assert shown[7].split() == [member, "worker-1", "anonymous", "2", "30s", "0s"]
+        [listed] = json.loads(run("group", "list", "--json").out)
+        assert (listed["state"], listed["members"], listed["generation"]) == ("stable", 1, 1)
+        result = run("group", "reset", "billing", "-t", "orders", "--to", "earliest", "--yes")
+        assert "group billing has 1 members" in result.err
+
+
 def test_programs_get_json(run: Run, billing: RunningBroker) -> None:
     expected = [
         {
             "group": "billing",
             "topic": "orders",
+            "state": "empty",
+            "generation": 0,
             "members": 0,
             "lag": 2,
+            "lag_ms": 0,
             "partitions": [
-                {"partition": 0, "committed": 1, "next_offset": 3, "lag": 2},
-                {"partition": 1, "committed": 1, "next_offset": 1, "lag": 0},
+                {"partition": 0, "committed": 1, "next_offset": 3, "lag": 2, "lag_ms": 0, "member": None},
+                {"partition": 1, "committed": 1, "next_offset": 1, "lag": 0, "lag_ms": 0, "member": None},
             ],
+            "member_list": [],
         }
     ]
     assert json.loads(run("group", "list", "--json").out) == expected
@@ -105,6 +135,6 @@ def test_nothing_is_moved_or_deleted_without_a_yes(run: Run, billing: RunningBro
 def test_no_groups_are_an_empty_table_or_a_hint(
     run: Run, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("group", "list").text == "group  topic  members  lag\n"
+    assert run("group", "list").text == "group  topic  state  members  lag  behind\n"
     monkeypatch.setattr("penstock.cli.terminal.on_terminal", lambda: True)
     assert run("group", "list").text == ""

@@ -19,9 +19,10 @@ from penstock.broker.access.logins import LoginStats
 from penstock.broker.broker import Broker
 from penstock.broker.cache.cache import CacheStats
 from penstock.broker.deliveries.deadletters import DeadLetterStats
-from penstock.broker.deliveries.subscriptions import SubscriptionLag, SubscriptionStats
+from penstock.broker.deliveries.subscriptions import SubscriptionStats
 from penstock.broker.groups.groups import GroupStats
 from penstock.broker.groups.lag import LagReport
+from penstock.broker.groups.monitoring import SubscriptionStatus
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
@@ -82,13 +83,15 @@ class Figures:
     partitions_failed: int
     lags: LagReport
     groups: GroupStats
+    group_members: int
+    """Of consumer groups that share partitions."""
     delayed_pending: int
     schedule: ScheduleStats
     dead_letters: DeadLetterStats
     dead_letters_waiting: int
     """Records that are to become dead letters."""
     subscriptions: int
-    subscription_lags: list[SubscriptionLag]
+    subscription_statuses: list[SubscriptionStatus]
     in_flight: int
     """Deliveries of all subscriptions that wait for their acknowledgement."""
     deliveries: SubscriptionStats
@@ -131,6 +134,7 @@ def failed_partitions(engine: Engine) -> dict[tuple[str, int], str]:
 
 async def gather(sources: Sources) -> Figures:
     lags = await sources.broker.group_lags(SYSTEM, LAGS_EXPORTED_MAX)
+    subscription_statuses = await sources.broker.monitoring.subscription_statuses(SYSTEM, LAGS_EXPORTED_MAX)
     # From here on nothing waits, so the numbers are of one moment.
     engine = sources.engine
     partitions: list[PartitionFigures] = []
@@ -149,12 +153,13 @@ async def gather(sources: Sources) -> Figures:
         partitions_failed=len(failed_partitions(engine)),
         lags=lags,
         groups=copy.copy(sources.broker.group_stats),
+        group_members=sources.broker.coordinator.member_count,
         delayed_pending=sources.broker.schedule.pending,
         schedule=copy.deepcopy(sources.broker.schedule.stats),
         dead_letters=copy.copy(sources.broker.dead_letters.stats),
         dead_letters_waiting=sources.broker.subscriptions.exhausted,
         subscriptions=len(sources.broker.subscriptions),
-        subscription_lags=sources.broker.subscriptions.lags(LAGS_EXPORTED_MAX),
+        subscription_statuses=subscription_statuses,
         in_flight=sources.broker.subscriptions.in_flight,
         deliveries=copy.copy(sources.broker.subscriptions.stats),
         cache=CacheFigures(

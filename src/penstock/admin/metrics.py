@@ -158,8 +158,20 @@ def _groups(figures: Figures) -> Iterator[Metric]:
     yield from (records, seconds)
     yield _gauge(
         "group_lags_left_out",
-        "Group lags beyond the first 1000, which have no series of their own.",
+        "Groups, counted once for each topic, not all of whose partitions have series in this scrape.",
         figures.lags.left_out,
+    )
+    yield _gauge("group_members", "Members of consumer groups that share partitions.", figures.group_members)
+    yield _counter("group_rebalances", "New target assignments of consumer groups.", figures.groups.rebalances)
+    yield _counter(
+        "group_sessions_expired",
+        "Members that sent no heartbeat within their session timeout.",
+        figures.groups.expired_sessions,
+    )
+    yield _counter(
+        "group_commits_fenced",
+        "Commits of members that did not own the partition any more.",
+        figures.groups.fenced_commits,
     )
     yield _counter(
         "group_offsets_truncated",
@@ -182,19 +194,7 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
         figures.dead_letters_waiting,
     )
     yield _counter("dead_letters_replayed", "Dead letters replayed to their topics.", letters.replayed)
-    lag = GaugeMetricFamily(
-        PREFIX + "subscription_lag_records",
-        "Records of the subscription that are not settled, including those in flight.",
-        labels=["subscription", "topic"],
-    )
-    for row in figures.subscription_lags:
-        lag.add_metric([row.name, row.topic], row.records)
-    yield lag
-    yield _gauge(
-        "subscription_lags_left_out",
-        "Subscriptions beyond the first 1000, which have no series of their own.",
-        figures.subscriptions - len(figures.subscription_lags),
-    )
+    yield from _subscriptions(figures)
     yield _gauge(
         "subscriptions",
         "Subscriptions (BlipMQ) and groups with acknowledgements (Fujin, Felix).",
@@ -207,6 +207,39 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
         "subscriptions_truncated",
         "Cursors of subscriptions moved back at start because the log lost its tail.",
         figures.deliveries.truncated,
+    )
+
+
+def _subscriptions(figures: Figures) -> Iterator[Metric]:
+    labels = ["subscription", "topic"]
+    lag = GaugeMetricFamily(
+        PREFIX + "subscription_lag_records", "Records that are not settled in the subscription.", labels=labels
+    )
+    seconds = GaugeMetricFamily(
+        PREFIX + "subscription_lag_seconds", "Age of the oldest record that is not settled.", labels=labels
+    )
+    in_flight = GaugeMetricFamily(
+        PREFIX + "subscription_in_flight", "Deliveries that wait for their acknowledgement.", labels=labels
+    )
+    redeliveries = CounterMetricFamily(
+        PREFIX + "subscription_redeliveries", "Deliveries of records that were delivered before.", labels=labels
+    )
+    dead_letters = CounterMetricFamily(
+        PREFIX + "subscription_dead_letters", "Records of the subscription that became dead letters.", labels=labels
+    )
+    for row in figures.subscription_statuses:
+        values = [row.name.removeprefix("#"), row.topic]
+        lag.add_metric(values, row.lag)
+        if row.seconds is not None:
+            seconds.add_metric(values, row.seconds)
+        in_flight.add_metric(values, row.in_flight)
+        redeliveries.add_metric(values, row.redeliveries)
+        dead_letters.add_metric(values, row.dead_letters)
+    yield from (lag, seconds, in_flight, redeliveries, dead_letters)
+    yield _gauge(
+        "subscription_lags_left_out",
+        "Subscriptions without series of their own in this scrape.",
+        max(0, figures.subscriptions - len(figures.subscription_statuses)),
     )
 
 

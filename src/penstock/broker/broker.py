@@ -37,8 +37,10 @@ from penstock.broker.cluster import Cluster
 from penstock.broker.deliveries.deadletters import DeadLetters
 from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.broker.deliveries.subscriptions import Subscriptions
+from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.groups import GroupInfo, Groups
-from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags
+from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags, RecordAges
+from penstock.broker.groups.monitoring import Monitoring
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines
@@ -105,7 +107,9 @@ class Broker:
         self._producer = Producer(engine, limits)
         self._groups = Groups(engine, clock, limits)
         self.group_stats = self._groups.stats
-        self._lags = Lags(engine, self._groups, clock)
+        ages = RecordAges(clock)
+        self._lags = Lags(engine, self._groups, ages)
+        self.coordinator = Coordinator(engine, self._groups, background, clock=clock, limits=limits, access=access)
         self._topic_changes: KeyedLocks[str] = KeyedLocks()
         """By name: a topic is created, altered, bound to a schema or deleted by one caller at a time."""
         self._quota = TopicQuota(engine, limits)
@@ -181,6 +185,9 @@ class Broker:
             access=access,
             background=background,
         )
+        self.monitoring = Monitoring(
+            engine, self._groups, self.coordinator, self.subscriptions, self._lags, ages, access=access
+        )
         self.api_keys = ApiKeys(
             engine,
             self._accounts.directory,
@@ -199,6 +206,7 @@ class Broker:
         check_topic_config(self.topic_defaults)
         await self._accounts.start()
         await self._groups.start()
+        await self.coordinator.start()
         await self._registry.start()
         await self._applications.start()
         await self.transactions.start()
@@ -223,6 +231,7 @@ class Broker:
         await self._applications.close()
         await self._validation.close()
         await self._registry.close()
+        await self.coordinator.close()
         await self._groups.close()
         await self._accounts.close()
 
@@ -466,7 +475,11 @@ class Broker:
     async def reset_offset(
         self, principal: Principal, topic: str, group: str, partition: int, mode: str, offset: int | None = None
     ) -> int:
-        """Set the group to the "earliest" record, after the "latest", or to an "offset"; returns where it is now."""
+        """Set the group to the "earliest" record, after the "latest", or to an "offset"; returns where it is now.
+
+        Raises InvalidRequest while members read the topic: they would commit their own positions.
+        """
+        self.coordinator.check_unused(group, topic, "reset")
         handle = self._engine.partition(topic, partition)
         if mode == "earliest":
             position = handle.start_offset
@@ -506,18 +519,24 @@ class Broker:
     @on_group(Operation.ADMIN)
     @run_to_completion
     async def delete_group(self, principal: Principal, group: str, topic: str | None = None) -> None:
-        """Forget the group's offsets, members and subscriptions in one topic, or in all. Raises GroupNotFound."""
-        subscribed = await self.subscriptions.delete_group(group, topic)
+        """Forget the group's offsets, sessions and subscriptions in one topic, or in all.
+
+        Raises GroupNotFound, InvalidRequest while the group has members.
+        """
+        self.coordinator.check_unused(group, topic, "delete")
+        found = await self.subscriptions.delete_group(group, topic)
+        if topic is None:
+            found |= await self.coordinator.forget(group)
         try:
             await self._groups.delete(group, topic)
         except GroupNotFound:
-            if not subscribed:
+            if not found:
                 raise
         self.audit.note(principal, "group.delete", group, details={"topic": topic or "*"})
 
     @on_broker(Operation.ADMIN)
     async def group_lags(self, principal: Principal, lags_max: int = LAGS_MAX) -> LagReport:
-        """How far groups are behind, in records and seconds: at most `lags_max` rows, for metrics."""
+        """How far groups are behind, in records and seconds: at most `lags_max` partitions, for metrics."""
         return await self._lags.report(lags_max)
 
     # -- inside -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from penstock.broker.access.directory import ACLS_TOPIC, ROLES_TOPIC, USERS_TOPI
 from penstock.broker.deliveries.deadletters import DEADLETTERS_TOPIC, MarkKey
 from penstock.broker.deliveries.subscription import StoredSubscription
 from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
+from penstock.broker.groups.coordinator import MEMBERS_TOPIC
 from penstock.broker.groups.groups import GROUPS_TOPIC, CommittedOffset, OffsetKey
+from penstock.broker.groups.membership import MemberKey, StoredMember
 from penstock.broker.pipelines import PIPELINES_TOPIC, Pipeline
 from penstock.broker.schemas.registry import SCHEMAS_TOPIC, Entry, EntryKey
 from penstock.broker.staging.entries import COMMITS_TOPIC, TICKETS_TOPIC, CommitEntry, TicketEntry, TicketKey
@@ -29,6 +31,7 @@ TABLES: Final[dict[str, tuple[Any, Any]]] = {
     DEADLETTERS_TOPIC: (MarkKey, bytes),
     GROUPS_TOPIC: (OffsetKey, CommittedOffset),
     KEYS_TOPIC: (str, ApiKey),
+    MEMBERS_TOPIC: (MemberKey, StoredMember),
     PIPELINES_TOPIC: (str, Pipeline),
     ROLES_TOPIC: (str, Role),
     SCHEMAS_TOPIC: (EntryKey, Entry),

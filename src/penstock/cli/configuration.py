@@ -27,8 +27,8 @@ def check(
     """Check the configuration and print every value with its origin.
 
     Reads the same file, environment and flags as [bold]penstock serve[/bold], and starts
-    nothing. Exits with 1 and one line for each problem if it is invalid. Topics that
-    the next start would create or alter are listed last.
+    nothing. Exits with 1 and one line for each problem if it is invalid. Topics
+    that the next start would create or alter are listed last.
 
     Examples:
     $ penstock config check --config penstock.toml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +11,11 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.subscription import behind, known, print_subscriptions, subscription_row
+from penstock.units import format_duration_ms
 
 if TYPE_CHECKING:
-    from penstock.clients.records import GroupDescription
-    from penstock.protocols.flymq.sync import FlyMQClient
+    from penstock.protocols.flymq.operations.groups import GroupProgress
 
 app = typer.Typer(no_args_is_help=True, help="See how far groups have read; move or delete them.")
 
@@ -28,15 +30,18 @@ TopicOption = Annotated[
 
 @app.command("list")
 def list_groups(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
-    """List the groups, with how many records each has yet to read.
+    """List the groups, with how many records each is behind, and for how long.
 
-    Subscriptions of BlipMQ have a number instead of a name: #17.
+    Subscriptions of BlipMQ, Fujin and Felix are listed too. One without
+    a name has a number: #17.
 
     Examples:
     $ penstock group list
     """
     with connected(context, server) as client:
-        rows = [_row(client, each) for each in sorted(client.groups(), key=lambda each: (each.group, each.topic))]
+        rows = [_group(each) for each in client.monitoring.groups()]
+        rows += [subscription_row(each) for each in client.monitoring.subscriptions()]
+    rows.sort(key=lambda row: (row["group"], row["topic"]))
     if wants_json(context, as_json):
         terminal.print_json(rows)
         return
@@ -44,9 +49,19 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
         terminal.hint("no groups yet; one begins with: penstock consume TOPIC --group NAME")
         return
     terminal.print_table(
-        ["group", "topic", "members", "lag"],
-        [(row["group"], row["topic"], row["members"], _or_gone(row["lag"])) for row in rows],
-        right=["members", "lag"],
+        ["group", "topic", "state", "members", "lag", "behind"],
+        [
+            (
+                row["group"],
+                row["topic"],
+                row["state"],
+                _or_none(row["members"]),
+                _or_gone(row["lag"]),
+                behind(row["lag_ms"]),
+            )
+            for row in rows
+        ],
+        right=["members", "lag", "behind"],
     )
 
 
@@ -58,34 +73,70 @@ def describe(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a group's committed offset and lag in each partition.
+    """Show a group's members, and the committed offset, lag and owner of each partition.
+
+    If a group has committed nothing in a partition, all its records count
+    as lag.
 
     Examples:
     $ penstock group describe billing
     $ penstock group describe billing --topic orders
     """
+    from penstock.errors import GroupNotFound
+
     with connected(context, server) as client:
-        rows = [_row(client, each) for each in client.describe_group(group, topic)]
+        rows = [_group(each) for each in client.monitoring.groups(group, topic or "")]
+        subscriptions = [subscription_row(each) for each in client.monitoring.subscriptions(group, topic or "")]
+    if not rows and not subscriptions:
+        raise GroupNotFound(f"consumer group not found: {group if topic is None else f'{topic}:{group}'}")
     if wants_json(context, as_json):
-        terminal.print_json(rows)
+        terminal.print_json(rows + subscriptions)
         return
-    columns = ["topic", "partition", "committed", "next offset", "lag", "members"]
+    if rows:
+        _print_group(rows)
+    if subscriptions:
+        print_subscriptions(subscriptions)
+
+
+def _print_group(rows: list[dict[str, Any]]) -> None:
+    columns = ["topic", "partition", "committed", "next offset", "lag", "behind", "member"]
     terminal.print_table(
         columns,
         [
             (
                 row["topic"],
                 each["partition"],
-                each["committed"],
+                _or_none(each["committed"]),
                 _or_gone(each["next_offset"]),
                 _or_gone(each["lag"]),
-                row["members"],
+                behind(each["lag_ms"]),
+                each["member"] or "-",
             )
             for row in rows
             for each in row["partitions"]
         ],
-        right=columns[1:],
+        right=columns[1:-1],
     )
+    members = {each["id"]: each for row in rows for each in row["member_list"]}
+    if members:
+        print()
+        print(f"generation {rows[0]['generation']}, {rows[0]['state']}")
+        print()
+        terminal.print_table(
+            ["member", "instance", "principal", "partitions", "session", "last heartbeat"],
+            [
+                (
+                    each["id"],
+                    each["instance"] or "-",
+                    each["principal"],
+                    sum(part["member"] == each["id"] for row in rows for part in row["partitions"]),
+                    format_duration_ms(each["session_ms"]),
+                    behind(each["silent_ms"]),
+                )
+                for each in members.values()
+            ],
+            right=["partitions", "session", "last heartbeat"],
+        )
 
 
 @app.command()
@@ -163,29 +214,47 @@ def delete(
     print(f"deleted group {terminal.visible(group)} in {terminal.visible(topics)}")
 
 
-def _row(client: FlyMQClient, described: GroupDescription) -> dict[str, Any]:
-    """A group in one topic with its lag by partition; None where the group has outlived the topic."""
-    from penstock.errors import PartitionNotFound, TopicNotFound
-
-    partitions: list[dict[str, Any]] = []
-    total: int | None = 0
-    for partition, committed in sorted(described.offsets.items()):
-        row: dict[str, Any] = {"partition": partition, "committed": committed, "next_offset": None, "lag": None}
-        try:
-            lag = client.lag(described.topic, described.group, partition)
-        except (TopicNotFound, PartitionNotFound):
-            total = None
-        else:
-            row |= {"next_offset": lag.next_offset, "lag": lag.lag}
-            total = None if total is None else total + lag.lag
-        partitions.append(row)
+def _group(progress: GroupProgress) -> dict[str, Any]:
+    """A group in one topic as programs get it; None stands for what is not known, as where the group has outlived the topic."""
+    partitions = [
+        {
+            "partition": each.partition,
+            "committed": known(each.committed),
+            "next_offset": known(each.next_offset),
+            "lag": known(each.lag),
+            "lag_ms": known(each.lag_ms),
+            "member": each.member or None,
+        }
+        for each in progress.partitions
+    ]
     return {
-        "group": described.group,
-        "topic": described.topic,
-        "members": described.members,
-        "lag": total,
+        "group": progress.group,
+        "topic": progress.topic,
+        "state": progress.state,
+        "generation": progress.generation,
+        "members": progress.sessions + len(progress.members),
+        "lag": _total([each.lag for each in progress.partitions], sum),
+        "lag_ms": _total([each.lag_ms for each in progress.partitions], max),
         "partitions": partitions,
+        "member_list": [
+            {
+                "id": each.id,
+                "instance": each.instance or None,
+                "principal": each.principal,
+                "session_ms": each.session_ms,
+                "silent_ms": each.silent_ms,
+            }
+            for each in progress.members
+        ],
     }
+
+
+def _total(numbers: Sequence[int], combine: Callable[[Sequence[int]], int]) -> int | None:
+    return None if any(number < 0 for number in numbers) else combine([0, *numbers])
+
+
+def _or_none(number: int | None) -> object:
+    return "-" if number is None else number
 
 
 def _or_gone(number: int | None) -> object:

@@ -33,6 +33,7 @@ from penstock.cli import (
     restore,
     schema,
     serve,
+    subscription,
     terminal,
     topic,
     torture,
@@ -59,6 +60,7 @@ ORDER = (
     "produce",
     "consume",
     "group",
+    "subscription",
     "schema",
     "delayed",
     "dlq",
@@ -176,6 +178,7 @@ app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(subscription.app, name="subscription")
 app.add_typer(schema.app, name="schema")
 app.add_typer(delayed.app, name="delayed")
 app.add_typer(dlq.app, name="dlq")

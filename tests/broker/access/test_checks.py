@@ -29,6 +29,9 @@ from penstock.broker.cluster import Cluster
 from penstock.broker.deliveries.deadletters import DeadLetters
 from penstock.broker.deliveries.subscription import DeliveryPolicy, StoredSubscription, Subscription
 from penstock.broker.deliveries.subscriptions import Subscriptions
+from penstock.broker.groups.coordinator import Coordinator
+from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
+from penstock.broker.groups.monitoring import Filter, Monitoring
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines, Report
 from penstock.broker.schedule.schedule import Schedule
@@ -39,6 +42,7 @@ from penstock.broker.topics.changes import TopicChanges
 from penstock.broker.transactions.transactions import Transactions
 from penstock.errors import (
     AccessDenied,
+    ConsumerFenced,
     EntryNotFound,
     InvalidRequest,
     NotSupported,
@@ -68,6 +72,8 @@ PARTS: dict[str, type] = {
     "pipelines": Pipelines,
     "cache": Cache,
     "topics": TopicChanges,
+    "coordinator": Coordinator,
+    "monitoring": Monitoring,
 }
 # What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
 # taking back what it was granted, and saying who one is, which comes before every check.
@@ -109,7 +115,7 @@ NOT_OPERATIONS = {
     "subscriptions.find_named",
     "subscriptions.group_infos",
     "subscriptions.delete_group",
-    "subscriptions.lags",
+    "subscriptions.all",
     "subscriptions.when_durable",
     "subscriptions.forget_topic",
     "subscriptions.take_up_partitions",
@@ -123,6 +129,12 @@ NOT_OPERATIONS = {
     "pipelines.start",
     "pipelines.close",
     "pipelines.infos",
+    "coordinator.start",
+    "coordinator.close",
+    "coordinator.info",
+    "coordinator.check_unused",
+    "coordinator.forget",
+    "coordinator.sweep",
 }
 
 READER = Principal("reader")
@@ -365,6 +377,26 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     ),
     "cache.put": (Operation.WRITE, TOPIC, lambda b, who, t: b.cache.put(who, t, "key", b"value")),
     "cache.delete": (Operation.WRITE, TOPIC, lambda b, who, t: b.cache.delete(who, t, "key")),
+    "coordinator.heartbeat": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: b.coordinator.heartbeat(who, "g", [t], Heartbeat("m", 0, Session(), {})),
+    ),
+    "coordinator.leave": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.coordinator.leave(who, "g", [t], "m")),
+    "coordinator.commit": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: let_in(
+            ConsumerFenced, lambda: b.coordinator.commit(who, "g", [MemberOffset(t, 0, 1, 1)], "m")
+        ),
+    ),
+    "monitoring.groups": (Operation.ADMIN, WHOLE, lambda b, who, t: b.monitoring.groups(who, Filter())),
+    "monitoring.subscriptions": (Operation.ADMIN, WHOLE, lambda b, who, t: b.monitoring.subscriptions(who, Filter())),
+    "monitoring.subscription_statuses": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: b.monitoring.subscription_statuses(who, 10),
+    ),
     "cache.get": (Operation.READ, TOPIC, lambda b, who, t: b.cache.get(who, t, "key")),
 }
 ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource in (TOPIC, GROUP_IN_TOPIC)]

@@ -8,6 +8,7 @@ from penstock.broker.access.checks import ANONYMOUS, SYSTEM
 from penstock.broker.broker import Broker
 from penstock.broker.groups import lag
 from penstock.broker.groups.lag import GroupLag, Lag
+from penstock.broker.groups.membership import Heartbeat, Session
 from penstock.errors import GroupNotFound, PartitionNotFound
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
@@ -84,12 +85,43 @@ async def test_a_report_is_bounded_in_rows_and_in_lookups(
 ) -> None:
     monkeypatch.setattr(lag, "LOOKUPS_MAX", 2)
     await broker.ensure_topic(WHO, "t")
-    await produce(broker, "t", [b"a"])
-    for group in ("a", "b", "c", "d"):
-        await broker.commit_offset(WHO, "t", group, 0, 0)
+    await produce(broker, "t", [b"a"] * 4)
+    for offset, group in enumerate(("a", "b", "c", "d")):
+        await broker.commit_offset(WHO, "t", group, 0, offset)
     clock.advance(1)
     report = await broker.group_lags(SYSTEM, lags_max=3)
     assert ([row.seconds for row in report.lags], report.left_out) == ([1.0, 1.0, None], 1)
-    assert [row.records for row in report.lags] == [1, 1, 1]
+    assert [row.records for row in report.lags] == [4, 3, 2]
     # What was looked up before costs no lookup again, so the next report gets further.
     assert [row.seconds for row in (await broker.group_lags(SYSTEM, lags_max=3)).lags] == [1.0, 1.0, 1.0]
+
+
+async def test_partitions_without_a_commit_count_from_the_log_start(broker: Broker, clock: ManualClock) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    for partition in range(4):
+        await produce(broker, "t", [b"x"] * (partition + 1), partition=partition)
+    clock.advance(7)
+    await broker.commit_offset(WHO, "t", "g", 0, 1)
+    report = await broker.group_lags(SYSTEM)
+    assert report.lags == [
+        GroupLag("t", "g", 0, 0, 0.0),
+        GroupLag("t", "g", 1, 2, 7.0),
+        GroupLag("t", "g", 2, 3, 7.0),
+        GroupLag("t", "g", 3, 4, 7.0),
+    ]
+
+
+async def test_a_group_whose_members_have_read_nothing_is_behind_by_everything(broker: Broker) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
+    await produce(broker, "t", [b"x"] * 3, partition=1)
+    await broker.coordinator.heartbeat(WHO, "g", ["t"], Heartbeat("m", 0, Session(), {}))
+    assert [row.records for row in (await broker.group_lags(SYSTEM)).lags] == [0, 3]
+
+
+async def test_a_group_that_does_not_fit_is_counted_as_left_out(broker: Broker) -> None:
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    for group in ("a", "b", "c"):
+        await broker.commit_offset(WHO, "t", group, 0, 0)
+    for lags_max, rows, left_out in ((4, 4, 2), (6, 6, 2), (8, 8, 1), (12, 12, 0), (20, 12, 0)):
+        report = await broker.group_lags(SYSTEM, lags_max)
+        assert (len(report.lags), report.left_out) == (rows, left_out)

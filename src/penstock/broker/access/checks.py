@@ -1,8 +1,8 @@
 """Who may do what, and the one check that every operation of the broker passes.
 
-`on_topic`, `on_group`, `on_topic_group`, `on_schema` and `on_broker` declare an operation: they wrap a method whose first argument is the
-principal, ask the access policy, and only then run it. A method of `Broker` without such a declaration fails a test, so there is no way
-around the check and no place where it can be forgotten.
+`on_topic`, `on_group`, `on_topic_group`, `on_group_topics`, `on_schema` and `on_broker` declare an operation: they wrap a method whose
+first argument is the principal, ask the access policy, and only then run it. A method of `Broker` without such a declaration fails a
+test, so there is no way around the check and no place where it can be forgotten.
 
 What each operation stands for:
 
@@ -23,7 +23,7 @@ so no policy can open them. SYSTEM is the broker itself and is recognised by ide
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import wraps
@@ -173,6 +173,29 @@ def on_topic_group(
             else:
                 authorize(self.access, principal, Operation.READ, Resource(ResourceKind.TOPIC, topic))
             return method(self, principal, topic, *args, **kwargs)
+
+        checked.declaration = Declaration(operation, ResourceKind.GROUP)  # type: ignore[attr-defined]
+        return checked
+
+    return declare
+
+
+def on_group_topics(
+    operation: Operation, argument: str = "topics", topics_of: Callable[[Any], Iterable[str]] = iter
+) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
+    """Declares an operation on the group that the second argument names, in each of the topics that `argument` names."""
+
+    def declare(method: _OnNamed[_Self, _Args, _Result]) -> _OnNamed[_Self, _Args, _Result]:
+        place = list(signature(method).parameters).index(argument) - 3  # after self, the principal and the group
+
+        @wraps(method)
+        def checked(
+            self: _Self, principal: Principal, group: str, /, *args: _Args.args, **kwargs: _Args.kwargs
+        ) -> _Result:
+            named = kwargs.get(argument, args[place] if place < len(args) else ())
+            for topic in sorted(set(topics_of(named))) or [""]:
+                authorize(self.access, principal, operation, Resource(ResourceKind.GROUP, group, topic))
+            return method(self, principal, group, *args, **kwargs)
 
         checked.declaration = Declaration(operation, ResourceKind.GROUP)  # type: ignore[attr-defined]
         return checked

@@ -203,12 +203,14 @@ class Subscription:
         "_watched",
         "_watchers",
         "created_ms",
+        "dead_letters",
         "deleted",
         "id",
         "name",
         "owner",
         "policy",
         "qos",
+        "redeliveries",
         "taken_back",
         "topic",
         "topic_id",
@@ -237,6 +239,10 @@ class Subscription:
         self.deleted = False
         self.taken_back = 0
         """Deliveries whose time was over, ever."""
+        self.redeliveries = 0
+        """Deliveries of records that were delivered before, ever."""
+        self.dead_letters = 0
+        """Records that became dead letters, ever."""
         self.policy = policy
         self._cursors = [
             Cursor(
@@ -399,6 +405,20 @@ class Subscription:
         return [cursor.read_to for cursor in self._cursors]
 
     @property
+    def progress(self) -> list[tuple[int, int]]:
+        """The next offset to be delivered for the first time, and the high watermark, by partition."""
+        return [(cursor.read_to, cursor.handle.committed_end) for cursor in self._cursors]
+
+    def first_unsettled(self) -> list[tuple[Partition, int]]:
+        """The places of records of which one is the oldest that is not settled: the first in flight, and the next of each partition."""
+        places = [(cursor.handle, cursor.read_to) for cursor in self._cursors if cursor.behind]
+        unsettled = next(iter(self._in_flight), next(iter(self._exhausted), None))
+        if unsettled is not None:
+            index, offset = self.place(unsettled)
+            places.append((self._cursors[index].handle, offset))
+        return places
+
+    @property
     def watched(self) -> bool:
         return bool(self._watchers)
 
@@ -434,7 +454,7 @@ class Subscription:
         """These have become dead letters, or there was nothing left of them."""
         full = self._full
         for tag in tags:
-            self._exhausted.pop(tag, None)
+            self.dead_letters += self._exhausted.pop(tag, None) is not None
         if full:
             self.wake()
 
@@ -537,6 +557,7 @@ class Subscription:
             return None
         value, headers = cells_of(found)
         self._deliver(tag, entry.deliveries + 1, now_ms, entry.first_ms)
+        self.redeliveries += 1
         return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers, entry.deliveries + 1)
 
     def _deliver(self, tag: int, deliveries: int, now_ms: int, first_ms: int) -> None:

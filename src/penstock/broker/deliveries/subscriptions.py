@@ -9,12 +9,12 @@ Deliveries are taken back when somebody reads; the sweep does the same for subsc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import structlog
 
@@ -73,14 +73,6 @@ class SubscriptionStats:
     acknowledged: int = 0
     truncated: int = 0
     """Cursors moved back to where the log was cut."""
-
-
-class SubscriptionLag(NamedTuple):
-    topic: str
-    name: str
-    """As its readers call it; its number where it has no name."""
-    records: int
-    """That are not settled."""
 
 
 class Subscriptions:
@@ -302,11 +294,9 @@ class Subscriptions:
     def in_flight(self) -> int:
         return sum(subscription.in_flight for subscription in self._reading.values())
 
-    def lags(self, rows_max: int) -> list[SubscriptionLag]:
-        """How far subscriptions are behind, those with a name first: at most so many rows, for metrics."""
-        numbered = (each for each in self._by_id.values() if not each.name)
-        rows = islice(chain(self._by_name.values(), numbered), rows_max)
-        return [SubscriptionLag(each.topic, each.name or str(each.id), each.lag) for each in rows]
+    def all(self) -> Iterator[Subscription]:
+        """Iterate over every subscription, those with a name first. To be taken without waiting in between."""
+        return chain(self._by_name.values(), (each for each in self._by_id.values() if not each.name))
 
     def when_durable(self, done: OnDurable) -> None:
         """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error where it cannot be."""
@@ -321,7 +311,7 @@ class Subscriptions:
         return [
             GroupInfo(
                 each.topic,
-                _group_name(each),
+                group_name(each),
                 (),
                 tuple(GroupOffset(index, offset, each.created_ms) for index, offset in enumerate(each.positions)),
             )
@@ -337,7 +327,7 @@ class Subscriptions:
 
     def _of_group(self, group: str | None, topic: str | None) -> list[Subscription]:
         return [
-            each for each in self._by_id.values() if group in (None, _group_name(each)) and topic in (None, each.topic)
+            each for each in self._by_id.values() if group in (None, group_name(each)) and topic in (None, each.topic)
         ]
 
     def take_up_partitions(self, info: TopicInfo) -> None:
@@ -526,6 +516,6 @@ class Subscriptions:
         return SWEEP_S
 
 
-def _group_name(subscription: Subscription) -> str:
+def group_name(subscription: Subscription) -> str:
     """Return the name of a group; a subscription without one is known by its number."""
     return subscription.name or f"#{subscription.id}"

@@ -72,6 +72,12 @@ class GroupStats:
 
     truncated_offsets: int = 0
     """Moved back to where the log was cut."""
+    rebalances: int = 0
+    """New target assignments of consumer groups."""
+    expired_sessions: int = 0
+    """Members that sent no heartbeat within their session timeout."""
+    fenced_commits: int = 0
+    """Commits of members that did not own the partition any more."""
 
 
 class GroupOffset(NamedTuple):
@@ -145,10 +151,13 @@ class Groups:
 
     def commit(self, topic: str, group: str, partition: int, offset: int) -> asyncio.Future[None]:
         """Done when the offset is committed. Creates the group; the topic need not exist."""
-        key = OffsetKey(topic, group, partition)
+        return self.commit_all({OffsetKey(topic, group, partition): offset})
+
+    def commit_all(self, offsets: Mapping[OffsetKey, int]) -> asyncio.Future[None]:
+        """Commit several offsets, all or none."""
         arriving: list[_Pair] = []
         try:
-            future = self._table.put(key, self._entry(key, offset, arriving))
+            future = self._table.change([(key, self._entry(key, offset, arriving)) for key, offset in offsets.items()])
         except PenstockError:
             self._settle(arriving)
             raise
@@ -330,18 +339,12 @@ class Groups:
             if self._known(pair[0], self._groups[pair])
         )
 
-    def offsets(self) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
-        """Every committed offset, in no order. To be taken without waiting in between."""
-        return (
-            (OffsetKey(*pair, partition), entry)
-            for pair, state in self._groups.items()
-            for partition, entry in state.offsets.items()
-            if self._counts(pair[0], entry)
-        )
+    def unsorted_infos(self) -> Iterator[GroupInfo]:
+        """Iterate over every group, in no order. To be taken without waiting in between."""
+        return (self._info(pair, state) for pair, state in self._groups.items() if self._known(pair[0], state))
 
-    @property
-    def offset_count(self) -> int:
-        return len(self._table)
+    def __len__(self) -> int:
+        return len(self._groups)
 
     def describe(self, group: str, topic: str | None) -> list[GroupInfo]:
         """The group in one topic or in each topic it reads. Raises GroupNotFound where there is none."""

@@ -1,23 +1,28 @@
-"""Lag: how far a group is behind, in records and in time.
+"""Consumer lag: how far a group is behind, in records and in time.
 
-Records are a subtraction. Time is the age of the first record the group has not committed, which may be on disk; what was looked
-up is kept until the group moves, so a group that stands still costs one lookup however often it is asked about. A report takes a
-bounded number of rows and of lookups: it feeds metrics, which must stay cheap when the broker is not well.
+Every partition of the topic counts. A group that has committed no offset in a partition has all of its records to read: its lag is
+counted from the log start offset.
+
+Time is the age of the first record the group has not committed, which may be on disk. What was looked up is kept, so a group that stands
+still costs one lookup however often it is asked about. A report has a bounded number of rows and of lookups: it feeds metrics, which must
+stay cheap when the broker is not well.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from penstock.broker.groups.groups import Groups, OffsetKey
+from penstock.broker.groups.groups import GroupInfo, Groups
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.log.api import Engine, Partition
 
 LAGS_MAX: Final = 2_000
-# Of one report; each may read a block from disk. Rows beyond it have no age until a later report has looked them up.
 LOOKUPS_MAX: Final = 500
+"""Of one report; each may read a block from disk. Rows beyond it have no age until a later report has looked them up."""
+TIMESTAMPS_KEPT_MAX: Final = 10_000
 
 
 class Lag(NamedTuple):
@@ -27,78 +32,133 @@ class Lag(NamedTuple):
     records: int
 
 
+class PartitionLag(NamedTuple):
+    partition: int
+    committed: int | None
+    """None if the group has committed no offset."""
+    committed_end: int | None
+    """None if there is no such topic or partition (any more), and then `records` and `seconds` are too."""
+    records: int | None
+    seconds: float | None
+    """Age of the first record that is not committed, 0 if there is none, None if it is not known (yet) or cannot be read."""
+
+
 class GroupLag(NamedTuple):
     topic: str
     group: str
     partition: int
     records: int
     seconds: float | None
-    """Age of the first record not committed, 0 where there is none, None where it is not known (yet) or cannot be read."""
 
 
 class LagReport(NamedTuple):
     lags: list[GroupLag]
     left_out: int
-    """Rows beyond the bound."""
+    """Groups that are not in the report, or not with all their partitions."""
 
 
-class _First(NamedTuple):
-    """The first record that a group has not committed."""
+class Lookups:
+    """How many timestamps one report may still look up."""
 
-    topic_id: str
-    offset: int
-    timestamp_ms: int
+    def __init__(self) -> None:
+        self.left = LOOKUPS_MAX
+
+
+class RecordAges:
+    """Ages of records, by the place of each."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._timestamps_ms: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        """By topic id, partition and offset, the one that was used last at the end."""
+
+    async def age_s(self, topic_id: str, partition: Partition, offset: int, lookups: Lookups) -> float | None:
+        """Return the age of the record at an offset, None if it cannot be read or there are no lookups left."""
+        place = topic_id, partition.index, offset
+        timestamp_ms = self._timestamps_ms.get(place)
+        if timestamp_ms is None:
+            if not lookups.left:
+                return None
+            lookups.left -= 1
+            try:
+                timestamp_ms = await partition.timestamp_of(offset)
+            except PenstockError:
+                return None  # damaged, deleted, or passed by retention since
+            if timestamp_ms is None:
+                return None
+            self._timestamps_ms[place] = timestamp_ms
+            if len(self._timestamps_ms) > TIMESTAMPS_KEPT_MAX:
+                self._timestamps_ms.popitem(last=False)
+        self._timestamps_ms.move_to_end(place)
+        return max(0, self._clock.now_ms() - timestamp_ms) / 1000
+
+    async def oldest_s(self, topic_id: str, places: Iterable[tuple[Partition, int]], lookups: Lookups) -> float | None:
+        """Return the age of the oldest of some records, 0 if there are none, None if one of them is not known."""
+        oldest_s = 0.0
+        for partition, offset in places:
+            age_s = await self.age_s(topic_id, partition, offset, lookups)
+            if age_s is None:
+                return None
+            oldest_s = max(oldest_s, age_s)
+        return oldest_s
 
 
 class Lags:
-    def __init__(self, engine: Engine, groups: Groups, clock: Clock) -> None:
+    def __init__(self, engine: Engine, groups: Groups, ages: RecordAges) -> None:
         self._engine = engine
         self._groups = groups
-        self._clock = clock
-        self._firsts: dict[OffsetKey, _First] = {}
-        """As of the last report, so its rows bound it."""
+        self._ages = ages
 
     def lag(self, topic: str, group: str, partition: int) -> Lag:
         handle = self._engine.partition(topic, partition)
         committed = self._groups.committed(topic, group, partition)
-        return Lag(committed, handle.committed_end, handle.committed_end - _position(handle, committed or 0))
+        return Lag(committed, handle.committed_end, handle.committed_end - _position(handle, committed))
 
-    async def report(self, lags_max: int) -> LagReport:
-        rows = list(islice(self._groups.offsets(), lags_max))
+    async def report(self, rows_max: int) -> LagReport:
+        """Return the lags of groups whose topics exist, in no order."""
+        infos: list[GroupInfo] = []
+        rows = seen = 0
+        for info in self._groups.unsorted_infos():
+            seen += 1
+            topic = self._engine.topics().get(info.topic)
+            if topic is not None:
+                infos.append(info)
+                rows += topic.config.partitions
+                if rows >= rows_max:
+                    break
+        lookups = Lookups()
         lags: list[GroupLag] = []
-        firsts: dict[OffsetKey, _First] = {}
-        lookups = 0
-        for key, entry in rows:
+        for info in infos:
+            partitions = await self.of_group(info, lookups, rows_max - len(lags))
+            lags += [
+                GroupLag(info.topic, info.group, each.partition, each.records, each.seconds)
+                for each in partitions
+                if each.records is not None
+            ]
+        return LagReport(lags, len(self._groups) - seen + (rows > rows_max))
+
+    async def of_group(
+        self, info: GroupInfo, lookups: Lookups, partitions_max: int | None = None
+    ) -> list[PartitionLag]:
+        """Return the lag in every partition of the topic; if that does not exist, in those that have offsets."""
+        committed = {each.partition: each.offset for each in info.offsets}
+        topic = self._engine.topics().get(info.topic)
+        indexes = sorted(committed) if topic is None else range(topic.config.partitions)
+        lags: list[PartitionLag] = []
+        for index in indexes[:partitions_max]:
             try:
-                partition = self._engine.partition(key.topic, key.partition)
+                handle = self._engine.partition(info.topic, index)
             except PenstockError:
-                continue  # an offset of a topic that does not exist, or no longer since the report began
-            offset = _position(partition, entry.offset)
-            records = partition.committed_end - offset
-            seconds: float | None = 0.0
-            if records:
-                first = self._firsts.get(key)
-                if first is None or first[:2] != (entry.topic_id, offset):
-                    lookups += 1
-                    first = await _first(partition, entry.topic_id, offset) if lookups <= LOOKUPS_MAX else None
-                if first is None:
-                    seconds = None
-                else:
-                    firsts[key] = first
-                    seconds = max(0, self._clock.now_ms() - first.timestamp_ms) / 1000
-            lags.append(GroupLag(key.topic, key.group, key.partition, records, seconds))
-        self._firsts = firsts
-        return LagReport(lags, max(0, self._groups.offset_count - len(rows)))
+                lags.append(PartitionLag(index, committed.get(index), None, None, None))
+                continue
+            end = handle.committed_end
+            offset = _position(handle, committed.get(index))
+            behind = [(handle, offset)] if offset < end else []
+            seconds = await self._ages.oldest_s("" if topic is None else topic.id, behind, lookups)
+            lags.append(PartitionLag(index, committed.get(index), end, end - offset, seconds))
+        return lags
 
 
-def _position(partition: Partition, offset: int) -> int:
+def _position(partition: Partition, committed: int | None) -> int:
     """Where the group is among the records that are there: retention may have passed it, and a commit may lie beyond the end."""
-    return min(max(offset, partition.start_offset), partition.committed_end)
-
-
-async def _first(partition: Partition, topic_id: str, offset: int) -> _First | None:
-    try:
-        timestamp_ms = await partition.timestamp_of(offset)
-    except PenstockError:
-        return None  # damaged, deleted, or passed by retention since
-    return None if timestamp_ms is None else _First(topic_id, offset, timestamp_ms)
+    return min(max(committed or 0, partition.start_offset), partition.committed_end)

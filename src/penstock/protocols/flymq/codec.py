@@ -33,6 +33,7 @@ from penstock.protocols.flymq.limits import (
     LOGIN_PAYLOAD_BYTES_MAX,
 )
 from penstock.protocols.flymq.operations.blocks import ReadPlan
+from penstock.protocols.flymq.operations.groups import GroupCommit, GroupHeartbeat
 from penstock.protocols.flymq.operations.operation import BadRequest, Operation, decode_request
 from penstock.protocols.flymq.operations.records import Produce, ProduceRecords
 from penstock.protocols.flymq.operations.spark import StageCommit
@@ -54,7 +55,16 @@ from penstock.protocols.unfinished import Unfinished
 _PRODUCE = Produce.opcode
 _UNIFORM_FRAMES_MIN = 16
 """Below this many frames, setting up arrays costs more than it saves."""
-_LONG_LISTS = frozenset({ProduceRecords.opcode, ReadPlan.opcode, StageCommit.opcode, TxnCommit.opcode})
+_LONG_LISTS = frozenset(
+    {
+        GroupCommit.opcode,
+        GroupHeartbeat.opcode,
+        ProduceRecords.opcode,
+        ReadPlan.opcode,
+        StageCommit.opcode,
+        TxnCommit.opcode,
+    }
+)
 """Requests whose lists may have tens of thousands of items."""
 _GZIP_WINDOW_BITS = 31
 _GZIP_STEP_BYTES = 64 << 10

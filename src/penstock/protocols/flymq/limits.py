@@ -32,6 +32,10 @@ AUDIT_TYPES_MAX: Final = 1_000
 """There are fewer than a hundred types of events."""
 TXN_OFFSETS_MAX: Final = 10_000
 """One for each partition of the largest topic."""
+MEMBER_TOPICS_MAX: Final = 1_000
+"""That a member of a group subscribes to. The broker accepts 100."""
+MEMBER_PARTITIONS_MAX: Final = 65_536
+"""That a member of a group owns: as many as brokers have, by default and beyond."""
 STAGES_MAX: Final = 1_000
 """Of a pipeline's report. The broker keeps 256."""
 STAGED_BLOCKS_MAX: Final = 10_000

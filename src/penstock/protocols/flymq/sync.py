@@ -8,16 +8,18 @@ Generated from `penstock.protocols.flymq`: change the async client, and run `mak
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal, Self
 
 from penstock.clients.arguments import Values
 from penstock.clients.options import ClientOptions
 from penstock.clients.records import FetchResult, GroupDescription, Lag, Record, RecordMetadata, TopicDescription
-from penstock.clients.sync import SyncClient, SyncContext, SyncObject
+from penstock.clients.sync import SyncClient, SyncContext, SyncObject, SyncPolled
 from penstock.protocols.flymq.client.access import AsyncAccess, AsyncKeys, Identity
 from penstock.protocols.flymq.client.client import FETCH_RECORDS, AsyncFlyMQClient
+from penstock.protocols.flymq.client.consumer import POLL_RECORDS, AsyncConsumer, OnRebalance, TopicPartition, in_thread
+from penstock.protocols.flymq.client.monitoring import AsyncMonitoring
 from penstock.protocols.flymq.client.producing import Headers, Records
 from penstock.protocols.flymq.client.reading import Start
 from penstock.protocols.flymq.client.records import (
@@ -47,6 +49,7 @@ from penstock.protocols.flymq.operations.access import (
     UserDescription,
 )
 from penstock.protocols.flymq.operations.blocks import NO_EPOCH, EncodedBlocks, Plan, TopicSpans
+from penstock.protocols.flymq.operations.groups import GroupProgress, SubscriptionProgress
 from penstock.protocols.flymq.operations.spark import PipelineDescription, PipelineReport, Run, Winner
 from penstock.protocols.flymq.operations.topics import ClusterState, SnapshotDescription
 
@@ -68,6 +71,8 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
         self, url: str, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
     ) -> None:
         super().__init__(AsyncFlyMQClient(url, tls=tls, options=options))
+        self.monitoring = Monitoring(self._thread, self._async.monitoring)
+        """Members and lag of groups, and what subscriptions have in flight."""
         self.dead_letters = DeadLetters(self._thread, self._async.dead_letters)
         """Records that failed: list, replay, purge."""
         self.schemas = Schemas(self._thread, self._async.schemas)
@@ -226,6 +231,43 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
             last=last,
         ):
             yield from batch
+
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        start: Literal["earliest", "latest"] = "earliest",
+        auto_commit: bool = True,
+        session_timeout_s: float = 30.0,
+        poll_interval_s_max: float = 300.0,
+        instance_id: str = "",
+        on_assigned: OnRebalance | None = None,
+        on_revoked: OnRebalance | None = None,
+        on_lost: OnRebalance | None = None,
+    ) -> Consumer:
+        """Return a member of a consumer group, whose members share the partitions of their topics: iterate over it, or `poll` it.
+
+        `start` counts for partitions without a committed offset. The broker gives the partitions to other members after
+        `session_timeout_s` without a heartbeat, or if the program does not poll for `poll_interval_s_max`. A static member, with an
+        `instance_id` that no other member of the group has, keeps its partitions if it restarts within the session timeout. The
+        callbacks are told of partitions when they are taken up, given up (commit what was read of them), or lost to others.
+        """
+        return Consumer(
+            self._thread,
+            self._async.consumer(
+                topics,
+                group=group,
+                start=start,
+                auto_commit=auto_commit,
+                session_timeout_s=session_timeout_s,
+                poll_interval_s_max=poll_interval_s_max,
+                instance_id=instance_id,
+                on_assigned=in_thread(on_assigned),
+                on_revoked=in_thread(on_revoked),
+                on_lost=in_thread(on_lost),
+            ),
+        )
 
     def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
         """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
@@ -387,6 +429,71 @@ class Keys(SyncObject[AsyncKeys]):
     def revoke(self, name: str) -> None:
         """Forget a key; who is logged in with it is turned away. Raises EntryNotFound."""
         self._thread.run(self._async.revoke(name))
+
+
+class Consumer(SyncPolled[AsyncConsumer, Record]):
+    """A member of a consumer group.
+
+    ```python
+    with client.consumer(["orders"], group="billing") as consumer:
+        for record in consumer:
+            print(record.partition, record.offset, record.value)
+    ```
+    It joins with the first `poll`. One task at a time reads from it; `commit` may be called from any.
+    """
+
+    def poll(self, max_records: int = POLL_RECORDS, timeout_s: float = 1.0) -> list[Record]:
+        """Return the next records of the assigned partitions, an empty list if there are none within `timeout_s`.
+
+        What was returned before counts as processed. Callbacks of a rebalance run here. Errors that time can mend, such as a broker that
+        restarts, are retried; others are raised.
+        """
+        return self._thread.run(self._async.poll(max_records, timeout_s))
+
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commit the given offsets (the next to read of each partition), or those after all records that were handed out.
+
+        Raises ConsumerFenced if a partition does not belong to this consumer any more: another member reads these records again.
+        """
+        self._thread.run(self._async.commit(offsets))
+
+    def close(self) -> None:
+        """Commit what was handed out (with `auto_commit`), give up all partitions and leave the group. Closing again does nothing.
+
+        A static member does not leave: if it joins again within its session timeout, it has its partitions back.
+        """
+        self._thread.run(self._async.close())
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that this consumer reads, sorted."""
+        return self._async.assignment
+
+    @property
+    def closed(self) -> bool:
+        return self._async.closed
+
+    @property
+    def generation(self) -> int:
+        """The generation of the group as of the last heartbeat, 0 before the first."""
+        return self._async.generation
+
+    @property
+    def member_id(self) -> str:
+        """The id under which the group knows this consumer; another one after its session has ended."""
+        return self._async.member_id
+
+
+class Monitoring(SyncObject[AsyncMonitoring]):
+    """Members, assignments and lag of groups, and what subscriptions have in flight. Needs the right to administer the broker."""
+
+    def groups(self, group: str = "", topic: str = "") -> list[GroupProgress]:
+        """Return groups by topic and name, each once for each topic it reads, with the lag of every partition; all, or some by name."""
+        return self._thread.run(self._async.groups(group, topic))
+
+    def subscriptions(self, name: str = "", topic: str = "") -> list[SubscriptionProgress]:
+        """Return the subscriptions of BlipMQ, Fujin and Felix by topic and name; all, or some by name."""
+        return self._thread.run(self._async.subscriptions(name, topic))
 
 
 class DeadLetters(SyncObject[AsyncDeadLetters]):

@@ -15,6 +15,7 @@ from penstock.broker.access.checks import SYSTEM, UNAUTHENTICATED, Principal
 from penstock.broker.broker import Broker
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
+from penstock.protocols.flymq.operations import groups
 from penstock.protocols.flymq.operations.access import (
     AclDelete,
     AclDescription,
@@ -550,6 +551,11 @@ ATTEMPTS: dict[int, Attempt] = {
     DescribeGroup.opcode: Attempt(encode_request(DescribeGroup("orders", "g")), ROOT),
     GetLag.opcode: Attempt(encode_request(GetLag("orders", "g", 0)), READERS),
     DeleteGroup.opcode: Attempt(encode_request(DeleteGroup("orders", "g")), ROOT),
+    0xDB: Attempt(encode_request(groups.GroupHeartbeat("g", "m", ["orders"], 1, "earliest", "", 1000, [])), READERS),
+    0xDC: Attempt(encode_request(groups.GroupLeave("g", "m", ["orders"])), READERS),
+    0xDD: Attempt(encode_request(groups.GroupCommit("g", "m", [groups.OwnedOffset("orders", 0, 1, 1)])), READERS),
+    0xD6: Attempt(encode_request(groups.GroupList("", "")), ROOT),
+    0xD7: Attempt(encode_request(groups.SubscriptionList("", "")), ROOT),
     SeekToTimestamp.opcode: Attempt(encode_request(SeekToTimestamp("orders", "", 0, 0)), READERS),
     UserCreate.opcode: Attempt(encode_request(UserCreate("new", "x")), ROOT),
     UserDelete.opcode: Attempt(encode_request(UserDelete("bob")), ROOT),

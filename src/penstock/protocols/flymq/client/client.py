@@ -45,6 +45,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.protocols.flymq.client.access import AsyncAccess, AsyncKeys
+from penstock.protocols.flymq.client.consumer import AsyncConsumer, Callbacks, ConsumerOptions, OnRebalance
 from penstock.protocols.flymq.client.exchanges import (
     Call,
     Channel,
@@ -54,6 +55,7 @@ from penstock.protocols.flymq.client.exchanges import (
     partition_field,
     replies_in,
 )
+from penstock.protocols.flymq.client.monitoring import AsyncMonitoring
 from penstock.protocols.flymq.client.producing import (
     Headers,
     Outgoing,
@@ -133,6 +135,8 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         self._ask = channel.ask
         self._fetches_whole = True
         """Until the server answers that it does not know FETCH_RECORDS."""
+        self.monitoring = AsyncMonitoring(channel)
+        """Members and lag of groups, and what subscriptions have in flight."""
         self.dead_letters = AsyncDeadLetters(channel)
         """Records that failed: list, replay, purge."""
         self.schemas = AsyncSchemas(channel)
@@ -377,6 +381,31 @@ class AsyncFlyMQClient(TcpClient[Replies]):
             async for batch in batches:
                 for record in batch:
                     yield record
+
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        start: Literal["earliest", "latest"] = "earliest",
+        auto_commit: bool = True,
+        session_timeout_s: float = 30.0,
+        poll_interval_s_max: float = 300.0,
+        instance_id: str = "",
+        on_assigned: OnRebalance | None = None,
+        on_revoked: OnRebalance | None = None,
+        on_lost: OnRebalance | None = None,
+    ) -> AsyncConsumer:
+        """Return a member of a consumer group, whose members share the partitions of their topics: iterate over it, or `poll` it.
+
+        `start` counts for partitions without a committed offset. The broker gives the partitions to other members after
+        `session_timeout_s` without a heartbeat, or if the program does not poll for `poll_interval_s_max`. A static member, with an
+        `instance_id` that no other member of the group has, keeps its partitions if it restarts within the session timeout. The
+        callbacks are told of partitions when they are taken up, given up (commit what was read of them), or lost to others.
+        """
+        options = ConsumerOptions(start, auto_commit, session_timeout_s, poll_interval_s_max, instance_id)
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        return AsyncConsumer(self, self._channel, topics, group, options, callbacks, self._clock)
 
     # -- topics ----------------------------------------------------------------------------------------------------------
 
