@@ -22,7 +22,7 @@ TESTS = ROOT / "tests"
 REFERENCE = ROOT / "docs" / "reference"
 
 LINES_MAX = 600
-GENERATED = re.compile(r"^Generated from `.*`: change that, and run `make ", re.MULTILINE)
+GENERATED = re.compile(r"^Generated from `|^This page is generated from the code: ", re.MULTILINE)
 """Files that nobody reads from top to bottom."""
 # Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and in a tree another user owns.
 DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.subscription import DeliveryPolicy, Unsettled
+from penstock.broker.deliveries.stored import Unsettled
+from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.protocols.fujin.talk import ALONE_LOOKS_MAX, ALONE_S
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect

@@ -32,13 +32,11 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 
 from penstock.broker.deliveries.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
+from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription, runs
 from penstock.broker.deliveries.tags import Tags
-from penstock.broker.groups.truncation import valid_position
-from penstock.broker.limits import INT64_MAX
 from penstock.broker.records.visibility import is_visible
 from penstock.errors import ConfigError
 from penstock.log.api import Partition
@@ -57,8 +55,6 @@ log = structlog.get_logger("penstock.broker.deliveries.subscription")
 _BACKOFF_DOUBLINGS_MAX: Final = 20
 IN_FLIGHT_CEILING: Final = 50_000
 """At 12 bytes each, where none is beside another, they fit the 1 MiB of a table's entry."""
-TAG_GAP: Final = 1 << 32
-"""Tags of a partition that are left out when its log epoch changes: more than it can have delivered since its cursor was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,67 +87,6 @@ class DeliveryPolicy:
 
     def wait_ms(self, deliveries: int) -> int:
         return self.ack_ms or self.delay_ms(deliveries)
-
-
-class Unsettled(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive offsets that were delivered equally often and are not settled."""
-
-    first: int
-    count: int
-    deliveries: int
-
-
-class StoredCursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where one partition is read."""
-
-    start: int
-    """Where the subscription began; tags count from here."""
-    read_to: int
-    unsettled: tuple[Unsettled, ...] = ()
-    epoch: int | None = None
-    """The partition's log epoch when this was stored; None in entries of releases that did not store it."""
-    tag_base: int = 0
-    """Tags left out before the one of `start`, divided by the number of partitions."""
-
-    def continued(self, partition: Partition) -> StoredCursor:
-        """Return the cursor as it is valid in the log as it is now: itself, unless the log epoch has changed."""
-        if (self.epoch or 0) == partition.epoch:
-            return self
-        cut = valid_position(partition, INT64_MAX, self.epoch)
-        return StoredCursor(
-            min(self.start, cut),
-            min(self.read_to, cut),
-            tuple(
-                msgspec.structs.replace(run, count=min(run.count, cut - run.first))
-                for run in self.unsettled
-                if run.first < cut
-            ),
-            partition.epoch,
-            self.tag_base + max(self.read_to - self.start, 0) + TAG_GAP,
-        )
-
-
-class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
-    topic: str
-    topic_id: str
-    qos: int
-    cursors: tuple[StoredCursor, ...]
-    name: str = ""
-    """Readers that give the same name share a subscription; empty where it is known by its number alone."""
-    created_ms: int = 0
-    owner: str = ""
-    """The principal that created it; empty if its listener asks nobody who they are."""
-
-    def continued(self, partitions: Sequence[Partition]) -> StoredSubscription:
-        """Return the subscription with its cursors as they are valid in the log as it is now, and one for each new partition."""
-        cursors = [cursor.continued(partition) for cursor, partition in zip(self.cursors, partitions, strict=False)]
-        added = partitions[len(cursors) :]
-        if added:
-            # Tags depend on the number of partitions, and more may have been given than when the cursors were stored.
-            tag_base = TAG_GAP + max((each.tag_base + each.read_to - each.start for each in cursors), default=0)
-            cursors = [msgspec.structs.replace(each, tag_base=tag_base) for each in cursors]
-            cursors += [StoredCursor(0, 0, epoch=partition.epoch, tag_base=tag_base) for partition in added]
-        return msgspec.structs.replace(self, cursors=tuple(cursors))
 
 
 class Delivery(NamedTuple):
@@ -515,7 +450,7 @@ class Subscription:
                 index, offset = self.place(tag)
                 unsettled[index].append((offset, given_up.deliveries))
         cursors = tuple(
-            StoredCursor(cursor.start, cursor.read_to, _runs(offsets), cursor.handle.epoch, cursor.tag_base)
+            StoredCursor(cursor.start, cursor.read_to, runs(offsets), cursor.handle.epoch, cursor.tag_base)
             for cursor, offsets in zip(self._cursors, unsettled, strict=True)
         )
         return StoredSubscription(self.topic, self.topic_id, self.qos, cursors, self.name, self.created_ms, self.owner)
@@ -590,19 +525,3 @@ def _qos_of(headers: bytes | None) -> int:
     if headers == QOS0_HEADERS:
         return AT_MOST_ONCE
     return AT_MOST_ONCE if (QOS_HEADER, b"0") in decode_headers(headers) else AT_LEAST_ONCE
-
-
-def _runs(offsets: list[tuple[int, int]]) -> tuple[Unsettled, ...]:
-    """Offsets with their counts, as runs."""
-    runs: list[Unsettled] = []
-    first = count = deliveries = 0
-    for offset, times in sorted(offsets):
-        if count and offset == first + count and times == deliveries:
-            count += 1
-            continue
-        if count:
-            runs.append(Unsettled(first, count, deliveries))
-        first, count, deliveries = offset, 1, times
-    if count:
-        runs.append(Unsettled(first, count, deliveries))
-    return tuple(runs)

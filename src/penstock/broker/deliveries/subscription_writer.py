@@ -21,7 +21,8 @@ from penstock.background import Background, Loop
 from penstock.broker.deliveries.cursor import cells_of
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
 from penstock.broker.deliveries.deadletters import DeadLetters
-from penstock.broker.deliveries.subscription import StoredSubscription, Subscription
+from penstock.broker.deliveries.stored import StoredSubscription
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.records.visibility import is_visible
 from penstock.broker.table import Table
 from penstock.clock import Clock

@@ -22,14 +22,13 @@ from penstock.background import Background, Loop, run_to_completion
 from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_topic_group
 from penstock.broker.deliveries.cursor import NOT_IN_MEMORY, NotInMemory
 from penstock.broker.deliveries.deadletters import DeadLetters
+from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription
 from penstock.broker.deliveries.subscription import (
     ALWAYS_AT_LEAST_ONCE,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     Delivery,
     DeliveryPolicy,
-    StoredCursor,
-    StoredSubscription,
     Subscription,
 )
 from penstock.broker.deliveries.subscription_writer import OnDurable, SubscriptionWriter
