@@ -139,8 +139,6 @@ class TcpConnection(asyncio.Protocol):
         self._receiving = True
         self._run(self._session.receive, data)
         self._receiving = False
-        if self._watch.is_frame_pending:
-            self._flow.update_partial(self._flow.partial_bytes + len(data))
         self._fresh = False
         if self._quickack_socket is not None:
             # The kernel forgets the wish after a while, and a peer that sends a frame in two writes then waits 40 ms for each.
@@ -208,7 +206,6 @@ class TcpConnection(asyncio.Protocol):
         self._flow.hold(size_bytes)
         if self._receiving:
             # A frame was completed, so one that is pending began after it.
-            self._flow.update_partial(0)
             self._watch.frame_completed()
 
     def release(self, size_bytes: int) -> None:
@@ -216,10 +213,12 @@ class TcpConnection(asyncio.Protocol):
         if self._state is State.FINISHING and not self._flow.held_bytes:
             asyncio.get_running_loop().call_soon(self._conclude)
 
-    def frame_pending(self, pending: bool) -> None:
-        if not pending:
-            self._flow.update_partial(0)
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
+        self._flow.update_partial(kept_bytes)
         self._watch.frame_pending(pending)
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(self._run, step)
 
     def set_authenticated(self, authenticated: bool) -> None:
         budget = self._owner.budget

@@ -232,7 +232,7 @@ class ReadFlow:
         self._blocked_by = 0
         self.held_bytes = 0
         self.partial_bytes = 0
-        """What was received of frames that are not whole; a little more if others came with them."""
+        """What is kept of frames that are not received whole."""
         self.unsent_bytes = 0
         """What the peer has not taken, when that was last looked at."""
 

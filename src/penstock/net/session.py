@@ -65,8 +65,15 @@ class Connection(Protocol):
         """The request was answered. Owed for every hold, also after `closed`."""
         ...
 
-    def frame_pending(self, pending: bool) -> None:
-        """Whether the input ends inside a frame. The time one frame may take runs from the first True after a False or a hold."""
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
+        """Say whether the input ends inside a frame, and how much of that frame is kept.
+
+        The time one frame may take runs from the first True after a False or a hold.
+        """
+        ...
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        """Run a step of the session in the next turn of the loop. What it raises ends the connection, as what `receive` raises does."""
         ...
 
     def set_authenticated(self, authenticated: bool) -> None:

@@ -16,11 +16,11 @@ from penstock.broker.records.producer import ANY_PARTITION
 from penstock.broker.records.spreading import Placement, Scattered
 from penstock.errors import InvalidRequest, PenstockError, TopicNotFound
 from penstock.log.block import encode_headers
+from penstock.protocols.conversation import ReplySlot
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import BadCommand, Command, Disconnect, Headers, RefusedWrite, Transact, WriteRun
 from penstock.protocols.fujin.talk import Talk
 from penstock.protocols.fujin.wire import INVALID_TX_STATE, WRITER_NOT_FOUND, Reply, Request
-from penstock.protocols.replies import ReplyQueue, ReplySlot
 
 Outcome = list[Placement] | Scattered | list[int] | Exception
 """What became of a run: where its records are, the partitions they will go to with the commit, or why there is neither."""
@@ -30,11 +30,10 @@ _WRITE = int(Request.WRITE)
 class Writer:
     """Implements `Role`."""
 
-    __slots__ = ("_committing", "_replies", "_talk", "_transaction", "_writes_in_flight")
+    __slots__ = ("_committing", "_talk", "_transaction", "_writes_in_flight")
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
-        self._replies = ReplyQueue(talk.send, talk.call_soon)
         self._transaction: str | None = None
         self._committing = False
         self._writes_in_flight = 0
@@ -53,20 +52,20 @@ class Writer:
         stats = self._talk.stats
         if isinstance(command, WriteRun):
             stats.requests[_WRITE] += len(command.values)
-            self._write(command, self._replies.reserve(), held_bytes)
+            self._write(command, self._talk.reserve(held_bytes))
         elif isinstance(command, RefusedWrite):
             stats.requests[_WRITE] += 1
-            self._answer(self._replies.reserve(), self._refuse([command.correlation_id], command.reason), held_bytes)
+            self._talk.answer(self._talk.reserve(held_bytes), self._refuse([command.correlation_id], command.reason))
         elif isinstance(command, Transact):
             stats.requests[command.request] += 1
-            self._transact(command, held_bytes)
+            self._transact(command, self._talk.reserve(held_bytes))
         else:
             stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
             assert isinstance(command, Disconnect | BadCommand)
             self._talk.stream.release(held_bytes)
-            self._replies.flush()
+            self._talk.flush()
             self._talk.disconnect()
-        self._replies.flush()
+        self._talk.flush()
 
     def go_on(self) -> None:
         self._talk.advance()
@@ -79,33 +78,33 @@ class Writer:
 
     # -- writes -----------------------------------------------------------------------------------------------------------
 
-    def _write(self, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _write(self, run: WriteRun, slot: ReplySlot) -> None:
         talk = self._talk
         topic = talk.settings.find(run.topic).topic
         if talk.broker.has_topic(topic):
-            self._produce(topic, run, slot, held_bytes)
+            self._produce(topic, run, slot)
         elif talk.settings.auto_create:
-            talk.in_background(self._create_and_write(topic, run, slot, held_bytes))
+            talk.in_background(self._create_and_write(topic, run, slot))
         else:
-            self._answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND), held_bytes)
+            self._talk.answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND))
 
-    async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+    async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
         talk = self._talk
         try:
             await talk.broker.ensure_topic(talk.principal, topic)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            self._answer(slot, self._fail(run.correlation_ids, error), held_bytes)
+            self._talk.answer(slot, self._fail(run.correlation_ids, error))
         else:
             if talk.over:  # nobody waits for it, and its transaction, if it had one, was rolled back
-                self._answer(slot, b"", held_bytes)
+                self._talk.answer(slot, b"")
             else:
-                self._produce(topic, run, slot, held_bytes)
-        self._replies.flush()
+                self._produce(topic, run, slot)
+        self._talk.flush()
 
-    def _produce(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _produce(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
         self._writes_in_flight += 1
         transaction = self._transaction
-        self._start(topic, transaction, run, partial(self._settled, topic, transaction, run, slot, held_bytes))
+        self._start(topic, transaction, run, partial(self._settled, topic, transaction, run, slot))
 
     def _start(self, topic: str, transaction: str | None, run: WriteRun, settled: Callable[[Outcome], None]) -> None:
         """`transaction` is the one the run came in: by the time it is taken apart, the stream may have ended and rolled back."""
@@ -127,23 +126,20 @@ class Writer:
         transaction: str | None,
         run: WriteRun,
         slot: ReplySlot,
-        held_bytes: int,
         outcome: Outcome,
     ) -> None:
         if isinstance(_whole_failure(outcome), InvalidRequest) and len(run.values) > 1:
-            self._write_one_by_one(topic, transaction, run, slot, held_bytes)
+            self._write_one_by_one(topic, transaction, run, slot)
             return
         self._writes_in_flight -= 1
-        self._answer(slot, self._replies_to(run, outcome), held_bytes)
+        self._talk.answer(slot, self._replies_to(run, outcome))
         if self._writes_in_flight:
-            self._replies.flush_soon()
+            self._talk.flush_soon()
         else:
-            self._replies.flush()
+            self._talk.flush()
             self._talk.advance_soon()
 
-    def _write_one_by_one(
-        self, topic: str, transaction: str | None, run: WriteRun, slot: ReplySlot, held_bytes: int
-    ) -> None:
+    def _write_one_by_one(self, topic: str, transaction: str | None, run: WriteRun, slot: ReplySlot) -> None:
         """The broker refuses a run whole, but the peer sent single writes: only those at fault may fail."""
         count = len(run.values)
         replies = [b""] * count
@@ -155,8 +151,8 @@ class Writer:
             left -= 1
             if not left:
                 self._writes_in_flight -= 1
-                self._answer(slot, b"".join(replies), held_bytes)
-                self._replies.flush_soon()
+                self._talk.answer(slot, b"".join(replies))
+                self._talk.flush_soon()
                 self._talk.advance_soon()
 
         for row in range(count):
@@ -184,15 +180,15 @@ class Writer:
 
     # -- transactions -----------------------------------------------------------------------------------------------------
 
-    def _transact(self, command: Transact, held_bytes: int) -> None:
-        slot, kind = self._replies.reserve(), command.request
+    def _transact(self, command: Transact, slot: ReplySlot) -> None:
+        kind = command.request
         if (self._transaction is None) != (kind == Request.BEGIN):
             self._talk.stats.errors += 1
             reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, INVALID_TX_STATE)
-            self._answer(slot, reply, held_bytes)
+            self._talk.answer(slot, reply)
         elif kind == Request.COMMIT:
             self._committing = True
-            self._talk.in_background(self._commit(command, slot, held_bytes))
+            self._talk.in_background(self._commit(command, slot))
         else:
             try:
                 if kind == Request.BEGIN:
@@ -204,9 +200,9 @@ class Writer:
                 reply = reply_encoding.done(_reply_to(kind), command.correlation_id)
             except Exception as error:  # noqa: BLE001  whatever it is, it is answered
                 reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, self._talk.reason(error))
-            self._answer(slot, reply, held_bytes)
+            self._talk.answer(slot, reply)
 
-    async def _commit(self, command: Transact, slot: ReplySlot, held_bytes: int) -> None:
+    async def _commit(self, command: Transact, slot: ReplySlot) -> None:
         talk, transaction = self._talk, self._transaction
         assert transaction is not None
         try:
@@ -216,8 +212,8 @@ class Writer:
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = reply_encoding.failed(Reply.COMMIT, command.correlation_id, talk.reason(error))
         self._committing = False
-        self._answer(slot, reply, held_bytes)
-        self._replies.flush()
+        self._talk.answer(slot, reply)
+        self._talk.flush()
         if talk.over:
             self._roll_back()  # the stream has ended meanwhile, and the commit may have failed
 
@@ -231,11 +227,7 @@ class Writer:
             except PenstockError:
                 pass  # it has ended already
 
-    # -- answers ----------------------------------------------------------------------------------------------------------
-
-    def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
-        self._replies.fill(slot, reply)
-        self._talk.stream.release(held_bytes)
+    # -- refusals ---------------------------------------------------------------------------------------------------------
 
     def _fail(self, correlation_ids: Sequence[bytes], error: Exception) -> bytes:
         reason = self._talk.reason(error, len(correlation_ids))
