@@ -14,11 +14,13 @@ from penstock.protocols.conversation import (
     BACKLOG_CHUNK_BYTES_MIN,
     GATHERED_BYTES_MAX,
     REQUEST_BYTES_MIN,
+    ROOM_NEEDED_BYTES_MIN,
     Conversation,
     ReplySlot,
 )
 
 PER_TURN = 3
+READ_BYTES = 100_000
 
 
 class Words:
@@ -67,7 +69,15 @@ class Wire:
         self.sends: list[bytes] = []
         self.held_bytes = 0
         self.pending: tuple[bool, int] = (False, 0)
+        self.room_bytes = 1 << 30
         self.violations: list[ProtocolViolation] = []
+
+    def room_for(self, size_bytes: int) -> bool:
+        self.writable = size_bytes <= self.room_bytes
+        return self.writable
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return self.room_for(size_bytes)
 
     def send(self, data: bytes) -> None:
         assert data
@@ -124,7 +134,10 @@ class Echo(Conversation[bytes]):
             self._writes_in_flight += 1
             self.writes.append(slot)
         else:
-            self.answer(slot, message)
+            self._answer_read(message, slot, message)
+
+    def _reply_bytes_max(self, message: bytes) -> int:
+        return READ_BYTES if message.startswith((b"read", b"later")) else 0
 
     async def _work(self, message: bytes) -> bytes:
         await self.gate.wait()
@@ -307,3 +320,41 @@ async def test_an_exception_in_background_work_is_answered_logged_once_and_the_n
     assert b"".join(wire.sends) == b"!fails2!fails"
     assert (counts.errors, counts.internal_errors) == (2, 2)
     assert [entry["event"] for entry in logs] == ["request_failed"]
+
+
+# --- room for replies ---
+
+
+async def test_a_read_without_room_for_its_reply_is_made_again_when_there_is(echo: Echo, wire: Wire) -> None:
+    read = b"read" + bytes(ROOM_NEEDED_BYTES_MIN)
+    wire.room_bytes = ROOM_NEEDED_BYTES_MIN
+    echo.receive(b"1 " + read + b" 3 ")
+    assert wire.sends == [b"1"]
+    assert echo.started == [b"1", read]
+    assert wire.held_bytes == len(read) + REQUEST_BYTES_MIN
+    wire.room_bytes, wire.writable = len(read), True
+    echo.resume()
+    assert echo.started == [b"1", read, read, b"3"]
+    assert b"".join(wire.sends) == b"1" + read + b"3"
+    assert wire.held_bytes == 0
+
+
+async def test_small_replies_and_those_that_cannot_be_made_again_need_no_room(echo: Echo, wire: Wire) -> None:
+    once = b"once" + bytes(ROOM_NEEDED_BYTES_MIN)
+    wire.room_bytes = 0
+    echo.receive(b"read " + once + b" ")
+    assert b"".join(wire.sends) == b"read" + once
+
+
+async def test_a_read_in_the_background_begins_when_there_is_room_for_its_reply(echo: Echo, wire: Wire) -> None:
+    echo.gate.set()
+    wire.room_bytes = READ_BYTES - 1
+    echo.receive(b"later 2 ")
+    await turn()
+    assert wire.sends == []
+    assert not echo._busy
+    wire.room_bytes, wire.writable = READ_BYTES, True
+    echo.resume()
+    while wire.held_bytes:
+        await turn()
+    assert b"".join(wire.sends) == b"later2"

@@ -89,10 +89,20 @@ class QuicServerStream(Stream):
         """Whether the peer is still to get something from us on this stream."""
         return self._held_bytes > 0 or self.can_send or self._unsent_bytes > 0
 
+    def room_for(self, size_bytes: int) -> bool:
+        return self._is_closed or self._connection.room_for(size_bytes)
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return self.room_for(size_bytes)
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         if self.can_send:
             self._connection.stats.bytes_out += len(data)
             super().send(data, end=end)
+            flow = self._connection.flow
+            if flow.promised_bytes:
+                self._connection.look_at_congestion()
+                flow.give_up_promise()
             if not self._writable:
                 self._block(SEND_BUFFER)
 

@@ -49,6 +49,20 @@ class Connection(Protocol):
         """False while the send buffer is above its high mark: start no work that produces output until `resume`."""
         ...
 
+    def room_for(self, size_bytes: int) -> bool:
+        """Return whether there is room for a reply of this size.
+
+        If there is none, drop the reply: the connection is not writable until `resume`, when room is kept for it. Make it again then.
+        """
+        ...
+
+    def promise_room(self, size_bytes: int) -> bool:
+        """Return whether room is kept for a reply that is not made yet, and has at most this size.
+
+        If not, begin nothing: the connection is not writable until `resume`, when room is kept for it.
+        """
+        ...
+
     def send(self, data: bytes) -> None:
         """Queue bytes for the peer. Dropped without a word once the connection is ending."""
         ...

@@ -9,6 +9,10 @@ Writes are started without waiting for each other's commit. What must wait for t
 that cannot be answered at once runs in the background, and those after it wait for it. Nothing is started while the peer does not take
 its replies (`writable` is False).
 
+A large reply needs room among the unsent replies of all connections (`room_for`). If there is none, the reply is dropped and its request
+waits until there is; so this holds for requests that may be carried out twice (`_reply_bytes_max`). Replies that are read from disk need
+the room before.
+
 Each request has a place among the replies (`ReplySlot`), which holds its bytes until it is answered. Replies that become ready together
 leave as one send, because a send costs more than a reply.
 """
@@ -36,6 +40,8 @@ BACKLOG_CHUNK_BYTES_MIN: Final = 64 << 10
 """Reads that wait to be decoded are joined up to this size, so that many small ones take no more memory than they count for."""
 REQUEST_BYTES_MIN: Final = 256
 """What a waiting message counts for at least: a request may take 5 bytes on the wire, its message takes some 200 in memory."""
+ROOM_NEEDED_BYTES_MIN: Final = 4 << 10
+"""Smaller replies are sent without asking for room."""
 INTERNAL_ERROR: Final = "internal error: the server's log has the details"
 
 log = structlog.get_logger("penstock.protocols")
@@ -154,6 +160,10 @@ class Conversation(ABC, Generic[Message]):
     @abstractmethod
     def _refusal(self, message: Message, error: Exception) -> bytes:
         """Count and encode the reply to a message that failed."""
+
+    def _reply_bytes_max(self, message: Message) -> int:
+        """Return about how large the reply of a request may be that changes nothing, so that it may be carried out again; 0 for others."""
+        return 0
 
     # --- what the network calls ---
 
@@ -287,6 +297,11 @@ class Conversation(ABC, Generic[Message]):
 
     def _answer_later(self, message: Message, slot: ReplySlot, reply: Coroutine[Any, Any, bytes | None]) -> None:
         """Answer with what a coroutine returns, or with its error. If it returns None it has seen to the answer itself."""
+        reply_bytes_max = self._reply_bytes_max(message)
+        if reply_bytes_max and not self._connection.promise_room(reply_bytes_max):
+            reply.close()
+            self._requeue(message, slot)
+            return
         self.in_background(self._answer_when_done(message, slot, reply))
 
     async def _answer_when_done(
@@ -297,7 +312,7 @@ class Conversation(ABC, Generic[Message]):
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             data = self._refusal(message, error)
         if data is not None:
-            self.answer(slot, data)
+            self._answer_read(message, slot, data)
 
     async def _create_topic_and(self, write: Callable[[], None], principal: Principal, topic: str) -> None:
         await self._broker.ensure_topic(principal, topic)
@@ -326,6 +341,22 @@ class Conversation(ABC, Generic[Message]):
         if self._ready_bytes >= GATHERED_BYTES_MAX:
             self.flush()
         self._connection.release(slot.held_bytes)
+
+    def _answer_read(self, message: Message, slot: ReplySlot, reply: bytes) -> None:
+        """Answer a request that nothing was started after; if there is no room for its reply, it waits at the head of the queue."""
+        if not self._reply_bytes_max(message) or self._has_room_for(reply):
+            self.answer(slot, reply)
+        else:
+            self._requeue(message, slot)
+
+    def _has_room_for(self, reply: bytes) -> bool:
+        """Return whether a reply may be sent. If not, the connection is not writable until it may."""
+        return len(reply) <= ROOM_NEEDED_BYTES_MIN or self._connection.room_for(len(reply))
+
+    def _requeue(self, message: Message, slot: ReplySlot) -> None:
+        """Put a request that nothing was started after back to the head of the queue."""
+        self._slots.remove(slot)
+        self._waiting.appendleft(message)
 
     def _settle_write(self, slot: ReplySlot, reply: bytes) -> None:
         """Answer a write that was in flight."""

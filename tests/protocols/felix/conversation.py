@@ -41,6 +41,12 @@ class MemoryStream:
     def writable(self) -> bool:
         return self.unsent_bytes < HIGH_BYTES
 
+    def room_for(self, size_bytes: int) -> bool:
+        return True
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return True
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         assert data
         assert self.can_send

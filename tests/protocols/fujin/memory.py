@@ -79,6 +79,12 @@ class MemoryStream:
     def has_ended(self) -> bool:
         return not self.can_send
 
+    def room_for(self, size_bytes: int) -> bool:
+        return True
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return True
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         assert self.can_send, "sent after the end"
         assert data

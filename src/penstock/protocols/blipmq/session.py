@@ -81,6 +81,10 @@ class BlipMQ:
         return BlipMQSession(self, connection)
 
 
+class _NoRoom(Exception):
+    """There is no room for a delivery now."""
+
+
 class BlipMQSession(Conversation[Frame | PublishRun]):
     """Implements `penstock.net.session.Session`."""
 
@@ -117,7 +121,10 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
             self._principal = self._key_digest = None  # revoked since
             self._connection.set_authenticated(False)
             self._decoder.length_max = wire.LOGIN_LENGTH_MAX
+        stranger = self._principal is None
         super()._decode(data)
+        if stranger and self._principal is not None and self._decoder.more and not self._waiting:
+            super()._decode(b"")  # a frame that was too large before the login counts as a partial one from now on
 
     def _held_bytes(self, message: Frame | PublishRun) -> int:
         return max(message.size_bytes, REQUEST_BYTES_MIN)
@@ -355,20 +362,29 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
         subscription = self._subscriptions.find(subscription_id)
         if subscription is None:
             return SILENCE
-        reply = self._take(principal, correlation_id, subscription)
+        try:
+            reply = self._take(principal, correlation_id, subscription)
+        except _NoRoom:
+            self._requeue(frame, slot)
+            return None
         if reply is None:
-            self._answer_later(frame, slot, self._take_from_disk(principal, correlation_id, subscription))
+            self._answer_later(frame, slot, self._take_from_disk(principal, frame, subscription, slot))
         return reply
 
-    async def _take_from_disk(self, principal: Principal, correlation_id: int, subscription: Subscription) -> bytes:
+    async def _take_from_disk(
+        self, principal: Principal, frame: Frame, subscription: Subscription, slot: ReplySlot
+    ) -> bytes | None:
         reply: bytes | None = None
-        while reply is None:
-            await self._subscriptions.load(principal, subscription.topic, subscription)
-            reply = self._take(principal, correlation_id, subscription)
+        try:
+            while reply is None:
+                await self._subscriptions.load(principal, subscription.topic, subscription)
+                reply = self._take(principal, frame.correlation_id, subscription)
+        except _NoRoom:
+            self._requeue(frame, slot)
         return reply
 
     def _take(self, principal: Principal, correlation_id: int, subscription: Subscription) -> bytes | None:
-        """The delivery that answers a POLL, or silence; None where the log must be read first."""
+        """Return the delivery that answers a POLL, or silence; None if the log must be read first. Raises _NoRoom."""
         while True:
             delivery = self._subscriptions.take(principal, subscription.topic, subscription)
             if delivery is NOT_IN_MEMORY:
@@ -382,6 +398,9 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
             except InvalidRequest as error:  # another protocol wrote it, and allows more
                 self._subscriptions.give_up(principal, subscription.topic, subscription, delivery.tag, str(error))
                 continue
+            if delivery.qos and not self._has_room_for(frame):
+                self._subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
+                raise _NoRoom
             return frame
 
     # --- refusing ---

@@ -273,6 +273,10 @@ class FelixStream(Conversation[Frame]):
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._failed(request, error)
         if isinstance(reply, bytes):
+            if isinstance(request, CacheGet) and not self._has_room_for(reply):
+                self._next = request
+                self._requeue(frame, slot)
+                return
             self._kept_back_bytes += len(reply) + ANSWER_BYTES
             self.answer(slot, reply)
         else:

@@ -27,12 +27,14 @@ from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.record_layouts import Failed, Placed, ProduceRun, encode_produced, encode_scattered
-from penstock.protocols.flymq.server.dispatch import Caller, Dialect, Node, dispatch, is_write, refusal, write
+from penstock.protocols.flymq.server.dispatch import Caller, Dialect, Node, dispatch, is_read, is_write, refusal, write
 from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
 from penstock.protocols.flymq.server.transactions import RunRefused
 
 REQUESTS_PER_TURN_MAX = 64
 """Requests, or runs of PRODUCE, that one session decodes and starts before it lets others have their turn of the loop."""
+READ_BYTES_MAX = FetchLimits().bytes_max
+"""About how large the reply of a request may be that reads."""
 _PRODUCE = Produce.opcode
 
 AnyRequest = TypeVar("AnyRequest", ProduceRun, Call)
@@ -263,9 +265,12 @@ class FlyMQSession(Conversation[Request]):
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             answer = self._refusal(call, error)
         if isinstance(answer, bytes):
-            self.answer(slot, answer)
+            self._answer_read(call, slot, answer)
         else:
             self._answer_later(call, slot, answer)
+
+    def _reply_bytes_max(self, request: Request) -> int:
+        return READ_BYTES_MAX if isinstance(request, Call) and is_read(request.body) else 0
 
     # --- refusals ---
 

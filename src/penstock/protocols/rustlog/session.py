@@ -9,9 +9,7 @@ answered too, after everything before it, and ends it.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
@@ -24,7 +22,17 @@ from penstock.protocols.conversation import REQUEST_BYTES_MIN, Conversation, Rep
 from penstock.protocols.rustlog import binary_dialect, json_dialect
 from penstock.protocols.rustlog.codec import RequestDecoder
 from penstock.protocols.rustlog.fetching import Fetcher
-from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, ProduceRun, Request, Undecoded
+from penstock.protocols.rustlog.messages import (
+    BadRequest,
+    BrokenFrame,
+    Call,
+    CreateTopic,
+    Fetch,
+    OffsetCommit,
+    ProduceRun,
+    Request,
+    Undecoded,
+)
 from penstock.protocols.rustlog.metrics import RustLogStats
 from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
@@ -41,6 +49,8 @@ REQUESTS_PER_TURN_MAX = 64
 """Requests, or runs of PRODUCE, that one session decodes and starts before it lets others have their turn of the loop."""
 FRAMES_PER_TURN_MAX = 1024
 """Frames that those may come in: the frames of a run are decoded one by one, at some microseconds each."""
+READ_BYTES_MAX = 1 << 20
+"""About how large the reply of a request other than FETCH may be."""
 _PRODUCE = int(Opcode.PRODUCE)
 
 
@@ -216,18 +226,20 @@ class RustLogSession(Conversation[Request]):
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             answer = self._refusal(call, error)
         if isinstance(answer, bytes):
-            self.answer(slot, self._within_frame(call, answer))
+            self._answer_read(call, slot, answer)
         else:
-            self._answer_later(call, slot, self._call_later(call, answer))
+            self._answer_later(call, slot, answer)
 
-    async def _call_later(self, call: Call, answer: Coroutine[Any, Any, bytes]) -> bytes:
-        return self._within_frame(call, await answer)
+    def _reply_bytes_max(self, request: Request) -> int:
+        if not isinstance(request, Call) or isinstance(request.body, OffsetCommit | CreateTopic):
+            return 0
+        return min(request.body.max_bytes, PAYLOAD_BYTES_MAX) + 1 if isinstance(request.body, Fetch) else READ_BYTES_MAX
 
-    def _within_frame(self, call: Call, reply: bytes) -> bytes:
-        """Lists of very many topics fit into no frame."""
-        if len(reply) - LENGTH_BYTES <= PAYLOAD_BYTES_MAX:
-            return reply
-        return self._refusal(call, InvalidRequest(f"the reply would take more than {PAYLOAD_BYTES_MAX} bytes"))
+    def _answer_read(self, request: Request, slot: ReplySlot, reply: bytes) -> None:
+        if len(reply) - LENGTH_BYTES > PAYLOAD_BYTES_MAX:  # a list of very many topics
+            error = InvalidRequest(f"the reply would take more than {PAYLOAD_BYTES_MAX} bytes")
+            reply = self._refusal(request, error)
+        super()._answer_read(request, slot, reply)
 
     # --- refusals ---
 
