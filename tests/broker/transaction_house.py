@@ -10,8 +10,7 @@ from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions.applications import Once
-from penstock.broker.transactions.transactions import Transactions
-from penstock.errors import PenstockError
+from penstock.broker.transactions.transactions import Added, Transactions
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
@@ -76,10 +75,12 @@ class House:
         partition: int = -1,
         who: Principal = ALICE,
     ) -> list[int]:
-        added: list[list[int] | PenstockError] = []
+        """Return the partition of each record. Raises the first error."""
+        added: list[Added] = []
         self.transactions.produce(who, topic, transaction, partition, values, keys, done=added.append)
-        (partitions,) = added
-        assert isinstance(partitions, list)
+        ((partitions, errors),) = added
+        if errors:
+            raise errors[min(errors)]
         return partitions
 
     async def commit(self, transaction: str, who: Principal = ALICE, once: Once | None = None) -> bool:

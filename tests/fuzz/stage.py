@@ -24,11 +24,11 @@ class Stage:
 
 
 @contextmanager
-def a_stage(directory: Path) -> Iterator[Stage]:
+def a_stage(directory: Path, limits: BrokerLimits | None = None) -> Iterator[Stage]:
     clock = ManualClock()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         engine = EmbeddedEngine(directory, clock=clock)
-        broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+        broker = Broker(engine, clock=clock, limits=limits or BrokerLimits(), access=OpenAccess())
 
         async def start() -> None:
             await engine.start()

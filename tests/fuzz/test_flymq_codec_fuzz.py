@@ -50,7 +50,7 @@ from penstock.protocols.flymq.record_layouts import (
     encode_produce_many,
     encode_produced,
 )
-from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, HEADER_BYTES, frame
+from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, HEADER_BYTES, PARTITION_AUTO, frame
 from tests.fuzz.flymq_messages import DECLARED, any_request, requests, values
 
 LIMITS = CodecLimits(payload_bytes_max=4096, inflated_bytes_max=4096)
@@ -126,13 +126,17 @@ def flattened(request: Request) -> list[object]:
         run = request.body
         assert run.keys is None or (len(run.keys) == len(run.values) and any(run.keys))
         assert run.partitions is None or len(run.partitions) == len(run.values)
-        return list(run.records())
+        count = len(run.values)
+        keys, partitions = run.keys or [None] * count, run.partitions or [PARTITION_AUTO] * count
+        return [(run.transaction, run.topic, *record) for record in zip(run.values, keys, partitions, strict=True)]
     if isinstance(request, Call):
         return [request]
     assert request.keys is None or len(request.keys) == len(request.values)
     assert request.keys is None or any(request.keys)
     assert request.partitions is None or len(request.partitions) == len(request.values)
-    return [(run.topic, run.partition, run.keys, run.values) for run in request.records()]
+    count = len(request.values)
+    keys, partitions = request.keys or [None] * count, request.partitions or [request.partition] * count
+    return [(request.topic, *record) for record in zip(request.values, keys, partitions, strict=True)]
 
 
 def reference(data: bytes) -> tuple[list[object], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from hypothesis import example, given
@@ -65,8 +65,17 @@ def all_of(data: bytes, cuts: list[int]) -> list[Request]:
     requests: list[Request] = []
     for start, stop in pieces:
         for request in decoder.feed(data[start:stop]):
-            requests += request.frames() if isinstance(request, ProduceRun) else [request]
+            requests += frames_of(request) if isinstance(request, ProduceRun) else [request]
     return requests
+
+
+def frames_of(run: ProduceRun) -> list[ProduceRun]:
+    """Each frame as a run of its own."""
+    starts = accumulate(run.counts[:-1], initial=0)
+    return [
+        ProduceRun(run.dialect, run.topic, run.partition, run.values[start : start + count], [count], 0)
+        for start, count in zip(starts, run.counts, strict=True)
+    ]
 
 
 def places(request: Request) -> tuple[object, ...]:

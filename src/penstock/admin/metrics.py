@@ -265,7 +265,7 @@ def _pipelines(figures: Figures) -> Iterator[Metric]:
 def _schemas(figures: Figures) -> Iterator[Metric]:
     stats = figures.validation
     yield _counter("schema_checked_records", "Records checked against a schema.", stats.checked_records)
-    yield _counter("schema_refused_writes", "Writes of which a record did not follow its schema.", stats.refused_runs)
+    yield _counter("schema_refused_writes", "Writes of which a record did not follow its schema.", stats.refused_writes)
     yield _counter("schema_worker_checks", "Writes that a worker process checked.", stats.worker_runs)
 
 

@@ -42,6 +42,7 @@ from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines
+from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import ANY_PARTITION, Producer
 from penstock.broker.records.spreading import ALL_ROWS, OnPlaced, Placement
 from penstock.broker.schedule.schedule import Schedule
@@ -55,7 +56,7 @@ from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, TopicExists, TopicNotFound
-from penstock.log.api import Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
+from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
 from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
 
@@ -307,18 +308,26 @@ class Broker:
         headers: Sequence[bytes | None] | None = None,
         expiries: Sequence[int] | None = None,
         *,
+        units: Sequence[int] | None = None,
         schema: str | None = None,
         done: OnPlaced,
-    ) -> None:
+    ) -> bool:
         """Append records to a topic, to one partition or to one for each record; -1 goes by the key, or in turn without one.
 
         Records must follow the schema that the topic is bound to, and the one given here.
 
-        Raises what is wrong with the request, and then nothing was appended. Otherwise `done` is called once, on the loop, after
-        the commit of the last part. It gets a Placement for each part, of which any may have failed; or, where records went to
-        many partitions and all arrived, columns with the place of each.
+        `units` has the number of records of each request, if requests hold several: a record at fault refuses its request. By default
+        it refuses only itself.
+
+        Raises what concerns all records, and then nothing was appended: the topic is missing or not open to the principal, there are no
+        records, or columns differ in length. Otherwise `done` is called once, on the loop, after this returns and after the commit of
+        the last part. It gets a Placement for each part, of which any may have failed, and for the records that are refused (too
+        large, without the key that the topic asks for, not as the schema says, for a partition that does not exist); or, if
+        records went to many partitions and all arrived, columns with the place of each.
+
+        Return whether it is already known that some records are refused.
         """
-        self._produce(topic, partition, values, keys, headers, expiries, schema, done)
+        return self._produce(topic, partition, Batch(values, keys, headers, expiries), units, schema, done)
 
     @on_topic(Operation.WRITE)
     def produce_together(
@@ -328,34 +337,40 @@ class Broker:
         values: Sequence[bytes | None],
         key: bytes | None = None,
         *,
+        units: Sequence[int] | None = None,
         done: OnPlaced,
     ) -> None:
         """Append records that share a key, or have none, as `produce` does, but all to one partition: that of the key, else the next in
         turn."""
-        keys = None if key is None else [key] * len(values)
-        self._produce(topic, self._producer.one_partition(topic, key), values, keys, None, None, None, done)
+        batch = Batch(values, None if key is None else [key] * len(values))
+        self._produce(topic, self._producer.one_partition(topic, key), batch, units, None, done)
 
     def _produce(
         self,
         topic: str,
         partition: int | Sequence[int],
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[bytes | None] | None,
-        expiries: Sequence[int] | None,
+        batch: Batch,
+        units: Sequence[int] | None,
         schema: str | None,
         done: OnPlaced,
-    ) -> None:
+    ) -> bool:
         if schema is None and not self._validation.concerns(topic):
-            self._producer.produce(topic, partition, values, keys, headers, expiries, done)
-            return
-        self._validation.admit(
+            return self._producer.produce(topic, partition, batch, units, done)
+        refused = False
+
+        def append(faults: Faults | None) -> None:
+            nonlocal refused
+            refused = self._producer.produce(topic, partition, batch, units, done, faults)
+
+        self._validation.screen(
             topic,
             None if schema is None else parse_reference(schema),
-            values,
-            partial(self._producer.produce, topic, partition, values, keys, headers, expiries, done),
+            batch.values,
+            units,
+            append,
             lambda error: done([Placement(ANY_PARTITION, ALL_ROWS, error)]),
         )
+        return refused
 
     @on_topic(Operation.READ)
     def partition(self, principal: Principal, topic: str, index: int) -> Partition:

@@ -435,3 +435,4 @@ class ReadFlow:
         self.update_partial(0)
         self.update_unsent(0)
         self.give_up_promise()
+        self._on_room = None

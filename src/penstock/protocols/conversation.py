@@ -327,6 +327,12 @@ class Conversation(ABC, Generic[Message]):
             self._slots.append(slot)
         return slot
 
+    def place(self, slot: ReplySlot) -> None:
+        """Give a late reply the next place among the replies after all."""
+        if slot.is_late:
+            slot.is_late = False
+            self._slots.append(slot)
+
     def answer(self, slot: ReplySlot, reply: bytes) -> None:
         """Fill a place. The reply leaves with the next flush, once those before it are there; empty ones only give up their place."""
         slot.data = reply

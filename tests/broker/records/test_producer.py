@@ -1,4 +1,4 @@
-"""Routing and appending runs: where records land, what `done` hears, and what is refused before anything is written."""
+"""Routing and appending runs: where records land, what `done` hears, and which of them are refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.keys import VECTOR_RUN_MIN, fnv1a
-from penstock.broker.records.spreading import ALL_ROWS, Placement, Scattered
-from penstock.errors import InvalidRequest, NotWritten, PartitionNotFound, RecordTooLarge, TopicNotFound
+from penstock.broker.records.spreading import ALL_ROWS, Placement, Scattered, errors_by_row, offsets_by_unit
+from penstock.errors import (
+    InvalidRequest,
+    NotWritten,
+    PartitionNotFound,
+    PenstockError,
+    RecordTooLarge,
+    TopicNotFound,
+)
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
@@ -213,41 +220,106 @@ async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: Emb
     assert broker.describe_topic(ANONYMOUS, "t").partitions[1].failure == "the disk under partition 1 is gone"
 
 
+@pytest.fixture
+async def strict(engine: EmbeddedEngine, clock: ManualClock) -> Broker:
+    """A broker with a topic of three partitions that takes small records only."""
+    limits = BrokerLimits(record_bytes_max=1000, key_bytes_max=100)
+    broker = Broker(engine, clock=clock, limits=limits, access=OpenAccess())
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    return broker
+
+
 @pytest.mark.parametrize(
-    ("partition", "values", "keys", "error", "reason"),
+    ("partition", "values", "keys", "reason"),
     [
-        (0, [], None, InvalidRequest, "no records"),
-        (3, [b"v"], None, PartitionNotFound, "partition 3 not found: topic t has partitions 0 to 2"),
-        (-2, [b"v"], None, PartitionNotFound, "partition -2 not found"),
-        (0, [b"v", b"w"], [b"k"], InvalidRequest, "2 values came with 1 keys"),
-        (0, [b"v" * 1001], None, RecordTooLarge, "record 0 has 1001 bytes"),
-        (0, [b"v", b"v" * 991], [None, b"k" * 10], RecordTooLarge, "record 1 has 1001 bytes"),
-        (-1, [b"v", b"w", b"x", b"v" * 1001], None, RecordTooLarge, "has 1001 bytes"),
-        (0, [b"v"], [b"k" * 101], RecordTooLarge, "a key has 101 bytes: at most 100"),
-        (-1, [b"v"], [b"k" * 101], RecordTooLarge, "a key has 101 bytes"),
-        ([0, 3], [b"v", b"w"], None, PartitionNotFound, "partition 3 not found: topic t has partitions 0 to 2"),
-        ([-2, 0], [b"v", b"w"], None, PartitionNotFound, "partition -2 not found"),
-        ([0], [b"v", b"w"], None, InvalidRequest, "2 values came with 1 partitions"),
+        (0, [], None, "no records"),
+        (0, [b"v", b"w"], [b"k"], "2 values came with 1 keys"),
+        ([0], [b"v", b"w"], None, "2 values came with 1 partitions"),
     ],
 )
-async def test_a_run_that_cannot_be_taken_is_refused_whole(
-    engine: EmbeddedEngine,
-    clock: ManualClock,
+async def test_a_call_that_makes_no_sense_is_refused_whole(
+    strict: Broker,
     partition: int | list[int],
     values: list[bytes],
     keys: list[bytes | None] | None,
-    error: type[Exception],
     reason: str,
 ) -> None:
-    broker = Broker(
-        engine, clock=clock, limits=BrokerLimits(record_bytes_max=1000, key_bytes_max=100), access=OpenAccess()
-    )
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
-    with pytest.raises(error, match=reason):
-        await produce(broker, "t", values, keys, partition)
-    assert [engine.partition("t", index).committed_end for index in range(3)] == [0, 0, 0]
-    # Nor did the refused run take a turn.
-    assert [placement.partition for placement in await produce(broker, "t", [b"v"])] == [0]
+    with pytest.raises(InvalidRequest, match=reason):
+        await produce(strict, "t", values, keys, partition)
+    assert [await read_values(strict.partition(ANONYMOUS, "t", index)) for index in range(3)] == [[], [], []]
+
+
+LARGE, LONG = b"v" * 1001, b"k" * 101
+
+
+@pytest.mark.parametrize(
+    ("partition", "values", "keys", "error", "reason"),
+    [
+        (3, [b"v"], None, PartitionNotFound, "partition 3 not found: topic t has partitions 0 to 2"),
+        (-2, [b"v"], None, PartitionNotFound, "partition -2 not found: topic t has partitions 0 to 2"),
+        (
+            0,
+            [LARGE],
+            None,
+            RecordTooLarge,
+            "record 0 has 1001 bytes with its key and headers: at most 1000 are allowed",
+        ),
+        (
+            -1,
+            [LARGE],
+            None,
+            RecordTooLarge,
+            "record 0 has 1001 bytes with its key and headers: at most 1000 are allowed",
+        ),
+        (0, [b"v"], [LONG], RecordTooLarge, "a key has 101 bytes: at most 100 are allowed"),
+        (-1, [b"v"], [LONG], RecordTooLarge, "a key has 101 bytes: at most 100 are allowed"),
+        (3, [LARGE], [LONG], PartitionNotFound, "partition 3 not found: topic t has partitions 0 to 2"),
+    ],
+)
+async def test_a_record_that_cannot_be_appended_is_refused_and_takes_no_turn(
+    strict: Broker,
+    partition: int,
+    values: list[bytes],
+    keys: list[bytes | None] | None,
+    error: type[PenstockError],
+    reason: str,
+) -> None:
+    [placement] = await produce(strict, "t", values, keys, partition)
+    assert (placement.partition, placement.rows) == (-1, [0])
+    assert (type(placement.result), str(placement.result)) == (error, reason)
+    assert [placement.partition for placement in await produce(strict, "t", [b"v"])] == [0]
+
+
+async def test_of_a_run_only_the_records_at_fault_are_refused(strict: Broker) -> None:
+    values = [b"0", LARGE, b"2", b"3", b"4", b"5", b"6"]
+    keys = [None, None, b"user-123", LONG, None, None, None]
+    placements = await produce(strict, "t", values, keys, [-1, 0, -1, -1, 7, -1, 7])
+    appended_to = {each.partition: each.rows for each in placements if isinstance(each.result, Appended)}
+    assert appended_to == {0: [0], 1: [5], 2: [2]}
+    refused = {tuple(each.rows): type(each.result) for each in placements if each.partition == -1}  # type: ignore[arg-type]
+    assert refused == {(1,): RecordTooLarge, (3,): RecordTooLarge, (4, 6): PartitionNotFound}
+    stored = [await read_values(strict.partition(ANONYMOUS, "t", index)) for index in range(3)]
+    assert stored == [[b"0"], [b"5"], [b"2"]]
+
+
+async def test_a_record_at_fault_refuses_the_unit_it_belongs_to(strict: Broker) -> None:
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+    values = [b"0", b"1", b"2", LARGE, LARGE, b"5", b"6"]
+    assert strict.produce(ANONYMOUS, "t", 0, values, units=[1, 1, 3, 2], done=placed.set_result)
+    assert not placed.done()
+    sound, refused = by_partition(await placed)
+    assert (sound.rows, appended(sound).base_offset) == ([0, 1, 5, 6], 0)
+    assert refused.rows == [2, 3, 4]
+    assert str(refused.result).startswith("record 1 has 1001 bytes")
+    assert offsets_by_unit([sound, refused], [1, 1, 3, 2]) == [0, 1, refused.result, 2]
+    assert errors_by_row([sound, refused], 7) == dict.fromkeys([2, 3, 4], refused.result)
+
+
+async def test_a_run_without_a_sound_record_is_reported_after_the_call(strict: Broker) -> None:
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+    assert strict.produce(ANONYMOUS, "t", -1, [LARGE, LARGE], done=placed.set_result)
+    assert not placed.done()
+    assert [placement.rows for placement in by_partition(await placed)] == [[0], [1]]
 
 
 async def test_many_records_may_be_larger_together_than_one_may_be(engine: EmbeddedEngine, clock: ManualClock) -> None:
@@ -262,10 +334,18 @@ async def test_producing_to_a_topic_that_is_missing_says_so(broker: Broker) -> N
         await produce(broker, "nope", [b"v"])
 
 
-@pytest.mark.parametrize("keys", [None, [b"k", None]])
-async def test_a_compacted_topic_wants_a_key_with_every_record(broker: Broker, keys: list[bytes | None] | None) -> None:
+@pytest.mark.parametrize(("keys", "rows"), [(None, [0, 1]), ([b"k", None], [1])])
+async def test_a_compacted_topic_wants_a_key_with_every_record(
+    broker: Broker, keys: list[bytes | None] | None, rows: list[int]
+) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(cleanup="compact"))
-    with pytest.raises(InvalidRequest, match="give every record a key"):
-        await produce(broker, "t", [b"a", b"b"], keys)
+    *_, refused = await produce(broker, "t", [b"x", b"y"], keys)
+    assert refused.rows == rows
+    assert isinstance(refused.result, InvalidRequest)
+    assert "give every record a key" in str(refused.result)
+
+
+async def test_a_compacted_topic_takes_tombstones(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(cleanup="compact"))
     [placement] = await produce(broker, "t", [b"a", None], [b"k", b"l"])
     assert appended(placement).base_offset == 0

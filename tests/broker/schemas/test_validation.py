@@ -1,4 +1,4 @@
-"""Records against schemas on the write path: whole runs, in order, on the loop or in a worker, and at no cost to other topics."""
+"""Records against schemas on the write path: in order, on the loop or in a worker, and at no cost to other topics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.broker.records.spreading import Placement
+from penstock.broker.records.spreading import Placement, errors_by_row
 from penstock.broker.schemas import validation
 from penstock.broker.schemas.reference import Reference
 from penstock.errors import PenstockError, SchemaNotFound, ShuttingDown, TopicNotFound, ValidationFailed
@@ -54,29 +54,54 @@ async def produced(broker: Broker, values: Sequence[bytes | None], **how: Any) -
     return placement
 
 
-async def test_a_bound_topic_takes_what_its_schema_says_and_refuses_other_runs_whole(broker: Broker) -> None:
+async def refused(broker: Broker, values: Sequence[bytes | None], **how: Any) -> dict[int, PenstockError]:
+    """Produce records and return the errors of those that were refused, by row."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    broker.produce(ANONYMOUS, how.pop("topic", "orders"), 0, values, done=future.set_result, **how)
+    return errors_by_row(await future, len(values))
+
+
+@pytest.fixture(params=["on the loop", "in the worker"])
+def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in the worker":
+        monkeypatch.setattr(validation, "ON_LOOP_COST_MAX", -1)
+
+
+@pytest.mark.usefixtures("anywhere")
+async def test_a_bound_topic_takes_what_its_schema_says_and_refuses_the_rest(broker: Broker) -> None:
     await bound(broker)
     assert appended(await produced(broker, [SOUND] * 3)).base_offset == 0
-    with pytest.raises(ValidationFailed) as refusal:
-        await produced(broker, [SOUND, SOUND, WRONG, SOUND])
-    assert refusal.value.row == 2
-    assert refusal.value.message == (
-        'schema validation failed: record 2: at /id: "x" is not of type "integer" (order-v1)'
-    )
-    with pytest.raises(ValidationFailed, match=r"^schema validation failed: not a JSON document"):
-        await produced(broker, [b"nonsense"])
+    errors = await refused(broker, [SOUND, SOUND, WRONG, SOUND, b"nonsense"])
+    assert {row: type(error) for row, error in errors.items()} == dict.fromkeys([2, 4], ValidationFailed)
+    assert str(errors[2]) == 'schema validation failed: at /id: "x" is not of type "integer" (order-v1)'
+    assert str(errors[4]).startswith("schema validation failed: not a JSON document")
+    assert await values_in(broker, "orders") == [SOUND] * 6
+    assert broker._validation.stats.refused_writes == 2
+
+
+@pytest.mark.usefixtures("anywhere")
+async def test_a_record_that_is_wrong_refuses_its_request_and_says_which_of_its_records_it_is(broker: Broker) -> None:
+    await bound(broker)
+    errors = await refused(broker, [SOUND, SOUND, SOUND, WRONG, WRONG, SOUND], units=[2, 3, 1])
+    assert list(errors) == [2, 3, 4]
+    assert str(errors[2]) == 'schema validation failed: record 1: at /id: "x" is not of type "integer" (order-v1)'
+    assert len(set(errors.values())) == 1
     assert await values_in(broker, "orders") == [SOUND] * 3
 
 
 @pytest.mark.usefixtures("always_in_the_worker")
-async def test_a_run_for_the_worker_is_answered_later_with_the_same_answer(broker: Broker) -> None:
-    await bound(broker)
-    assert appended(await produced(broker, [SOUND] * 3)).base_offset == 0
-    placement = await produced(broker, [SOUND, WRONG])
-    assert isinstance(placement.result, ValidationFailed)
-    assert (placement.rows, placement.result.row) == (slice(None), 1)
-    assert 'record 1: at /id: "x" is not of type' in placement.result.message
-    assert await values_in(broker, "orders") == [SOUND] * 3
+async def test_a_record_that_ends_the_worker_takes_no_other_with_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "RECORDS_S_MAX", 0.5)
+    endless = json.loads(ENDLESS)
+    schema = json.dumps({"if": {"type": "integer"}, "then": {"$ref": endless["$ref"]}, "$defs": endless["$defs"]})
+    await broker.schemas.register(ANONYMOUS, "some", "json", schema)
+    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(), "some")
+    errors = await refused(broker, [b'"a"', b'"b"', b"1", b'"c"', b'"d"'], units=[2, 2, 1])
+    assert list(errors) == [2, 3]
+    assert "record 0: checking takes more than 0.5 s of processor time" in str(errors[2])
+    assert await values_in(broker, "orders") == [b'"a"', b'"b"', b'"d"']
 
 
 async def test_large_runs_go_to_the_worker_and_runs_behind_them_keep_their_order(broker: Broker) -> None:
@@ -104,10 +129,14 @@ async def test_a_bug_behind_the_check_does_not_stop_the_runs_behind_it(
 ) -> None:
     await bound(broker)
     write = broker._producer.produce
-    monkeypatch.setattr(broker._producer, "produce", lambda *_: 1 / 0)
-    first = asyncio.ensure_future(produced(broker, [SOUND]))
-    await asyncio.sleep(0)
-    monkeypatch.setattr(broker._producer, "produce", write)
+
+    def broken(*given: Any) -> bool:
+        if given[2].values == [b'{"id": 0}']:
+            raise ZeroDivisionError
+        return write(*given)
+
+    monkeypatch.setattr(broker._producer, "produce", broken)
+    first = asyncio.ensure_future(produced(broker, [b'{"id": 0}']))
     second = asyncio.ensure_future(produced(broker, [SOUND]))
     failed = (await first).result
     assert isinstance(failed, PenstockError)
@@ -135,10 +164,10 @@ async def test_a_schema_that_could_take_for_ever_is_given_up_on_and_nobody_else_
 async def test_a_schema_given_with_the_records_counts_beside_the_topic_s_own(broker: Broker) -> None:
     await bound(broker)
     await broker.schemas.register(ANONYMOUS, "named", "json", '{"required": ["name"]}')
-    with pytest.raises(ValidationFailed, match=r'"name" is a required property \(named-v1\)'):
-        await produced(broker, [SOUND], schema="named")
-    with pytest.raises(ValidationFailed, match=r"\(order-v1\)"):
-        await produced(broker, [b'{"name": 1}'], schema="named")
+    errors = await refused(broker, [SOUND, b'{"name": 1}', b"{}"], schema="named")
+    assert '"name" is a required property (named-v1)' in str(errors[0])
+    assert "(order-v1)" in str(errors[1])
+    assert "(order-v1)" in str(errors[2])
     appended(await produced(broker, [b'{"id": 1, "name": 1}'], schema="named:1"))
     await broker.ensure_topic(ANONYMOUS, "free")
     appended(await produced(broker, [b'{"name": 1}'], topic="free", schema="named"))
@@ -152,9 +181,12 @@ async def test_tombstones_are_not_looked_at(broker: Broker) -> None:
     [placement] = await produce(broker, "orders", [None, SOUND, None], keys)
     assert appended(placement).base_offset == 0
     [placement] = await produce(broker, "orders", [None, None, None], keys)
-    with pytest.raises(ValidationFailed) as refusal:
-        await produce(broker, "orders", [None, None, WRONG], keys)
-    assert refusal.value.row == 2
+    errors = await refused(broker, [None, None, WRONG], keys=keys)
+    assert list(errors) == [2]
+    errors = await refused(broker, [None, SOUND, WRONG], keys=keys, units=[1, 2])
+    assert {row: str(error)[:35] for row, error in errors.items()} == dict.fromkeys(
+        [1, 2], "schema validation failed: record 1:"
+    )
 
 
 async def test_the_latest_version_counts_unless_the_binding_names_one(broker: Broker) -> None:
@@ -163,8 +195,7 @@ async def test_the_latest_version_counts_unless_the_binding_names_one(broker: Br
     looser = '{"type": "object"}'
     await broker.schemas.register(ANONYMOUS, "order", "json", looser)
     appended(await produced(broker, [b"{}"]))
-    with pytest.raises(ValidationFailed, match="order-v1"):
-        await produced(broker, [b"{}"], topic="pinned")
+    assert "order-v1" in str((await refused(broker, [b"{}"], topic="pinned"))[0])
     await broker.schemas.bind(ANONYMOUS, "pinned", None)
     appended(await produced(broker, [b"anything"], topic="pinned"))
 
@@ -182,8 +213,9 @@ async def test_every_kind_of_schema_guards_a_topic(
     await broker.schemas.register(ANONYMOUS, "s", kind, definition)
     await broker.create_topic(ANONYMOUS, "orders", TopicConfig(), reference)
     appended(await produced(broker, [sound] * 10))
-    with pytest.raises(ValidationFailed, match=r"\(s-v1\)"):
-        await produced(broker, [sound, wrong])
+    errors = await refused(broker, [sound, wrong])
+    assert list(errors) == [1]
+    assert "(s-v1)" in str(errors[1])
 
 
 async def test_a_topic_without_a_schema_is_not_looked_at(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,10 +270,10 @@ async def test_waiting_for_a_check_is_for_those_who_can(broker: Broker) -> None:
 async def test_a_refusal_whose_callback_fails_does_not_stop_the_runs_after_it(broker: Broker) -> None:
     await bound(broker)
 
-    def failing(placed: object) -> None:
-        raise RuntimeError("a bug of the session")
+    def failing(error: PenstockError) -> None:
+        raise RuntimeError("a bug of the caller")
 
-    broker.produce(ANONYMOUS, "orders", 0, [WRONG], done=failing)
+    broker._validation.admit("orders", None, [WRONG], lambda: None, failing)
     assert appended(await produced(broker, [SOUND])).base_offset == 0
     assert appended(await produced(broker, [SOUND])).base_offset == 1
     assert broker.background.failures["schema_validation"] == 1

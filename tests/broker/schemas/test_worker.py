@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.broker.schemas.definition import Fault
 from penstock.broker.schemas.worker import (
     HEAD,
     LENGTH,
@@ -59,9 +60,9 @@ async def test_it_is_started_when_first_needed_and_then_kept(worker: Worker) -> 
     assert isinstance(reply, Parsed)
     assert reply.cost == 1
     assert await worker.ask(records("{}", b"1", b"x", b"2"), 10) == Verdict(
-        1, ["not a JSON document: JSON is malformed: invalid character (byte 0)"]
+        [Fault(1, "not a JSON document: JSON is malformed: invalid character (byte 0)")]
     )
-    assert await worker.ask(records("{}", b"1"), 10) == Verdict(0, [])
+    assert await worker.ask(records("{}", b"1"), 10) == Verdict([])
     assert worker.started == 1
 
 
@@ -69,7 +70,7 @@ async def test_what_takes_too_long_is_ended_and_the_next_one_is_answered(worker:
     slow = worker.ask(records(laugh(60), b"1"), 0.5)
     next_one = worker.ask(records("{}", b"1", key="s-v2"), 30)
     answers = list(await asyncio.gather(slow, next_one))
-    assert answers == [Refused("checking takes more than 0.5 s of processor time"), Verdict(0, [])]
+    assert answers == [Refused("checking takes more than 0.5 s of processor time"), Verdict([])]
     assert (worker.started, worker.failed) == (2, 1)
 
 
@@ -78,7 +79,7 @@ async def test_time_in_which_the_machine_does_something_else_does_not_count(work
     assert worker._process is not None
     os.kill(worker._process.pid, signal.SIGSTOP)
     asyncio.get_running_loop().call_later(1, os.kill, worker._process.pid, signal.SIGCONT)
-    assert await worker.ask(records("{}", b"1"), 0.5) == Verdict(0, [])
+    assert await worker.ask(records("{}", b"1"), 0.5) == Verdict([])
     assert (worker.started, worker.failed) == (1, 0)
 
 
@@ -91,7 +92,7 @@ async def test_a_worker_that_gets_no_time_at_all_is_given_up(worker: Worker, mon
     assert isinstance(reply, Refused)
     assert reply.reason.startswith("the checker gave no answer within 0.5 s")
     monkeypatch.undo()
-    assert await worker.ask(records("{}", b"1"), 10) == Verdict(0, [])
+    assert await worker.ask(records("{}", b"1"), 10) == Verdict([])
     assert (worker.started, worker.failed) == (2, 1)
 
 
@@ -100,7 +101,7 @@ async def test_what_takes_too_much_memory_is_refused() -> None:
     reply = await worker.ask(records("{}", b"[" + b",".join([b"{}"] * 5_000_000) + b"]"), 30)
     assert isinstance(reply, Refused)
     assert "memory" in reply.reason
-    assert await worker.ask(records("{}", b"1", key="s-v2"), 30) == Verdict(0, [])
+    assert await worker.ask(records("{}", b"1", key="s-v2"), 30) == Verdict([])
     await worker.close()
 
 
@@ -173,7 +174,22 @@ def test_one_record_may_have_all_its_faults_told() -> None:
     text = '{"properties": {"a": {"type": "string"}, "b": {"type": "string"}}}'
     [reply] = asked(records(text, b'{"a": 1, "b": 2}', all_reasons=True))
     assert isinstance(reply, Verdict)
-    assert len(reply.reasons) == 2
+    assert [fault.row for fault in reply.faults] == [0, 0]
+
+
+def test_each_request_has_its_first_fault_told() -> None:
+    values = [b"1", b"x", b"y", b"2", b"z", b"3"]
+    for units, rows in ((None, [1, 2, 4]), ([1, 2, 1, 2], [1, 4]), ([4, 2], [1, 4]), ([6], [1]), ([1, 0, 5], [1])):
+        [reply] = asked(CheckRecords("s-v1", "json", Stored("{}", b"", 1), "", values, False, units))
+        assert isinstance(reply, Verdict)
+        assert [fault.row for fault in reply.faults] == rows
+
+
+def test_a_verdict_has_a_bounded_number_of_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.broker.schemas.worker_main.FAULTS_MAX", 3)
+    for wrong, kind in ((3, Verdict), (4, Refused)):
+        [reply] = asked(records("{}", *[b"x"] * wrong))
+        assert isinstance(reply, kind)
 
 
 def test_checkers_are_kept_up_to_a_bound() -> None:
@@ -199,7 +215,7 @@ async def test_whoever_asks_after_a_cancelled_request_gets_the_answer_to_their_o
             answered = await worker.ask(records('{"type": "integer"}', b"1", key="i-v1"), 60)
         finally:
             await worker.close()
-        assert answered == Verdict(0, [])
+        assert answered == Verdict([])
         return waited
 
     await at_every_step(attempt)

@@ -11,13 +11,13 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resource
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.transactions.transactions import Added
 from penstock.errors import (
     AccessDenied,
     GroupNotFound,
     InvalidRequest,
     LimitExceeded,
     PartitionNotFound,
-    PenstockError,
     RecordTooLarge,
     ShuttingDown,
     TopicNotFound,
@@ -300,7 +300,7 @@ async def test_what_a_plain_write_would_refuse_is_refused_at_once_and_the_transa
         with pytest.raises(PartitionNotFound):
             house.add(transaction, "orders", [b"b"], partition=2)
         with pytest.raises(RecordTooLarge):
-            house.add(transaction, "orders", [b"b", bytes(33 << 20)])
+            house.add(transaction, "orders", [bytes(33 << 20)])
         with pytest.raises(InvalidRequest, match="give every record a key"):
             house.add(transaction, "latest", [b"b"])
         with pytest.raises(InvalidRequest, match="send as many"):
@@ -311,6 +311,32 @@ async def test_what_a_plain_write_would_refuse_is_refused_at_once_and_the_transa
         assert await house.values("orders") == [b"a"]
 
 
+async def test_of_records_that_are_added_together_only_those_at_fault_are_refused(house: House) -> None:
+    async with house:
+        await house.broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
+        await house.broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2, cleanup="compact"), "numbers")
+        transaction = house.begin()
+        added: list[Added] = []
+        house.transactions.produce(
+            ALICE,
+            "orders",
+            transaction,
+            [0, 0, 1, 2, 1],
+            [b"1", b"x", b"2", b"3", b"4"],
+            [b"k", b"k", None, b"k", b"k"],
+            done=added.append,
+        )
+        ((partitions, errors),) = added
+        assert partitions == [0, -1, -1, -1, 1]
+        assert {row: type(error) for row, error in errors.items()} == {
+            1: ValidationFailed,
+            2: InvalidRequest,
+            3: PartitionNotFound,
+        }
+        assert await house.commit(transaction)
+        assert [await house.values("orders", index) for index in range(2)] == [[b"1"], [b"4"]]
+
+
 async def test_records_that_a_schema_refuses_are_refused_at_once(house: House) -> None:
     async with house:
         await house.broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
@@ -319,14 +345,14 @@ async def test_records_that_a_schema_refuses_are_refused_at_once(house: House) -
         house.add(transaction, "orders", [b"1"])
         with pytest.raises(ValidationFailed):
             house.add(transaction, "orders", [b'"one"'])
-        added: asyncio.Future[list[int] | PenstockError] = asyncio.get_running_loop().create_future()
+        added: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
         long = b" " * 300_000 + b"2"
         house.transactions.produce(ALICE, "orders", transaction, -1, [long], done=added.set_result)
         assert not added.done(), "a worker looks at records this long"
-        assert await added == [0]
-        refused: asyncio.Future[list[int] | PenstockError] = asyncio.get_running_loop().create_future()
+        assert await added == ([0], {})
+        refused: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
         house.transactions.produce(ALICE, "orders", transaction, -1, [long + b'"'], done=refused.set_result)
-        assert isinstance(await refused, ValidationFailed)
+        assert isinstance((await refused).errors[0], ValidationFailed)
         assert await house.commit(transaction)
         assert await house.values("orders") == [b"1", long]
 

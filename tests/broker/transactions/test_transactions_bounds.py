@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.transactions.transactions import RECORD_OVERHEAD_BYTES
+from penstock.broker.transactions.transactions import RECORD_OVERHEAD_BYTES, Added
 from penstock.errors import (
     LimitExceeded,
     NoSpace,
@@ -53,6 +53,23 @@ async def test_a_transaction_times_out_by_the_clock(house: House) -> None:
         assert (stats.open, stats.open_bytes, stats.begun, stats.committed, stats.timed_out) == (0, 0, 3, 1, 2)
 
 
+async def test_of_records_that_are_added_together_those_that_fit_are_added(tmp_path: Path, clock: ManualClock) -> None:
+    room = RECORD_OVERHEAD_BYTES + 10
+    limits = BrokerLimits(transaction_records_max=3, transaction_bytes_max=3 * room)
+    async with House(tmp_path, clock, limits) as house:
+        await house.topic("orders")
+        transaction = house.begin()
+        added: list[Added] = []
+        values = [b"a", bytes(3 * room), b"b", b"c", b"d"]
+        house.transactions.produce(ALICE, "orders", transaction, -1, values, done=added.append)
+        ((partitions, errors),) = added
+        assert partitions == [0, -1, 0, 0, -1]
+        assert "transaction_bytes_max" in str(errors[1])
+        assert "transaction_records_max" in str(errors[4])
+        assert await house.commit(transaction)
+        assert await house.values("orders") == [b"a", b"b", b"c"]
+
+
 async def test_what_a_transaction_holds_is_bounded_and_a_refusal_adds_nothing(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -61,8 +78,6 @@ async def test_what_a_transaction_holds_is_bounded_and_a_refusal_adds_nothing(
         await house.topic("orders")
         transaction = house.begin()
         house.add(transaction, "orders", [b"a"])
-        with pytest.raises(LimitExceeded, match=r"limits\.transaction_records_max"):
-            house.add(transaction, "orders", [b"b", b"c", b"d"])
         with pytest.raises(LimitExceeded, match=r"limits\.transaction_bytes_max"):
             house.add(transaction, "orders", [b"b" * 500])
         house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 1)

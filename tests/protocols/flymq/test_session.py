@@ -50,8 +50,9 @@ class HeldWrites(Broker):
         super().__init__(*args, **kwargs)
         self.writes: list[tuple[Sequence[bytes | None], OnPlaced]] = []
 
-    def produce(self, *args: Any, done: OnPlaced, **kwargs: Any) -> None:
+    def produce(self, *args: Any, done: OnPlaced, **kwargs: Any) -> bool:
         self.writes.append((args[3], done))
+        return False
 
     def answer(self, index: int, base_offset: int) -> None:
         _, done = self.writes[index]
@@ -375,7 +376,7 @@ class Broken(Broker):
     async def delete_topic(self, principal: Principal, name: str) -> None:
         raise RuntimeError("secret detail")
 
-    def produce(self, *args: Any, **kwargs: Any) -> None:
+    def produce(self, *args: Any, **kwargs: Any) -> bool:
         raise RuntimeError("secret detail")
 
 

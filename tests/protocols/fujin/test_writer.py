@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.errors import InvalidRequest
+from penstock.broker.schemas import validation
 from penstock.log.api import TopicConfig
 from penstock.log.block import decode_headers
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.fujin.settings import Alias
 from penstock.protocols.fujin.writer import Writer
 from penstock.testing.faults import FaultyDisk
+from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import ENDINGS, Client, Timers, leave, settle, until
 from tests.protocols.fujin.requests import (
@@ -156,9 +156,8 @@ async def test_only_those_at_fault_fail_where_the_broker_refuses_a_run(client: C
     await broker.create_topic(ANONYMOUS, "latest", TopicConfig(cleanup="compact"))
     side = client.writer()
     side.say(write(1, b"latest", b"x"), write(2, b"latest", b"y"))
-    with pytest.raises(InvalidRequest) as refused:
-        broker.produce(ANONYMOUS, "latest", -1, [b"x"], done=lambda placed: None)
-    reason = str(refused.value).encode()
+    [placement] = await produce(broker, "latest", [b"x"])
+    reason = str(placement.result).encode()
     expected = failed(2, 1, reason) + failed(2, 2, reason)
     assert await side.hear(len(expected)) == expected
 
@@ -383,23 +382,20 @@ async def test_what_waits_for_its_topic_is_not_written_once_the_stream_is_gone(
     assert broker.transactions.stats.open == 0
 
 
-async def test_a_run_that_is_taken_apart_stays_in_the_transaction_it_began_in(
+async def test_a_run_whose_check_ends_after_the_rollback_is_not_written(
     client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker may refuse a run late, when the stream has ended and rolled back."""
+    monkeypatch.setattr(validation, "ON_LOOP_COST_MAX", -1)
+    await broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
+    await broker.create_topic(ANONYMOUS, "a", TopicConfig(), "numbers")
     side = client.writer()
-    await side.ask(begin(1), write(2, b"a", b"x"), size=12)
-    late: list[Callable[[Exception], None]] = []
-    take = broker.transactions.produce
-    monkeypatch.setattr(broker.transactions, "produce", lambda *given, done: late.append(done))
-    side.say(write(3, b"a", b"y"), write(4, b"a", b"z"))
-    monkeypatch.setattr(broker.transactions, "produce", take)
+    await side.ask(begin(1), write(2, b"a", b"1"), size=12)
+    side.say(write(3, b"a", b"2"), write(4, b"a", b"z"))
     side.session.aborted(0)
-    (refuse,) = late
-    refuse(InvalidRequest("not like that"))
+    await until(lambda: side.stream.held_bytes == 0)
     await settle()
     assert await values(broker, "a") == []
-    assert side.stream.held_bytes == 0
+    assert broker.transactions.stats.open == 0
 
 
 async def test_many_streams_at_once(client: Client, broker: Broker) -> None:

@@ -2,23 +2,29 @@
 
 A run is what one read of one session brought for one topic. It usually goes to a single partition, and then costs one Batch, one
 closure and one list whatever its length. Otherwise it joins the other runs that are to be spread over the topic (see `spreading`).
+
+A record that cannot be appended refuses its own request (see `faults`); the rest of the run is appended without it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.records.faults import Faults
 from penstock.broker.records.keys import Partitions, follow_keys, take_turns
 from penstock.broker.records.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run, Scattered
 from penstock.errors import InvalidRequest, PartitionNotFound, RecordTooLarge, TopicNotFound
 from penstock.log.api import Appended, Batch, Engine, TopicInfo
 
 ANY_PARTITION: Final = -1
+
+_Cell = TypeVar("_Cell")
 
 
 class Placed(NamedTuple):
@@ -27,6 +33,17 @@ class Placed(NamedTuple):
     topic_id: str
     partitions: list[int]
     """Of each record."""
+
+
+class Accepted(NamedTuple):
+    """The records of a run that may be appended, and where."""
+
+    topic_id: str
+    batch: Batch
+    partitions: list[int]
+    """Of each record of the batch."""
+    faults: Faults | None
+    """The rows that are not in the batch; None if all of them are."""
 
 
 class Producer:
@@ -42,39 +59,51 @@ class Producer:
         self,
         topic: str,
         partition: int | Sequence[int],
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[bytes | None] | None,
-        expiries: Sequence[int] | None,
+        batch: Batch,
+        units: Sequence[int] | None,
         done: OnPlaced,
-    ) -> None:
-        info = self._check_columns(topic, values, keys, headers, expiries)
-        count = info.config.partitions
-        if partition == ANY_PARTITION and count == 1:
+        faults: Faults | None = None,
+    ) -> bool:
+        """Append the rows that are not in `faults` and have no fault of their own, and report all of them to `done`.
+
+        Return whether some are refused. `done` is never called before this returns. Raises what concerns the call as a whole.
+        """
+        info = self._check_columns(topic, partition, batch)
+        faults = self._faults(info, partition, batch, units, faults)
+        if faults is not None:
+            rows = faults.accepted(len(batch))
+            done = partial(_report_refused, rows, _refused(faults), done)
+            if not rows:
+                asyncio.get_running_loop().call_soon(done, [])
+                return True
+            partition, batch = _pick_partitions(partition, rows), _pick(batch, rows)
+        if partition == ANY_PARTITION and info.config.partitions == 1:
             partition = 0
-        if not isinstance(partition, int) or partition == ANY_PARTITION:
-            batch = Batch(values, keys, headers, expiries)
-            self._check_sizes(batch)
+        if isinstance(partition, int) and partition != ANY_PARTITION:
+            self._append(topic, partition, batch, done)
+        else:
             self._spread(topic, batch, self._route(info, partition, batch), done)
-            return
-        if not 0 <= partition < count:
-            raise _no_partition(info, partition)
-        batch = Batch(values, keys, headers, expiries)
-        self._check_sizes(batch)
-        self._append(topic, partition, batch, done)
+        return faults is not None
+
+    def select(
+        self, topic: str, partition: int | Sequence[int], batch: Batch, faults: Faults | None = None
+    ) -> Accepted:
+        """Check rows and choose the partition of each as `produce` does, but append nothing. Each row is a unit."""
+        info = self._check_columns(topic, partition, batch)
+        faults = self._faults(info, partition, batch, None, faults)
+        if faults is not None:
+            rows = faults.accepted(len(batch))
+            partition, batch = _pick_partitions(partition, rows), _pick(batch, rows)
+        partitions = self._route(info, partition, batch).tolist() if len(batch) else []
+        return Accepted(info.id, batch, partitions, faults)
 
     def place(self, topic: str, partition: int | Sequence[int], batch: Batch) -> Placed:
-        """Check records and choose the partition of each as `produce` does, but append nothing."""
-        info = self._check_columns(topic, batch.values, batch.keys, batch.headers, batch.expiries)
-        self._check_sizes(batch)
-        count = info.config.partitions
-        if partition == ANY_PARTITION and count == 1:
-            partition = 0
-        if not isinstance(partition, int) or partition == ANY_PARTITION:
-            return Placed(info.id, self._route(info, partition, batch).tolist())
-        if not 0 <= partition < count:
-            raise _no_partition(info, partition)
-        return Placed(info.id, [partition] * len(batch))
+        """Do as `select`, but raise the first fault: all records are one unit."""
+        info = self._check_columns(topic, partition, batch)
+        faults = self._faults(info, partition, batch, [len(batch)], None)
+        if faults is not None:
+            raise faults.errors[0]
+        return Placed(info.id, self._route(info, partition, batch).tolist())
 
     def one_partition(self, topic: str, key: bytes | None) -> int:
         """Where records that must stay together go: to the partition of their key, or to the next one in turn. Raises TopicNotFound."""
@@ -91,27 +120,48 @@ class Producer:
     def forget_topic(self, topic: str) -> None:
         self._turns.pop(topic, None)
 
-    def _check_columns(
-        self,
-        topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[bytes | None] | None,
-        expiries: Sequence[int] | None,
-    ) -> TopicInfo:
+    def _check_columns(self, topic: str, partition: int | Sequence[int], batch: Batch) -> TopicInfo:
+        """Return the topic. Raises what concerns all rows: there is no such topic, no row, or a column of another length."""
         info = self._engine.topics().get(topic)
         if info is None:
             raise TopicNotFound(f"topic not found: {topic}")
-        for column in (keys, headers, expiries):
-            if column is not None and len(column) != len(values):
-                raise InvalidRequest(
-                    f"{len(values)} values came with {len(column)} keys, headers or expiries: send as many"
-                )
-        if not values:
+        count = len(batch.values)
+        for column in (batch.keys, batch.headers, batch.expiries):
+            if column is not None and len(column) != count:
+                raise InvalidRequest(f"{count} values came with {len(column)} keys, headers or expiries: send as many")
+        if not isinstance(partition, int) and len(partition) != count:
+            raise InvalidRequest(f"{count} values came with {len(partition)} partitions: send as many")
+        if not count:
             raise InvalidRequest("no records to write: send at least one")
-        if info.config.cleanup == "compact" and (keys is None or None in keys):
-            raise InvalidRequest(f"topic {topic} keeps the latest record of each key: give every record a key")
         return info
+
+    def _faults(
+        self,
+        info: TopicInfo,
+        partition: int | Sequence[int],
+        batch: Batch,
+        units: Sequence[int] | None,
+        faults: Faults | None,
+    ) -> Faults | None:
+        """Add to `faults` what is wrong with rows. A sound run costs a few comparisons, whatever its length."""
+        keys, size_bytes, limits = batch.keys, batch.size_bytes, self._limits
+        if info.config.cleanup == "compact" and (keys is None or None in keys):
+            faults = faults or Faults(units)
+            _refuse_keyless(info, batch, faults)
+        lowest, highest = (partition, partition) if isinstance(partition, int) else (min(partition), max(partition))
+        if lowest < ANY_PARTITION or highest >= info.config.partitions:
+            faults = faults or Faults(units)
+            _refuse_partitions(info, partition, batch, faults)
+        # No record is larger than all of them together.
+        if size_bytes > limits.record_bytes_max:
+            sizes = _row_sizes(batch)
+            if max(sizes) > limits.record_bytes_max:
+                faults = faults or Faults(units)
+                _refuse_large(sizes, limits.record_bytes_max, faults)
+        if keys is not None and size_bytes > limits.key_bytes_max and _longest(keys) > limits.key_bytes_max:
+            faults = faults or Faults(units)
+            _refuse_long_keys(keys, limits.key_bytes_max, faults)
+        return faults
 
     def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
         lane = self._lanes.get(topic)
@@ -130,48 +180,24 @@ class Producer:
             self._lanes[topic] = Lane(self._engine, topic, Run(batch, partitions, done), self._lanes.pop)
 
     def _route(self, info: TopicInfo, partition: int | Sequence[int], batch: Batch) -> Partitions:
-        """The partition of each record: the one asked for, else by its key, else in turn."""
+        """Return the partition of each record: the one asked for, else by its key, else in turn."""
         topic, count = info.name, info.config.partitions
-        asked = None if isinstance(partition, int) else np.array(partition, np.int64)
-        if asked is not None and len(asked) != len(batch):
-            raise InvalidRequest(f"{len(batch)} values came with {len(asked)} partitions: send as many")
-        if asked is not None and ((asked < ANY_PARTITION) | (asked >= count)).any():
-            raise _no_partition(info, int(asked[(asked < ANY_PARTITION) | (asked >= count)][0]))
-        free = None if asked is None else asked == ANY_PARTITION
+        if partition == ANY_PARTITION and count == 1:
+            partition = 0
+        if isinstance(partition, int) and partition != ANY_PARTITION:
+            return np.full(len(batch), partition)
         turn = self._turns.get(topic, 0)
-        if free is None or free.all():
+        if isinstance(partition, int):
             chosen, turn = _choose(batch.keys, len(batch), turn, count)
-        elif not free.any():
-            assert asked is not None
-            return asked
         else:
-            assert asked is not None
-            keys = None if batch.keys is None else [batch.keys[row] for row in np.flatnonzero(free).tolist()]
-            chosen = asked
-            chosen[free], turn = _choose(keys, int(free.sum()), turn, count)
+            chosen = np.array(partition, np.int64)
+            free = np.flatnonzero(chosen == ANY_PARTITION)
+            if not len(free):
+                return chosen
+            keys = None if batch.keys is None else [batch.keys[row] for row in free.tolist()]
+            chosen[free], turn = _choose(keys, len(free), turn, count)
         self._turns[topic] = turn % count
         return chosen
-
-    def _check_sizes(self, batch: Batch) -> None:
-        # One comparison settles almost every run: no record is larger than all of them together.
-        if batch.size_bytes > self._limits.record_bytes_max:
-            for row in range(len(batch)):
-                size = sum(
-                    len(column[row] or b"")
-                    for column in (batch.values, batch.keys, batch.headers)
-                    if column is not None
-                )
-                if size > self._limits.record_bytes_max:
-                    raise RecordTooLarge(
-                        f"record {row} has {size} bytes with its key and headers: at most {self._limits.record_bytes_max} are allowed"
-                    )
-        if batch.keys is not None and batch.size_bytes > self._limits.key_bytes_max:
-            self._check_keys(batch.keys)
-
-    def _check_keys(self, keys: Sequence[bytes | None]) -> None:
-        longest = max(map(len, filter(None, keys)), default=0)
-        if longest > self._limits.key_bytes_max:
-            raise RecordTooLarge(f"a key has {longest} bytes: at most {self._limits.key_bytes_max} are allowed")
 
 
 def _placed_together(index: int, done: OnPlaced, placed: list[Placement] | Scattered) -> None:
@@ -189,7 +215,85 @@ def _choose(keys: Sequence[bytes | None] | None, count: int, turn: int, partitio
     return follow_keys(keys, turn, partitions)
 
 
-def _no_partition(info: TopicInfo, index: int) -> PartitionNotFound:
-    return PartitionNotFound(
-        f"partition {index} not found: topic {info.name} has partitions 0 to {info.config.partitions - 1}"
+# --- rows that are refused ---
+
+
+def _refuse_keyless(info: TopicInfo, batch: Batch, faults: Faults) -> None:
+    error = InvalidRequest(f"topic {info.name} keeps the latest record of each key: give every record a key")
+    for row in range(len(batch)):
+        if batch.keys is None or batch.keys[row] is None:
+            faults.refuse(row, error)
+
+
+def _refuse_partitions(info: TopicInfo, partition: int | Sequence[int], batch: Batch, faults: Faults) -> None:
+    count = info.config.partitions
+    errors: dict[int, PartitionNotFound] = {}
+    for row, index in enumerate([partition] * len(batch) if isinstance(partition, int) else partition):
+        if not ANY_PARTITION <= index < count:
+            if index not in errors:
+                errors[index] = PartitionNotFound(
+                    f"partition {index} not found: topic {info.name} has partitions 0 to {count - 1}"
+                )
+            faults.refuse(row, errors[index])
+
+
+def _refuse_large(sizes: Sequence[int], bytes_max: int, faults: Faults) -> None:
+    for row, size in enumerate(sizes):
+        if size > bytes_max:
+            place = row - faults.units.of(row).start
+            error = RecordTooLarge(
+                f"record {place} has {size} bytes with its key and headers: at most {bytes_max} are allowed"
+            )
+            faults.refuse(row, error)
+
+
+def _refuse_long_keys(keys: Sequence[bytes | None], bytes_max: int, faults: Faults) -> None:
+    for row, key in enumerate(keys):
+        if key is not None and len(key) > bytes_max:
+            faults.refuse(row, RecordTooLarge(f"a key has {len(key)} bytes: at most {bytes_max} are allowed"))
+
+
+def _longest(keys: Sequence[bytes | None]) -> int:
+    return max(map(len, filter(None, keys)), default=0)
+
+
+def _row_sizes(batch: Batch) -> list[int]:
+    """Return the size of each record: value, key and headers."""
+    sizes = [len(value or b"") for value in batch.values]
+    for column in (batch.keys, batch.headers):
+        if column is not None:
+            sizes = [size + len(cell or b"") for size, cell in zip(sizes, column, strict=True)]
+    return sizes
+
+
+def _pick(batch: Batch, rows: Sequence[int]) -> Batch:
+    def cells(column: Sequence[_Cell]) -> list[_Cell]:
+        return [column[row] for row in rows]
+
+    return Batch(
+        cells(batch.values),
+        None if batch.keys is None else cells(batch.keys),
+        None if batch.headers is None else cells(batch.headers),
+        None if batch.expiries is None else cells(batch.expiries),
     )
+
+
+def _pick_partitions(partition: int | Sequence[int], rows: Sequence[int]) -> int | Sequence[int]:
+    return partition if isinstance(partition, int) else [partition[row] for row in rows]
+
+
+def _refused(faults: Faults) -> list[Placement]:
+    return [Placement(ANY_PARTITION, rows, error) for error, rows in faults.rows_by_error().items()]
+
+
+def _report_refused(
+    rows: list[int], refused: list[Placement], done: OnPlaced, placed: list[Placement] | Scattered
+) -> None:
+    """Report a run of which only `rows` were appended."""
+    if isinstance(placed, Scattered):
+        placed = placed.placements()
+    appended = [
+        Placement(partition, rows[part] if isinstance(part, slice) else [rows[row] for row in part], result)
+        for partition, part, result in placed
+    ]
+    done(appended + refused)

@@ -44,8 +44,47 @@ class Scattered(NamedTuple):
     offsets: Int64s
     timestamps_ms: Int64s
 
+    def placements(self) -> list[Placement]:
+        """Return the same by partition: the records of a call in one partition have consecutive offsets and one timestamp."""
+        order = np.argsort(self.partitions, kind="stable")
+        present, starts = np.unique(self.partitions[order], return_index=True)
+        return [
+            Placement(partition, rows.tolist(), Appended(int(self.offsets[rows[0]]), int(self.timestamps_ms[rows[0]])))
+            for partition, rows in zip(present.tolist(), np.split(order, starts[1:]), strict=True)
+        ]
+
 
 OnPlaced = Callable[[list[Placement] | Scattered], None]
+
+
+def errors_by_row(placed: list[Placement] | Scattered, count: int) -> dict[int, PenstockError]:
+    """Return why rows of a call with `count` records were not appended; in order, empty if all were."""
+    if isinstance(placed, Scattered):
+        return {}
+    errors: dict[int, PenstockError] = {}
+    for _, rows, result in placed:
+        if isinstance(result, PenstockError):
+            errors.update(dict.fromkeys(_numbers(rows, count), result))
+    return dict(sorted(errors.items())) if len(placed) > 1 else errors
+
+
+def offsets_by_unit(placed: list[Placement], units: Sequence[int]) -> list[int | PenstockError]:
+    """Return the offset of the first record of each unit of a call to one partition, or why the unit was not appended."""
+    if len(placed) == 1 and placed[0].rows == ALL_ROWS:
+        result = placed[0].result
+        if isinstance(result, PenstockError):
+            return [result] * len(units)
+        return list(itertools.accumulate(units[:-1], initial=result.base_offset))
+    count = sum(units)
+    by_row: dict[int, int | PenstockError] = {}
+    for _, rows, result in placed:
+        for place, row in enumerate(_numbers(rows, count)):
+            by_row[row] = result if isinstance(result, PenstockError) else result.base_offset + place
+    return [by_row[start] for start in itertools.accumulate(units[:-1], initial=0)]
+
+
+def _numbers(rows: Rows, count: int) -> Sequence[int]:
+    return range(count)[rows] if isinstance(rows, slice) else rows
 
 
 class Run(NamedTuple):

@@ -10,7 +10,8 @@ Every loop over hostile input has one of the bounds below.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import ClassVar, Final, NamedTuple, Protocol, Self
 
 DOCUMENT_DEPTH_MAX: Final = 100
@@ -23,7 +24,7 @@ COST_UNBOUNDED: Final = 1_000_000
 
 
 class Fault(NamedTuple):
-    """The first record of a run that is not what its schema says."""
+    """A record that is not what its schema says: its place among those that were checked."""
 
     row: int
     reason: str
@@ -36,6 +37,16 @@ class Checker(Protocol):
 
     def faults(self, value: bytes) -> list[str]:
         """What is wrong with one record: at most REASONS_MAX reasons, none where it is sound."""
+
+
+def first_faults(checker: Checker, values: Sequence[bytes], units: Sequence[int] | None) -> Iterator[Fault]:
+    """Yield the first fault of each unit that has one. `units` has the number of records of each; None if each record is one."""
+    start = 0
+    for size in repeat(1, len(values)) if units is None else units:
+        fault = checker.first_fault(values[start : start + size]) if size else None
+        if fault is not None:
+            yield Fault(start + fault.row, fault.reason)
+        start += size
 
 
 class Definition(ABC):

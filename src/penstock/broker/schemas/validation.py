@@ -1,8 +1,9 @@
 """Records against schemas, on the way to the log.
 
-A run of records is checked whole and refused whole, with the first record at fault and the reason. Small runs are checked where they
-are, on the event loop: a record of 100 bytes takes a microsecond. What may take longer (many bytes, or a schema that may look at them
-many times) goes to a worker process; runs for the same topic that come behind it wait, so that records keep their order.
+A run of records is checked at once. If a record is at fault, each request of the run is checked by itself, and gets its first fault.
+Small runs are checked where they are, on the event loop: a record of 100 bytes takes a microsecond. What may take longer (many bytes, or
+a schema that may look at them many times) goes to a worker process; runs for the same topic that come behind it wait, so that records
+keep their order.
 
 Compiled checkers are kept, the latest used longest, up to a bound.
 """
@@ -10,13 +11,16 @@ Compiled checkers are kept, the latest used longest, up to a bound.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from penstock.background import Background
-from penstock.broker.schemas.definition import Checker
+from penstock.broker.records.faults import Faults
+from penstock.broker.schemas.definition import Checker, Fault, first_faults
 from penstock.broker.schemas.reference import Reference
 from penstock.broker.schemas.registry import Registry, Version, schema_id
 from penstock.broker.schemas.worker import CheckRecords, Refused, Verdict, Worker
@@ -35,7 +39,7 @@ class ValidationStats:
     """Plain numbers, exported on scrape."""
 
     checked_records: int = 0
-    refused_runs: int = 0
+    refused_writes: int = 0
     worker_runs: int = 0
 
 
@@ -52,10 +56,17 @@ class _Want(NamedTuple):
         return schema_id(self.name, self.number)
 
 
+class _Run(NamedTuple):
+    """Records to be checked, and the number of those of each request; None if each record is a request."""
+
+    values: Sequence[bytes | None]
+    units: Sequence[int] | None
+
+
 class _Waiting(NamedTuple):
     wants: list[_Want]
-    values: Sequence[bytes | None]
-    accept: Callable[[], None]
+    run: _Run
+    accept: Callable[[Faults | None], None]
     refuse: Callable[[PenstockError], None]
 
 
@@ -68,8 +79,6 @@ class Validation:
         self._checkers_bytes = 0
         self._queues: dict[str, deque[_Waiting]] = {}
         """By topic, while runs wait for the worker. Entries go with the last of them."""
-        self._refusing: str | None = None
-        self._tried_again = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.stats = ValidationStats()
 
@@ -89,6 +98,37 @@ class Validation:
         """Whether records of the topic must be checked, or must wait behind some that are."""
         return topic in self._registry.bound or topic in self._queues
 
+    def screen(
+        self,
+        topic: str,
+        schema: Reference | None,
+        values: Sequence[bytes | None],
+        units: Sequence[int] | None,
+        accept: Callable[[Faults | None], None],
+        refuse: Callable[[PenstockError], None],
+    ) -> None:
+        """Call `accept` with the requests that are not what the topic's schema and the one given say, or with None, now or later.
+
+        Raises SchemaNotFound, and what `accept` raises; or, if the answer comes later, calls `refuse` with it.
+        """
+        wants = [self._want(reference) for reference in (self._registry.bound.get(topic), schema) if reference]
+        run = _Run(values, units)
+        queue = self._queues.get(topic)
+        if queue is None and self._quick(wants, values):
+            faults: Faults | None = None
+            for want in wants:
+                faults = self._check_here(want, run, faults)
+            accept(faults)
+            return
+        waiting = _Waiting(wants, run, accept, refuse)
+        if queue is not None:
+            queue.append(waiting)
+            return
+        self._queues[topic] = deque([waiting])
+        task = asyncio.get_running_loop().create_task(self._work_off(topic))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def admit(
         self,
         topic: str,
@@ -97,30 +137,14 @@ class Validation:
         accept: Callable[[], None],
         refuse: Callable[[PenstockError], None],
     ) -> None:
-        """Call `accept` when the records are what the topic's schema and the one given say, now or later.
+        """Do as `screen` with records that are one request: also raises, or calls `refuse` with, ValidationFailed."""
 
-        Raises ValidationFailed, SchemaNotFound, and what `accept` raises; or, when the answer comes later, calls `refuse` with it.
-        """
-        wants = [self._want(reference) for reference in (self._registry.bound.get(topic), schema) if reference]
-        queue = self._queues.get(topic)
-        if queue is None and self._quick(wants, values):
-            for want in wants:
-                self._check_here(want, values)
+        def judge(faults: Faults | None) -> None:
+            if faults is not None:
+                raise faults.errors[0]
             accept()
-            return
-        waiting = _Waiting(wants, values, accept, refuse)
-        if queue is not None:
-            if topic == self._refusing:
-                # What is tried again in place of a refused run takes its place.
-                queue.insert(self._tried_again, waiting)
-                self._tried_again += 1
-            else:
-                queue.append(waiting)
-            return
-        self._queues[topic] = deque([waiting])
-        task = asyncio.get_running_loop().create_task(self._work_off(topic))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        self.screen(topic, schema, values, [len(values)], judge, refuse)
 
     async def check(self, topic: str, schema: Reference | None, values: Sequence[bytes | None]) -> None:
         """The same for who waits. Raises ValidationFailed, SchemaNotFound."""
@@ -142,7 +166,8 @@ class Validation:
         want = self._want(reference)
         if self._quick([want], [value]):
             return self._checker(want).faults(value)
-        return (await self._ask(want, [value], all_reasons=True)).reasons
+        reply = await self._ask(want, [value], None, all_reasons=True)
+        return [reply.reason] if isinstance(reply, Refused) else [fault.reason for fault in reply.faults]
 
     # -- here -------------------------------------------------------------------------------------------------------------
 
@@ -154,14 +179,29 @@ class Validation:
         cost = sum(want.version.cost for want in wants)
         return cost * (len(values) + sum(map(len, filter(None, values)))) <= ON_LOOP_COST_MAX
 
-    def _check_here(self, want: _Want, values: Sequence[bytes | None]) -> None:
-        rows, present = _present(values)
+    def _check_here(self, want: _Want, run: _Run, faults: Faults | None) -> Faults | None:
+        """Check the rows that are not in `faults`, and add those at fault."""
+        rows, present = _present(run.values, faults)
         if present:
             self.stats.checked_records += len(present)
-            fault = self._checker(want).first_fault(present)
-            if fault is not None:
-                self.stats.refused_runs += 1
-                raise _failed(want, rows[fault.row], len(values), fault.reason)
+            checker = self._checker(want)
+            if checker.first_fault(present) is not None:
+                faults = self._refuse(
+                    want, run, faults, rows, first_faults(checker, present, _unit_sizes(rows, run.units))
+                )
+        return faults
+
+    def _refuse(
+        self, want: _Want, run: _Run, faults: Faults | None, rows: Sequence[int], found: Iterable[Fault]
+    ) -> Faults:
+        """Add what was found at `rows` to `faults`."""
+        faults = faults or Faults(run.units)
+        for fault in found:
+            row = rows[fault.row]
+            unit = faults.units.of(row)
+            faults.refuse(row, _failed(want, row - unit.start, len(unit), fault.reason))
+            self.stats.refused_writes += 1
+        return faults
 
     def _checker(self, want: _Want) -> Checker:
         key = want[:3]
@@ -186,7 +226,7 @@ class Validation:
         queue = self._queues[topic]
         while queue:
             try:
-                await self._settle(topic, queue[0])
+                await self._settle(queue[0])
             except Exception as error:  # noqa: BLE001  a bug of ours must not leave the runs after it waiting for ever
                 self._health.failed(error, retried=False)
             else:
@@ -194,55 +234,77 @@ class Validation:
             queue.popleft()
         del self._queues[topic]
 
-    async def _settle(self, topic: str, waiting: _Waiting) -> None:
+    async def _settle(self, waiting: _Waiting) -> None:
         """Check one run, and accept or refuse it."""
+        faults: Faults | None = None
         try:
             for want in waiting.wants:
-                await self._check_there(want, waiting.values)
-            waiting.accept()
+                faults = await self._check_there(want, waiting.run, faults)
+            waiting.accept(faults)
         except PenstockError as error:
-            self._refuse(topic, waiting, error)
+            waiting.refuse(error)
         except Exception as error:
-            self._refuse(topic, waiting, ServerError(f"internal error: {type(error).__name__}"))
+            waiting.refuse(ServerError(f"internal error: {type(error).__name__}"))
             raise
 
-    def _refuse(self, topic: str, waiting: _Waiting, error: PenstockError) -> None:
-        self._refusing, self._tried_again = topic, 1
-        try:
-            waiting.refuse(error)
-        finally:
-            self._refusing = None
-
-    async def _check_there(self, want: _Want, values: Sequence[bytes | None]) -> None:
-        if self._quick([want], values):
-            self._check_here(want, values)
-            return
-        rows, present = _present(values)
+    async def _check_there(self, want: _Want, run: _Run, faults: Faults | None) -> Faults | None:
+        if self._quick([want], run.values):
+            return self._check_here(want, run, faults)
+        rows, present = _present(run.values, faults)
         if present:
             self.stats.checked_records += len(present)
             self.stats.worker_runs += 1
-            verdict = await self._ask(want, present, all_reasons=False)
-            if verdict.reasons:
-                self.stats.refused_runs += 1
-                raise _failed(want, rows[verdict.row], len(values), verdict.reasons[0])
+            found = await self._faults_there(want, present, _unit_sizes(rows, run.units))
+            if found:
+                faults = self._refuse(want, run, faults, rows, found)
+        return faults
 
-    async def _ask(self, want: _Want, values: list[bytes], *, all_reasons: bool) -> Verdict:
+    async def _faults_there(self, want: _Want, values: list[bytes], units: list[int] | None) -> list[Fault]:
+        """Return the first fault of each request."""
+        reply = await self._ask(want, values, units)
+        if isinstance(reply, Verdict):
+            return reply.faults
+        sizes = [1] * len(values) if units is None else units
+        if len(sizes) == 1:
+            return [Fault(0, reply.reason)]
+        # A request among them, or all of them together, is more than the worker may take on: each has to be checked alone.
+        found: list[Fault] = []
+        start = 0
+        for size in sizes:
+            if size:
+                of_one = await self._faults_there(want, values[start : start + size], [size])
+                found += [Fault(start + fault.row, fault.reason) for fault in of_one]
+            start += size
+        return found
+
+    async def _ask(
+        self, want: _Want, values: list[bytes], units: list[int] | None, *, all_reasons: bool = False
+    ) -> Verdict | Refused:
         version = want.version
         reply = await self._worker.ask(
-            CheckRecords(want.id, version.type_, version.stored, want.message, values, all_reasons), RECORDS_S_MAX
+            CheckRecords(want.id, version.type_, version.stored, want.message, values, all_reasons, units),
+            RECORDS_S_MAX,
         )
-        if isinstance(reply, Verdict):
-            return reply
-        assert isinstance(reply, Refused)
-        return Verdict(0, [reply.reason])
+        assert isinstance(reply, Verdict | Refused)
+        return reply
 
 
-def _present(values: Sequence[bytes | None]) -> tuple[Sequence[int], list[bytes]]:
-    """The records that have a value, and where they stand: a record without one deletes its key and says nothing."""
-    if None not in values:
+def _present(values: Sequence[bytes | None], faults: Faults | None) -> tuple[Sequence[int], list[bytes]]:
+    """Return the rows to check and their values: a record without a value deletes its key and says nothing."""
+    if faults is None and None not in values:
         return range(len(values)), list(values)  # type: ignore[arg-type]
-    rows = [row for row, value in enumerate(values) if value is not None]
+    refused = {} if faults is None else faults.errors
+    rows = [row for row, value in enumerate(values) if value is not None and row not in refused]
     return rows, [values[row] for row in rows]  # type: ignore[misc]
+
+
+def _unit_sizes(rows: Sequence[int], units: Sequence[int] | None) -> list[int] | None:
+    """Return how many of `rows` each request has; None if each row is a request."""
+    if units is None:
+        return None
+    ends = list(accumulate(units))
+    places = [bisect_left(rows, end) for end in ends]
+    return [stop - start for start, stop in pairwise([0, *places])]
 
 
 def _failed(want: _Want, row: int, count: int, reason: str) -> ValidationFailed:

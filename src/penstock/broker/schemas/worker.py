@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.broker.schemas.definition import Fault
 from penstock.errors import ShuttingDown
 
 LENGTH: Final = Struct(">I")
@@ -28,6 +29,8 @@ HEAD: Final = Struct(">Id")
 """Of a request: its length, and the seconds of processor time that it may take."""
 READY: Final = LENGTH.pack(0)
 REPLY_BYTES_MAX: Final = 64 << 20
+FAULTS_MAX: Final = 10_000
+"""In one reply."""
 START_S_MAX: Final = 60.0
 """Importing the libraries takes half a second; on a machine that is busy with other things it may take long."""
 ANSWER_S_MAX: Final = 30.0
@@ -66,6 +69,8 @@ class CheckRecords(msgspec.Struct, array_like=True, frozen=True, tag="records"):
     values: list[bytes]
     all_reasons: bool
     """There is one record, and everything that is wrong with it is wanted."""
+    units: list[int] | None = None
+    """The number of records of each request, whose first fault is wanted; None if each record is a request."""
 
 
 class Parsed(msgspec.Struct, array_like=True, frozen=True, tag="parsed"):
@@ -77,9 +82,8 @@ class Parsed(msgspec.Struct, array_like=True, frozen=True, tag="parsed"):
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True, tag="verdict"):
-    row: int
-    reasons: list[str]
-    """None where all records are sound."""
+    faults: list[Fault]
+    """Empty if all records are sound."""
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):

@@ -14,13 +14,15 @@ import signal
 import sys
 import time
 from collections import OrderedDict
+from itertools import islice
 from typing import BinaryIO, Final
 
 import msgspec
 
-from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker, shortened
+from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker, Fault, first_faults, shortened
 from penstock.broker.schemas.kinds import KINDS, problems_between
 from penstock.broker.schemas.worker import (
+    FAULTS_MAX,
     HEAD,
     LENGTH,
     READY,
@@ -66,9 +68,11 @@ def check_records(request: CheckRecords, checkers: _Checkers) -> Reply:
         if len(checkers) > CHECKERS_MAX:
             checkers.popitem(last=False)
     if request.all_reasons:
-        return Verdict(0, checker.faults(request.values[0]))
-    fault = checker.first_fault(request.values)
-    return Verdict(0, []) if fault is None else Verdict(fault.row, [fault.reason])
+        return Verdict([Fault(0, reason) for reason in checker.faults(request.values[0])])
+    if checker.first_fault(request.values) is None:
+        return Verdict([])
+    faults = list(islice(first_faults(checker, request.values, request.units), FAULTS_MAX + 1))
+    return Verdict(faults) if len(faults) <= FAULTS_MAX else Refused(f"more than {FAULTS_MAX} records are at fault")
 
 
 def _fields(stored: Stored) -> tuple[str, bytes, int]:

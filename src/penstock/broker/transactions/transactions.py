@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -44,7 +44,8 @@ from penstock.broker.access.checks import (
 )
 from penstock.broker.groups.groups import Groups, OffsetKey, PreparedOffsets
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.records.producer import Producer
+from penstock.broker.records.faults import Faults
+from penstock.broker.records.producer import ANY_PARTITION, Accepted, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, append_together
 from penstock.broker.transactions.applications import Applications, Once
@@ -69,7 +70,17 @@ ENDED_MAX: Final = 10_000
 FORGOTTEN_PER_APPEND_MAX: Final = 4096
 SWEEP_S: Final = 1.0
 
-OnAdded = Callable[[list[int] | PenstockError], None]
+
+class Added(NamedTuple):
+    """What became of records that were to be added to a transaction."""
+
+    partitions: list[int]
+    """Of each record; ANY_PARTITION for those that were refused."""
+    errors: Mapping[int, PenstockError]
+    """Of the records that were refused, by row."""
+
+
+OnAdded = Callable[[Added], None]
 
 
 class End(Enum):
@@ -214,30 +225,56 @@ class Transactions:
         *,
         done: OnAdded,
     ) -> None:
-        """Add records. `done` gets the partition of each, at once unless checking them against the topic's schema takes a while.
+        """Add records, and tell `done` the partition of each: before this returns, unless checking them against the topic's schema takes
+        a while.
 
-        Raises, or calls `done` with, what `Broker.produce` would refuse; then none was added. So a commit finds nothing left to refuse
-        but the state of the disk and of the topics. Offsets are decided by the commit.
+        Raises what concerns all records, as `Broker.produce` does. A record that `Broker.produce` would refuse, or that does not fit into
+        the transaction, is not added, and the others are. So a commit finds nothing left to refuse but the state of the disk and of the
+        topics. Offsets are decided by the commit.
         """
         self._active(principal, transaction_id)
-        self._validation.admit(
+        batch = Batch(values, keys, headers, expiries)
+        self._validation.screen(
             topic,
             None,
             values,
-            lambda: done(
-                self._add(principal, topic, transaction_id, partition, Batch(values, keys, headers, expiries))
-            ),
-            done,
+            None,
+            lambda faults: done(self._add(principal, topic, transaction_id, partition, batch, faults)),
+            lambda error: done(Added([ANY_PARTITION] * len(batch), dict.fromkeys(range(len(batch)), error))),
         )
 
     def _add(
-        self, principal: Principal, topic: str, transaction_id: str, partition: int | Sequence[int], batch: Batch
-    ) -> list[int]:
+        self,
+        principal: Principal,
+        topic: str,
+        transaction_id: str,
+        partition: int | Sequence[int],
+        batch: Batch,
+        faults: Faults | None,
+    ) -> Added:
         transaction = self._active(principal, transaction_id)
-        topic_id, partitions = self._producer.place(topic, partition, batch)
-        self._grow(transaction, len(batch), batch.size_bytes + len(batch) * RECORD_OVERHEAD_BYTES)
-        transaction.records.add(topic, topic_id, partitions, batch)
-        return partitions
+        accepted = self._producer.select(topic, partition, batch, faults)
+        if accepted.faults is None:
+            with suppress(LimitExceeded):
+                self._grow(transaction, len(batch), batch.size_bytes + len(batch) * RECORD_OVERHEAD_BYTES)
+                transaction.records.add(topic, accepted.topic_id, accepted.partitions, batch)
+                return Added(accepted.partitions, {})
+        return self._add_fitting(transaction, topic, accepted, len(batch))
+
+    def _add_fitting(self, transaction: _Transaction, topic: str, accepted: Accepted, count: int) -> Added:
+        """Add, in order, those accepted records of a run of `count` for which there is room."""
+        faults = accepted.faults or Faults(None)
+        by_row = [ANY_PARTITION] * count
+        for place, row in enumerate(faults.accepted(count)):
+            record, index = accepted.batch.rows(place, place + 1), accepted.partitions[place]
+            try:
+                self._grow(transaction, 1, record.size_bytes + RECORD_OVERHEAD_BYTES)
+            except LimitExceeded as error:
+                faults.refuse(row, error)
+            else:
+                transaction.records.add(topic, accepted.topic_id, [index], record)
+                by_row[row] = index
+        return Added(by_row, faults.errors)
 
     @on_topic_group(Operation.COMMIT)
     def commit_offset(

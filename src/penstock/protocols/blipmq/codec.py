@@ -58,13 +58,6 @@ class PublishRun(NamedTuple):
     size_bytes: int
     """On the wire."""
 
-    def publishes(self) -> list[PublishRun]:
-        """Each publish as a run of its own."""
-        return [
-            PublishRun(self.qos, self.topic, [correlation_id], [value], 0)
-            for correlation_id, value in zip(self.correlation_ids, self.values, strict=True)
-        ]
-
 
 class Decoder:
     """One direction of one connection."""

@@ -22,7 +22,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.deliveries.cursor import NOT_IN_MEMORY
 from penstock.broker.deliveries.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Delivery, Subscription
 from penstock.broker.records.producer import ANY_PARTITION
-from penstock.broker.records.spreading import OnPlaced, Placement, Scattered
+from penstock.broker.records.spreading import Placement, Scattered, errors_by_row
 from penstock.clock import Clock
 from penstock.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from penstock.net.session import Connection
@@ -156,82 +156,33 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
             creating = self._create_topic_and(partial(self._write, principal, run, slot), principal, run.topic)
             self._answer_later(run, slot, creating)
 
-    def _produce(self, principal: Principal, run: PublishRun, done: OnPlaced) -> None:
-        count, ttl_ms = len(run.values), self._shared.message_ttl_ms
-        self._broker.produce(
-            principal,
-            run.topic,
-            ANY_PARTITION,
-            run.values,
-            headers=None if run.qos == AT_LEAST_ONCE else [QOS0_HEADERS] * count,
-            expiries=None if ttl_ms is None else [self._shared.clock.now_ms() + ttl_ms] * count,
-            done=done,
-        )
-
     def _write(self, principal: Principal, run: PublishRun, slot: ReplySlot) -> None:
         self._writes_in_flight += 1
         self._qos1_in_flight += run.qos
+        count, ttl_ms = len(run.values), self._shared.message_ttl_ms
         try:
-            self._produce(principal, run, partial(self._written, principal, run, slot))
+            refused = self._broker.produce(
+                principal,
+                run.topic,
+                ANY_PARTITION,
+                run.values,
+                headers=None if run.qos == AT_LEAST_ONCE else [QOS0_HEADERS] * count,
+                expiries=None if ttl_ms is None else [self._shared.clock.now_ms() + ttl_ms] * count,
+                done=partial(self._settle, run, slot),
+            )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self._qos1_in_flight -= run.qos
-            if isinstance(error, InvalidRequest) and len(run.values) > 1:
-                self._write_one_by_one(principal, run, slot)
-            else:
-                self.answer(slot, self._publish_failed(run.correlation_ids, error))
-
-    def _write_one_by_one(self, principal: Principal, run: PublishRun, slot: ReplySlot) -> None:
-        """The broker refuses a run whole, but the peer sent single publishes: only those at fault may fail."""
-        share_bytes, rest_bytes = divmod(slot.held_bytes, len(run.values))
-        slot.held_bytes = share_bytes + rest_bytes
-        for row, single in enumerate(run.publishes()):
-            self._write(principal, single, self.reserve(share_bytes, late=slot.is_late) if row else slot)
-
-    def _written(
-        self, principal: Principal, run: PublishRun, slot: ReplySlot, placed: list[Placement] | Scattered
-    ) -> None:
-        if len(run.values) > 1 and not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest):
-            self._write_again_one_by_one(principal, run, slot)
+            self.answer(slot, self._publish_failed(run.correlation_ids, error))
         else:
-            self._settle(run, slot, self._failures(run, placed))
+            if refused and slot.data is None:
+                self.place(slot)  # its NACKs come before what answers later frames
 
-    def _write_again_one_by_one(self, principal: Principal, run: PublishRun, slot: ReplySlot) -> None:
-        """Retry a run that a check in the background refused. Its NACKs are due where its slot is."""
-        replies = [SILENCE] * len(run.values)
-        left = len(replies)
-
-        def settle(row: int, reply: bytes) -> None:
-            nonlocal left
-            replies[row] = reply
-            left -= 1
-            if not left:
-                self._settle(run, slot, b"".join(replies))
-
-        for row, single in enumerate(run.publishes()):
-
-            def written(placed: list[Placement] | Scattered, row: int = row, single: PublishRun = single) -> None:
-                settle(row, self._failures(single, placed))
-
-            try:
-                self._produce(principal, single, written)
-            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-                settle(row, self._publish_failed(single.correlation_ids, error))
-
-    def _failures(self, run: PublishRun, placed: list[Placement] | Scattered) -> bytes:
-        """The NACKs of a run that was placed: none where all of it is stored."""
-        reply = SILENCE
-        if not isinstance(placed, Scattered):
-            for _, rows, result in placed:
-                if isinstance(result, PenstockError):
-                    ids = run.correlation_ids
-                    failed = ids[rows] if isinstance(rows, slice) else [ids[row] for row in rows]
-                    reply += self._publish_failed(failed, result)
-        return reply
-
-    def _settle(self, run: PublishRun, slot: ReplySlot, reply: bytes) -> None:
+    def _settle(self, run: PublishRun, slot: ReplySlot, placed: list[Placement] | Scattered) -> None:
         self._qos1_in_flight -= run.qos
-        self._settle_write(slot, reply)
+        errors = errors_by_row(placed, len(run.values))
+        nacks = [self._publish_failed([run.correlation_ids[row]], error) for row, error in errors.items()]
+        self._settle_write(slot, b"".join(nacks))
         if self._waiting and self._writes_in_flight and not self._qos1_in_flight:
             self.advance()
 

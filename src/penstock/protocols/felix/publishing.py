@@ -1,7 +1,7 @@
 """The publishes of one stream, on their way to the log.
 
 They are started without waiting for one another's commit, and those that came together and go to one place are written as one run: one
-append instead of many. The broker refuses a run whole, but only the publishes at fault fail; the others are written again, each alone.
+append instead of many.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, Final, Protocol
 from msgspec import UnsetType
 
 from penstock.broker.access.checks import Operation, Resource, ResourceKind, authorize
-from penstock.broker.records.spreading import Placement, Scattered
-from penstock.errors import InvalidRequest, TopicNotFound
-from penstock.log.api import Appended
+from penstock.broker.records.spreading import Placement, Scattered, offsets_by_unit
+from penstock.errors import TopicNotFound
 from penstock.net.quic_session import Stream
 from penstock.protocols.conversation import ReplySlot
 from penstock.protocols.felix.acknowledging import Acknowledgement
@@ -53,13 +52,15 @@ class Write:
 class Run:
     """Publishes of one stream that go to one place, one behind the other."""
 
-    __slots__ = ("_size_bytes", "identity", "topic", "writes")
+    __slots__ = ("_size_bytes", "identity", "topic", "units", "writes")
 
-    def __init__(self, topic: str, identity: Identity, writes: list[Write]) -> None:
+    def __init__(self, topic: str, identity: Identity, first: Write) -> None:
         self.topic = topic
         self.identity = identity
-        self.writes = writes
-        self._size_bytes = sum(write.slot.held_bytes for write in writes)
+        self.writes = [first]
+        self.units = [len(first.values)]
+        """The number of events of each."""
+        self._size_bytes = first.slot.held_bytes
 
     def takes(self, topic: str, identity: Identity, write: Write) -> bool:
         return (
@@ -71,6 +72,7 @@ class Run:
 
     def add(self, write: Write) -> None:
         self.writes.append(write)
+        self.units.append(len(write.values))
         self._size_bytes += write.slot.held_bytes
 
     def values(self) -> list[bytes]:
@@ -151,7 +153,7 @@ class Publisher:
             self._run.add(write)
         else:
             self.write_gathered()
-            self._run = Run(topic, identity, [write])
+            self._run = Run(topic, identity, write)
 
     def _write_nothing(self, topic: str, identity: Identity, write: Write) -> None:
         """An empty batch is allowed, to those who might write more."""
@@ -170,34 +172,27 @@ class Publisher:
     def _write(self, run: Run) -> None:
         self._in_flight += 1
         principal, values, key = run.identity.principal, run.values(), run.writes[0].key
+        done = partial(self._committed, run)
         try:
-            self._shared.broker.produce_together(principal, run.topic, values, key, done=partial(self._committed, run))
+            self._shared.broker.produce_together(principal, run.topic, values, key, units=run.units, done=done)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._in_flight -= 1
-            self._settle(run, error)
+            for write in run.writes:
+                self._done(write, error)
 
     def _committed(self, run: Run, placed: list[Placement] | Scattered) -> None:
         self._in_flight -= 1
-        assert isinstance(placed, list)  # one partition, so one placement
-        self._settle(run, placed[0].result)
+        assert isinstance(placed, list)  # all go to one partition
+        for write, offset in zip(run.writes, offsets_by_unit(placed, run.units), strict=True):
+            self._done(write, offset)
         self._on_committed()
 
-    def _settle(self, run: Run, result: Appended | Exception) -> None:
-        if isinstance(result, InvalidRequest) and len(run.writes) > 1:
-            for write in run.writes:
-                self._write(Run(run.topic, run.identity, [write]))
-            return
-        for write in run.writes:
-            self._done(write, result)
-            if isinstance(result, Appended):
-                result = Appended(result.base_offset + len(write.values), result.timestamp_ms)
-
-    def _done(self, write: Write, result: Appended | Exception | None) -> None:
-        """Answer a publish, if it wants an answer."""
+    def _done(self, write: Write, result: int | Exception | None) -> None:
+        """Answer a publish with its first offset or its error, if it wants an answer."""
         if isinstance(result, Exception):
             self._shared.stats.errors += 1
             reply = write.ack.error(self._refusal_of(result, write.scope))
         else:
             self._shared.stats.published_events += len(write.values)
-            reply = write.ack.ok(None if result is None else result.base_offset)
+            reply = write.ack.ok(result)
         self._answer(write.slot, reply)

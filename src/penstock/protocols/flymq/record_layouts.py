@@ -6,7 +6,7 @@ Records travel as columns, so that a thousand rows cost a few vector operations.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,13 +48,6 @@ class ProduceRun:
     request_bytes: int
     partitions: list[int] | None = None
     """The partition field of each frame, where they differ."""
-
-    def records(self) -> Iterator[ProduceRun]:
-        """Each record as a run of its own; the size of the requests is not known by record."""
-        for row, value in enumerate(self.values):
-            key = None if self.keys is None else self.keys[row]
-            partition = self.partition if self.partitions is None else self.partitions[row]
-            yield ProduceRun(self.topic, partition, None if key is None else [key], [value], 0)
 
 
 def encode_produce(topic: str, value: bytes, key: bytes | None = None, partition: int = PARTITION_AUTO) -> bytes:

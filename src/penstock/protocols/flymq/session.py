@@ -18,7 +18,7 @@ from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.records.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError
+from penstock.errors import PenstockError
 from penstock.net.session import Connection
 from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, Conversation, ReplySlot
 from penstock.protocols.flymq.codec import Call, CodecLimits, Request, RequestDecoder, Undecoded, decode_undecoded
@@ -29,7 +29,6 @@ from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.record_layouts import Failed, Placed, ProduceRun, encode_produced, encode_scattered
 from penstock.protocols.flymq.server.dispatch import Caller, Dialect, Node, dispatch, is_read, is_write, refusal, write
 from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
-from penstock.protocols.flymq.server.transactions import RunRefused
 
 REQUESTS_PER_TURN_MAX = 64
 """Requests, or runs of PRODUCE, that one session decodes and starts before it lets others have their turn of the loop."""
@@ -109,7 +108,15 @@ class FlyMQSession(Conversation[Request]):
         super().__init__(shared.broker, connection, decoder, shared.stats)
         self._id = f"{connection.listener}/{connection.peer}"
         self._caller = Caller(
-            shared.broker, shared.fetcher, shared.clock, shared.node, shared.dialect, principal, self._id, self._worker
+            shared.broker,
+            shared.fetcher,
+            shared.clock,
+            shared.node,
+            shared.dialect,
+            principal,
+            self._id,
+            self._worker,
+            self._error,
         )
         connection.set_authenticated(not self._login_pending)
 
@@ -178,50 +185,10 @@ class FlyMQSession(Conversation[Request]):
             )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
-            of_one_record = isinstance(error, InvalidRequest) or (
-                run.partitions is not None and isinstance(error, PartitionNotFound)
-            )
-            if of_one_record and len(run.values) > 1:
-                self._write_one_by_one(run, slot)
-            else:
-                self.answer(slot, self._refusal(run, error))
-
-    def _write_one_by_one(self, run: ProduceRun, slot: ReplySlot) -> None:
-        """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
-        share_bytes, rest_bytes = divmod(slot.held_bytes, len(run.values))
-        slot.held_bytes = share_bytes + rest_bytes
-        for row, single in enumerate(run.records()):
-            self._write(single, slot if row == 0 else self.reserve(share_bytes))
+            self.answer(slot, self._refusal(run, error))
 
     def _written(self, run: ProduceRun, slot: ReplySlot, placed: list[Placement] | Scattered) -> None:
-        if len(run.values) > 1 and not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest):
-            self._write_again_one_by_one(run, slot)
-        else:
-            self._settle_write(slot, self._placed(run, placed))
-
-    def _write_again_one_by_one(self, run: ProduceRun, slot: ReplySlot) -> None:
-        """The run was refused later, by a check that took its time. Its replies are due where its slot is."""
-        replies = [b""] * len(run.values)
-        left = len(replies)
-
-        def placed(row: int, single: ProduceRun, result: list[Placement] | Scattered | Exception) -> None:
-            nonlocal left
-            if isinstance(result, Exception):
-                replies[row] = self._error(single, result)
-            else:
-                replies[row] = self._placed(single, result)
-            left -= 1
-            if not left:
-                self._settle_write(slot, b"".join(replies))
-
-        for row, single in enumerate(run.records()):
-            done = partial(placed, row, single)
-            try:
-                self._broker.produce(
-                    self._principal, single.topic, single.partition, single.values, single.keys, done=done
-                )
-            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-                done(error)
+        self._settle_write(slot, self._placed(run, placed))
 
     def _placed(self, run: ProduceRun, placed: list[Placement] | Scattered) -> bytes:
         if isinstance(placed, Scattered):
@@ -275,9 +242,6 @@ class FlyMQSession(Conversation[Request]):
     # --- refusals ---
 
     def _refusal(self, request: Request, error: Exception) -> bytes:
-        if isinstance(error, RunRefused):
-            self._stats.errors += error.errors
-            return error.reply
         if isinstance(request, ProduceRun):
             count = len(request.values)
             return self._error(request, error, count) * count

@@ -9,12 +9,13 @@ A COMMIT that fails leaves the transaction open; a ROLLBACK always ends it. A st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.broker.records.producer import ANY_PARTITION
-from penstock.broker.records.spreading import Placement, Scattered
-from penstock.errors import InvalidRequest, PenstockError, TopicNotFound
+from penstock.broker.records.spreading import Placement, Scattered, errors_by_row
+from penstock.broker.transactions.transactions import Added
+from penstock.errors import PenstockError, TopicNotFound
 from penstock.log.block import encode_headers
 from penstock.protocols.conversation import ReplySlot
 from penstock.protocols.fujin import reply_encoding
@@ -22,7 +23,7 @@ from penstock.protocols.fujin.messages import BadCommand, Command, Disconnect, H
 from penstock.protocols.fujin.talk import Talk
 from penstock.protocols.fujin.wire import INVALID_TX_STATE, WRITER_NOT_FOUND, Reply, Request
 
-Outcome = list[Placement] | Scattered | list[int] | Exception
+Outcome = list[Placement] | Scattered | Added | Exception
 """What became of a run: where its records are, the partitions they will go to with the commit, or why there is neither."""
 _WRITE = int(Request.WRITE)
 
@@ -102,35 +103,21 @@ class Writer:
         self._talk.flush()
 
     def _produce(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
-        self._writes_in_flight += 1
-        transaction = self._transaction
-        self._start(topic, transaction, run, partial(self._settled, topic, transaction, run, slot))
-
-    def _start(self, topic: str, transaction: str | None, run: WriteRun, settled: Callable[[Outcome], None]) -> None:
-        """`transaction` is the one the run came in: by the time it is taken apart, the stream may have ended and rolled back."""
         talk = self._talk
         headers = None if run.headers is None else list(map(_cell, run.headers))
+        settled = partial(self._settled, run, slot)
+        self._writes_in_flight += 1
         try:
-            if transaction is None:
+            if self._transaction is None:
                 talk.broker.produce(talk.principal, topic, ANY_PARTITION, run.values, None, headers, done=settled)
             else:
                 talk.broker.transactions.produce(
-                    talk.principal, topic, transaction, ANY_PARTITION, run.values, None, headers, done=settled
+                    talk.principal, topic, self._transaction, ANY_PARTITION, run.values, None, headers, done=settled
                 )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             settled(error)
 
-    def _settled(
-        self,
-        topic: str,
-        transaction: str | None,
-        run: WriteRun,
-        slot: ReplySlot,
-        outcome: Outcome,
-    ) -> None:
-        if isinstance(_whole_failure(outcome), InvalidRequest) and len(run.values) > 1:
-            self._write_one_by_one(topic, transaction, run, slot)
-            return
+    def _settled(self, run: WriteRun, slot: ReplySlot, outcome: Outcome) -> None:
         self._writes_in_flight -= 1
         self._talk.answer(slot, self._replies_to(run, outcome))
         if self._writes_in_flight:
@@ -139,38 +126,10 @@ class Writer:
             self._talk.flush()
             self._talk.advance_soon()
 
-    def _write_one_by_one(self, topic: str, transaction: str | None, run: WriteRun, slot: ReplySlot) -> None:
-        """The broker refuses a run whole, but the peer sent single writes: only those at fault may fail."""
-        count = len(run.values)
-        replies = [b""] * count
-        left = count
-
-        def settled(row: int, single: WriteRun, outcome: Outcome) -> None:
-            nonlocal left
-            replies[row] = self._replies_to(single, outcome)
-            left -= 1
-            if not left:
-                self._writes_in_flight -= 1
-                self._talk.answer(slot, b"".join(replies))
-                self._talk.flush_soon()
-                self._talk.advance_soon()
-
-        for row in range(count):
-            headers = None if run.headers is None else [run.headers[row]]
-            single = WriteRun(run.topic, [run.correlation_ids[row]], [run.values[row]], headers, 0)
-            self._start(topic, transaction, single, partial(settled, row, single))
-
     def _replies_to(self, run: WriteRun, outcome: Outcome) -> bytes:
-        failure = _whole_failure(outcome)
-        if failure is not None:
-            return self._fail(run.correlation_ids, failure)
-        errors: dict[int, PenstockError] = {}
-        if isinstance(outcome, list):
-            for part in outcome:
-                if isinstance(part, Placement) and isinstance(part.result, PenstockError):
-                    rows = part.rows
-                    failed = range(len(run.values))[rows] if isinstance(rows, slice) else rows
-                    errors.update(dict.fromkeys(map(int, failed), part.result))
+        if isinstance(outcome, Exception):
+            return self._fail(run.correlation_ids, outcome)
+        errors = outcome.errors if isinstance(outcome, Added) else errors_by_row(outcome, len(run.values))
         if not errors:
             return reply_encoding.written(run.correlation_ids)
         return b"".join(
@@ -243,16 +202,6 @@ class Writer:
 def _reply_to(request: int) -> int:
     """BEGIN, COMMIT and ROLLBACK are answered with the number below their own."""
     return request - 1
-
-
-def _whole_failure(outcome: Outcome) -> Exception | None:
-    """The error of a run that was refused as one."""
-    if isinstance(outcome, Exception):
-        return outcome
-    if isinstance(outcome, list) and len(outcome) == 1 and isinstance(outcome[0], Placement):
-        result = outcome[0].result
-        return result if isinstance(result, PenstockError) else None
-    return None
 
 
 def _cell(headers: Headers) -> bytes | None:

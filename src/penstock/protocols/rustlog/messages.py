@@ -22,18 +22,6 @@ class ProduceRun:
     counts: list[int]
     request_bytes: int
 
-    def frames(self) -> list[ProduceRun]:
-        """Each frame as a run of its own."""
-        runs: list[ProduceRun] = []
-        first = 0
-        share_bytes, rest_bytes = divmod(self.request_bytes, len(self.counts))
-        for count in self.counts:
-            values = self.values[first : first + count]
-            held_bytes = share_bytes + (0 if runs else rest_bytes)
-            runs.append(ProduceRun(self.dialect, self.topic, self.partition, values, [count], held_bytes))
-            first += count
-        return runs
-
 
 @dataclass(frozen=True, slots=True)
 class Fetch:

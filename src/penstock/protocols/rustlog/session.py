@@ -13,10 +13,9 @@ from functools import partial
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.records.spreading import Placement, Scattered
+from penstock.broker.records.spreading import Placement, Scattered, offsets_by_unit
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.log.api import Appended
 from penstock.net.session import Connection
 from penstock.protocols.conversation import REQUEST_BYTES_MIN, Conversation, ReplySlot
 from penstock.protocols.rustlog import binary_dialect, json_dialect
@@ -139,69 +138,30 @@ class RustLogSession(Conversation[Request]):
         self._writes_in_flight += 1
         done = partial(self._written, run, slot, self._clock.monotonic())
         try:
-            self._broker.produce(self._principal, run.topic, run.partition, run.values, done=done)
+            self._broker.produce(self._principal, run.topic, run.partition, run.values, units=run.counts, done=done)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            if isinstance(error, InvalidRequest) and len(run.counts) > 1:
-                self._write_frame_by_frame(run, slot)
-                return
             self._writes_in_flight -= 1
             self.answer(slot, self._refusal(run, error))
 
     def _written(self, run: ProduceRun, slot: ReplySlot, started_s: float, placed: list[Placement] | Scattered) -> None:
-        assert isinstance(placed, list)  # one partition was asked for, so there is one placement
-        result = placed[0].result
-        if isinstance(result, InvalidRequest) and len(run.counts) > 1:
-            self._write_frame_by_frame(run, slot)
-        else:
-            self._settle_write(slot, self._produced(run, started_s, result))
-
-    def _produced(self, run: ProduceRun, started_s: float, result: Appended | PenstockError) -> bytes:
-        if isinstance(result, PenstockError):
-            return self._refusal(run, result)
-        stats = self._stats
-        stats.produced_records += len(run.values)
-        stats.produced_bytes += sum(map(len, run.values))
-        stats.produce_seconds.observe(self._clock.monotonic() - started_s)
+        assert isinstance(placed, list)  # one partition was asked for
         encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
+        records, size_bytes = len(run.values), sum(map(len, run.values))
         replies: list[bytes] = []
-        base_offset = result.base_offset
-        for count in run.counts:
-            replies.append(encode(base_offset, count))
-            base_offset += count
-        return b"".join(replies)
-
-    def _write_frame_by_frame(self, run: ProduceRun, slot: ReplySlot) -> None:
-        """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
-        frames = run.frames()
-        replies: list[bytes] = [b""] * len(frames)
-        left = len(frames)
-
-        def answered(place: int, reply: bytes) -> None:
-            nonlocal left
-            replies[place] = reply
-            left -= 1
-            if not left:
-                self._writes_in_flight -= 1
-                self.answer(slot, b"".join(replies))
-                self.flush_soon()
-                self.advance_soon()
-
-        for place, single in enumerate(frames):
-            started_s = self._clock.monotonic()
-
-            def done(
-                placed: list[Placement] | Scattered,
-                place: int = place,
-                single: ProduceRun = single,
-                at: float = started_s,
-            ) -> None:
-                assert isinstance(placed, list)
-                answered(place, self._produced(single, at, placed[0].result))
-
-            try:
-                self._broker.produce(self._principal, single.topic, single.partition, single.values, done=done)
-            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-                answered(place, self._refusal(single, error))
+        first = 0
+        for count, offset in zip(run.counts, offsets_by_unit(placed, run.counts), strict=True):
+            if isinstance(offset, int):
+                replies.append(encode(offset, count))
+            else:
+                replies.append(self._error(run, offset))
+                records -= count
+                size_bytes -= sum(map(len, run.values[first : first + count]))
+            first += count
+        if records:
+            self._stats.produced_records += records
+            self._stats.produced_bytes += size_bytes
+            self._stats.produce_seconds.observe(self._clock.monotonic() - started_s)
+        self._settle_write(slot, b"".join(replies))
 
     def _write_nothing(self, run: ProduceRun, slot: ReplySlot) -> None:
         """No records are no write; deployed brokers answer offset 0 whatever is there."""
@@ -246,10 +206,14 @@ class RustLogSession(Conversation[Request]):
     def _refusal(self, request: Request, error: Exception) -> bytes:
         """Return an ERROR frame for each request of a run, or one for any other."""
         count = len(request.counts) if isinstance(request, ProduceRun) else 1
+        return self._error(request, error, count) * count
+
+    def _error(self, request: Request, error: Exception, count: int = 1) -> bytes:
+        """Return the ERROR frame for `count` requests that ended this way."""
         self._stats.errors += count
         if not isinstance(error, PenstockError):
             self._log_bug(error, count)
-            return internal_error(Dialect.JSON if isinstance(request, Undecoded) else request.dialect) * count
+            return internal_error(Dialect.JSON if isinstance(request, Undecoded) else request.dialect)
         if isinstance(request, Undecoded | BrokenFrame):
             return encode_error(Dialect.JSON, Code.SERVER, str(error))
-        return refusal(request, error) * count
+        return refusal(request, error)

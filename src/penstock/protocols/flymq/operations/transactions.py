@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import lru_cache
 from struct import Struct
@@ -98,17 +98,6 @@ class TxnProduce(Operation[StoredRecord], opcode=0x43, repeatable=False):
         if self.partitions is not None:
             self.partitions.append(partition)
         self.values.append(value)
-
-    def records(self) -> Iterator[TxnProduce]:
-        """Each record as a run of its own."""
-        for row, value in enumerate(self.values):
-            single = TxnProduce(self.transaction, self.topic, [])
-            single.add(
-                value,
-                None if self.keys is None else self.keys[row],
-                PARTITION_AUTO if self.partitions is None else self.partitions[row],
-            )
-            yield single
 
 
 # --- runs of TXN_PRODUCE, the server's side ---

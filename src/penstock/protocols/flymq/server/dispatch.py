@@ -61,6 +61,8 @@ class Caller:
     session_id: str
     worker: Worker
     """Runs what takes too long for the event loop."""
+    refuse_added: Callable[[object, PenstockError], bytes]
+    """Counts a TXN_PRODUCE that is refused while others of its run are not, and returns its ERROR."""
     _shown_native: bool | None = None
 
     def note_dialect(self, *, native: bool) -> None:
@@ -161,6 +163,5 @@ def refusal(request: object, error: PenstockError) -> str:
     """The ERROR text for a request that was refused."""
     if isinstance(error, PartitionNotFound) and isinstance(request, Consume | ProduceRun):
         # The word that deployed brokers have for it here; everywhere else they say "not found".
-        _, _, explanation = error.message.partition(": ")
-        return f"partition {request.partition} out of range" + (f": {explanation}" if explanation else "")
+        return error.message.replace("not found", "out of range", 1)
     return error_text(error)

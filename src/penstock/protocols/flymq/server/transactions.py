@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from penstock.errors import InvalidRequest, LimitExceeded, PartitionNotFound, PenstockError, TransactionNotActive
-from penstock.protocols.flymq.errors import encode_error, error_text
+from penstock.broker.transactions.transactions import Added
+from penstock.errors import TransactionNotActive
 from penstock.protocols.flymq.operations.transactions import (
     TransactionState,
     TxnBegin,
@@ -23,19 +23,6 @@ from penstock.protocols.flymq.operations.transactions import (
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
 from penstock.protocols.flymq.wire import PARTITION_AUTO
 
-_Added = list[int] | PenstockError
-_OF_ONE_RECORD = (InvalidRequest, PartitionNotFound, LimitExceeded)
-"""What may be the fault of one record of a run. Everything else is the same for all of them."""
-
-
-class RunRefused(Exception):
-    """Of a run of requests some were refused; `reply` answers them all, `errors` of them with ERROR."""
-
-    def __init__(self, reply: bytes, errors: int) -> None:
-        super().__init__(f"{errors} requests of a run were refused")
-        self.reply = reply
-        self.errors = errors
-
 
 @handles(TxnBegin)
 def begin(caller: Caller, request: TxnBegin) -> TransactionState:
@@ -46,42 +33,7 @@ def begin(caller: Caller, request: TxnBegin) -> TransactionState:
 def produce(caller: Caller, request: TxnProduce) -> Answer:
     if not caller.broker.has_topic(request.topic):
         return _create_and_produce(caller, request)
-    try:
-        adding = _start(caller, request)
-    except _OF_ONE_RECORD:
-        if len(request.values) == 1:
-            raise
-        return _produce_one_by_one(caller, request)
-    return _replies(request, adding.result()) if adding.done() else _produce_later(caller, request, adding)
-
-
-async def _create_and_produce(caller: Caller, request: TxnProduce) -> bytes:
-    await caller.broker.ensure_topic(caller.principal, request.topic)
-    answer: Answer = produce(caller, request)
-    return answer if isinstance(answer, bytes) else await answer
-
-
-async def _produce_later(caller: Caller, request: TxnProduce, adding: asyncio.Future[_Added]) -> bytes:
-    added = await adding
-    if isinstance(added, _OF_ONE_RECORD) and len(request.values) > 1:
-        return await _produce_one_by_one(caller, request)
-    return _replies(request, added)
-
-
-async def _produce_one_by_one(caller: Caller, request: TxnProduce) -> bytes:
-    """The broker refuses a run whole, but the peer sent single requests: only those at fault may fail."""
-    replies, errors = [], 0
-    for single in request.records():
-        try:
-            replies.append(_replies(single, await _start(caller, single)))
-        except PenstockError as error:
-            replies.append(encode_error(error_text(error), native=bool(caller.native)))
-            errors += 1
-    raise RunRefused(b"".join(replies), errors)
-
-
-def _start(caller: Caller, request: TxnProduce) -> asyncio.Future[_Added]:
-    adding: asyncio.Future[_Added] = asyncio.get_running_loop().create_future()
+    adding: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
     caller.broker.transactions.produce(
         caller.principal,
         request.topic,
@@ -91,13 +43,28 @@ def _start(caller: Caller, request: TxnProduce) -> asyncio.Future[_Added]:
         request.keys,
         done=adding.set_result,
     )
-    return adding
+    return _replies(caller, request, adding.result()) if adding.done() else _reply_later(caller, request, adding)
 
 
-def _replies(request: TxnProduce, added: _Added) -> bytes:
-    if isinstance(added, PenstockError):
-        raise added
-    return encode_added(request.topic, added, request.keys, request.values)
+async def _create_and_produce(caller: Caller, request: TxnProduce) -> bytes:
+    await caller.broker.ensure_topic(caller.principal, request.topic)
+    answer: Answer = produce(caller, request)
+    return answer if isinstance(answer, bytes) else await answer
+
+
+async def _reply_later(caller: Caller, request: TxnProduce, adding: asyncio.Future[Added]) -> bytes:
+    return _replies(caller, request, await adding)
+
+
+def _replies(caller: Caller, request: TxnProduce, added: Added) -> bytes:
+    replies = encode_added(request.topic, added.partitions, request.keys, request.values)
+    if not added.errors:
+        return replies
+    size = len(replies) // len(request.values)
+    return b"".join(
+        caller.refuse_added(request, added.errors[row]) if row in added.errors else replies[row * size :][:size]
+        for row in range(len(request.values))
+    )
 
 
 @handles(TxnCommit)
