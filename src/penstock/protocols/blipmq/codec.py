@@ -71,8 +71,7 @@ class Decoder:
         """
         self._messages_max = messages_max
         self.more = False
-        """Whether frames were left undecoded: because of that bound, or because they are too large unless a message before them is a
-        login. `feed(b"")` goes on with them."""
+        """Whether frames were left undecoded because of that bound: `feed(b"")` goes on with them."""
         self._runs = runs
         self.length_max = length_max
         """Below the protocol's own maximum until the peer has logged in."""
@@ -129,8 +128,7 @@ class Decoder:
             if length > self.length_max:
                 self._buffer.needed_bytes = HEAD_BYTES
                 if messages or end - position < HEAD_BYTES:
-                    self.more = bool(messages)  # one of them may be the login that allows it
-                    return position
+                    return position  # one of the messages may be the login that allows it
                 if kind in _TYPES:
                     messages.append(Frame(kind, correlation_id, b""))
                 raise ProtocolViolation(

@@ -123,8 +123,8 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
             self._decoder.length_max = wire.LOGIN_LENGTH_MAX
         stranger = self._principal is None
         super()._decode(data)
-        if stranger and self._principal is not None and self._decoder.more and not self._waiting:
-            super()._decode(b"")  # a frame that was too large before the login counts as a partial one from now on
+        if stranger and self._decoder.partial and not self._decoder.more:
+            super()._decode(b"")  # a frame that was too large before the login is read after it
 
     def _held_bytes(self, message: Frame | PublishRun) -> int:
         return max(message.size_bytes, REQUEST_BYTES_MIN)
