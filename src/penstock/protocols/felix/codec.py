@@ -67,13 +67,16 @@ class Frame(NamedTuple):
 class FrameDecoder:
     """One direction of one stream."""
 
-    __slots__ = ("_buffer", "_frames_max", "more", "violation")
+    __slots__ = ("_buffer", "_frames_max", "more", "payload_bytes_max", "violation")
 
-    def __init__(self, *, frames_max: int = UNBOUNDED) -> None:
+    def __init__(self, *, frames_max: int = UNBOUNDED, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
         """Decode at most `frames_max` frames in one `feed`."""
+        self.payload_bytes_max = payload_bytes_max
+        """Below the protocol's own maximum until a client has logged in that must."""
         self._frames_max = frames_max
         self.more = False
-        """Whether frames were left undecoded because of that bound: `feed(b"")` goes on with them."""
+        """Whether frames were left undecoded because of that bound, or because one is too large unless one before it is a login:
+        `feed(b"")` goes on with them."""
         self._buffer = ReceiveBuffer()
         self.violation: ProtocolViolation | None = None
         """What is wrong with the header that came last; nothing is read any more."""
@@ -111,6 +114,15 @@ class FrameDecoder:
             magic, version, flags, length = HEADER.unpack_from(whole, position)
             if magic != MAGIC or version != VERSION or length > PAYLOAD_BYTES_MAX:
                 self.violation = _violation(magic, version, length)
+                return frames
+            if length > self.payload_bytes_max:
+                if frames:
+                    self.more = True
+                    self._buffer.needed_bytes = 0
+                    break
+                self.violation = ProtocolViolation(
+                    f"authentication required: a frame before the login has at most {self.payload_bytes_max} bytes, not {length}"
+                )
                 return frames
             frame_end = position + HEADER_BYTES + length
             if frame_end > end:

@@ -68,6 +68,8 @@ from penstock.protocols.felix.wire import (
     ERROR_CODES,
     FEATURES,
     HEADER_BYTES,
+    LOGIN_PAYLOAD_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
     PUBLISH_PIPELINE,
     PUBLISH_WINDOW,
     SUPPORTED,
@@ -162,6 +164,8 @@ class FelixStream(Conversation[Frame]):
         self._ended = False
         self._one_way = not stream.can_send
         self._muted = self._one_way
+        if shared.login_required and not self._identity.principal.name:
+            self._decoder.payload_bytes_max = LOGIN_PAYLOAD_BYTES_MAX
         stream.set_authenticated(bool(self._identity.principal.name))
 
     # --- what the network calls ---
@@ -337,6 +341,7 @@ class FelixStream(Conversation[Frame]):
         self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, stranger)
         self._said_who = True
         self._stream.set_authenticated(True)
+        self._decoder.payload_bytes_max = PAYLOAD_BYTES_MAX
         if not isinstance(request.client_flags, int):
             return encode_message(Ok())
         self._client_flags = request.client_flags

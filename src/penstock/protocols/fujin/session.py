@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
@@ -22,7 +23,7 @@ from penstock.protocols.fujin.codec import SharedForm
 from penstock.protocols.fujin.reader import Reader
 from penstock.protocols.fujin.settings import FujinSettings, FujinStats
 from penstock.protocols.fujin.talk import After, Talk, Timer
-from penstock.protocols.fujin.wire import CLOSED_BY_PING, PING
+from penstock.protocols.fujin.wire import CLOSED_BY_PING, LOGIN_BODY_BYTES_MAX, PING
 from penstock.protocols.fujin.writer import Writer
 
 PINGS_OPEN_MAX: Final = 16
@@ -38,12 +39,17 @@ class Fujin:
         *,
         settings: FujinSettings | None = None,
         principal: Principal = ANONYMOUS,
+        login_required: bool = False,
         after: After | None = None,
     ) -> None:
-        """`after` calls something later, as `loop.call_later` does, which it is where none is given."""
+        """Where `login_required`, messages of clients that nothing identifies have at most `LOGIN_BODY_BYTES_MAX`.
+
+        `after` calls something later, as `loop.call_later` does, which it is by default.
+        """
         self.broker = broker
         self.settings = settings or FujinSettings()
         self.principal = principal
+        self.login_required = login_required
         self.stats = FujinStats()
         self._after = after
 
@@ -73,11 +79,14 @@ class FujinConnection:
         shared = self._shared
         principal = shared.principal.seen_at(stream.peer, stream.principal_hint)  # where a client that moves is by now
         stream.set_authenticated(bool(principal.name))
+        settings = shared.settings
+        if shared.login_required and not principal.name:
+            settings = replace(settings, body_bytes_max=min(settings.body_bytes_max, LOGIN_BODY_BYTES_MAX))
         opened = Talk(
             stream,
             shared.broker,
             principal,
-            shared.settings,
+            settings,
             shared.stats,
             shared.after,
             self._form,
