@@ -210,10 +210,10 @@ class Conversation(ABC, Generic[Message]):
             self._count_backlog()
         if messages or self._backlog_bytes:
             self.advance()
-        if self._backlog_bytes:
-            connection.frame_pending(False)
+        if decoder.partial and not self._backlog_bytes:
+            connection.frame_pending(True, decoder.kept_bytes)
         else:
-            connection.frame_pending(decoder.partial, decoder.kept_bytes)
+            connection.frame_pending(False)
         if decoder.violation is not None:
             self._drop_backlog()
             raise decoder.violation

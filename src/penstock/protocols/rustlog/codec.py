@@ -9,7 +9,6 @@ read.
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing
 from typing import Final
 
 from penstock.errors import ProtocolViolation
@@ -118,13 +117,14 @@ class RequestDecoder:
     def feed(self, data: bytes) -> list[Request]:
         """Return requests that are complete; long JSON as it came. A BrokenFrame is the last message there is."""
         requests: list[Request] = []
-        with closing(self._frames.cut(data, self._frames_max)) as payloads:
-            for payload in payloads:
-                request = self._decode(payload)
-                if not (isinstance(request, ProduceRun) and requests and _join(requests[-1], request)):
-                    requests.append(request)
-                    if len(requests) == self._requests_max:
-                        break
+        payloads = self._frames.cut(data, self._frames_max)
+        for payload in payloads:
+            request = self._decode(payload)
+            if not (isinstance(request, ProduceRun) and requests and _join(requests[-1], request)):
+                requests.append(request)
+                if len(requests) == self._requests_max:
+                    payloads.close()
+                    break
         if self._frames.broken is not None and not self._ended:
             self._ended = True
             requests.append(_broken_frame(self._frames.broken, self._frames.payload_bytes_max, self._last_dialect))
