@@ -115,13 +115,9 @@ class IncompatibleSchema(InvalidRequest):
 
 
 class ValidationFailed(InvalidRequest):
-    """A record is not what its schema says. `row` is its place among the records of the call."""
+    """A record is not what its schema says."""
 
     code = "validation_failed"
-
-    def __init__(self, message: str, row: int = 0) -> None:
-        super().__init__(message)
-        self.row = row
 
 
 class LimitExceeded(PenstockError):

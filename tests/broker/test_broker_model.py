@@ -227,6 +227,8 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             placed: dict[int, tuple[int, int]] = {}
             for placement in await produce(self.broker, name, [value for _, value in records], keys, explicit):
                 rows = placement.rows
+                if isinstance(placement.result, PartitionNotFound):
+                    raise placement.result
                 numbers = range(len(records))[rows] if isinstance(rows, slice) else rows
                 base = appended(placement).base_offset
                 placed.update({row: (placement.partition, base + n) for n, row in enumerate(numbers)})

@@ -297,7 +297,7 @@ async def test_of_a_run_only_the_records_at_fault_are_refused(strict: Broker) ->
     appended_to = {each.partition: each.rows for each in placements if isinstance(each.result, Appended)}
     assert appended_to == {0: [0], 1: [5], 2: [2]}
     refused = {tuple(each.rows): type(each.result) for each in placements if each.partition == -1}  # type: ignore[arg-type]
-    assert refused == {(1,): RecordTooLarge, (3,): RecordTooLarge, (4, 6): PartitionNotFound}
+    assert refused == {(1,): RecordTooLarge, (3,): RecordTooLarge, (4,): PartitionNotFound, (6,): PartitionNotFound}
     stored = [await read_values(strict.partition(ANONYMOUS, "t", index)) for index in range(3)]
     assert stored == [[b"0"], [b"5"], [b"2"]]
 
@@ -340,9 +340,11 @@ async def test_a_compacted_topic_wants_a_key_with_every_record(
 ) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(cleanup="compact"))
     *_, refused = await produce(broker, "t", [b"x", b"y"], keys)
-    assert refused.rows == rows
+    assert refused.rows == rows[-1:]
     assert isinstance(refused.result, InvalidRequest)
     assert "give every record a key" in str(refused.result)
+    stored = await read_values(broker.partition(ANONYMOUS, "t", 0))
+    assert len(stored) == 2 - len(rows)
 
 
 async def test_a_compacted_topic_takes_tombstones(broker: Broker) -> None:

@@ -19,7 +19,7 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.keys import Partitions, follow_keys, take_turns
 from penstock.broker.records.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run, Scattered
-from penstock.errors import InvalidRequest, PartitionNotFound, RecordTooLarge, TopicNotFound
+from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, RecordTooLarge, TopicNotFound
 from penstock.log.api import Appended, Batch, Engine, TopicInfo
 
 ANY_PARTITION: Final = -1
@@ -145,23 +145,41 @@ class Producer:
     ) -> Faults | None:
         """Add to `faults` what is wrong with rows. A sound run costs a few comparisons, whatever its length."""
         keys, size_bytes, limits = batch.keys, batch.size_bytes, self._limits
-        if info.config.cleanup == "compact" and (keys is None or None in keys):
-            faults = faults or Faults(units)
-            _refuse_keyless(info, batch, faults)
         lowest, highest = (partition, partition) if isinstance(partition, int) else (min(partition), max(partition))
-        if lowest < ANY_PARTITION or highest >= info.config.partitions:
+        if (
+            (info.config.cleanup == "compact" and (keys is None or None in keys))
+            or lowest < ANY_PARTITION
+            or highest >= info.config.partitions
+            # No record is larger than all of them together.
+            or (size_bytes > limits.record_bytes_max and max(_row_sizes(batch)) > limits.record_bytes_max)
+            or (keys is not None and size_bytes > limits.key_bytes_max and _longest(keys) > limits.key_bytes_max)
+        ):
             faults = faults or Faults(units)
-            _refuse_partitions(info, partition, batch, faults)
-        # No record is larger than all of them together.
-        if size_bytes > limits.record_bytes_max:
-            sizes = _row_sizes(batch)
-            if max(sizes) > limits.record_bytes_max:
-                faults = faults or Faults(units)
-                _refuse_large(sizes, limits.record_bytes_max, faults)
-        if keys is not None and size_bytes > limits.key_bytes_max and _longest(keys) > limits.key_bytes_max:
-            faults = faults or Faults(units)
-            _refuse_long_keys(keys, limits.key_bytes_max, faults)
+            self._refuse_rows(info, partition, batch, faults)
         return faults
+
+    def _refuse_rows(self, info: TopicInfo, partition: int | Sequence[int], batch: Batch, faults: Faults) -> None:
+        limits, last = self._limits, info.config.partitions - 1
+        for row, size in enumerate(_row_sizes(batch)):
+            key = None if batch.keys is None else batch.keys[row]
+            index = partition if isinstance(partition, int) else partition[row]
+            error: PenstockError
+            if key is None and info.config.cleanup == "compact":
+                error = InvalidRequest(
+                    f"topic {info.name} keeps the latest record of each key: give every record a key"
+                )
+            elif not ANY_PARTITION <= index <= last:
+                error = PartitionNotFound(f"partition {index} not found: topic {info.name} has partitions 0 to {last}")
+            elif size > limits.record_bytes_max:
+                place = row - faults.units.of(row).start
+                error = RecordTooLarge(
+                    f"record {place} has {size} bytes with its key and headers: at most {limits.record_bytes_max} are allowed"
+                )
+            elif key is not None and len(key) > limits.key_bytes_max:
+                error = RecordTooLarge(f"a key has {len(key)} bytes: at most {limits.key_bytes_max} are allowed")
+            else:
+                continue
+            faults.refuse(row, error)
 
     def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
         lane = self._lanes.get(topic)
@@ -216,41 +234,6 @@ def _choose(keys: Sequence[bytes | None] | None, count: int, turn: int, partitio
 
 
 # --- rows that are refused ---
-
-
-def _refuse_keyless(info: TopicInfo, batch: Batch, faults: Faults) -> None:
-    error = InvalidRequest(f"topic {info.name} keeps the latest record of each key: give every record a key")
-    for row in range(len(batch)):
-        if batch.keys is None or batch.keys[row] is None:
-            faults.refuse(row, error)
-
-
-def _refuse_partitions(info: TopicInfo, partition: int | Sequence[int], batch: Batch, faults: Faults) -> None:
-    count = info.config.partitions
-    errors: dict[int, PartitionNotFound] = {}
-    for row, index in enumerate([partition] * len(batch) if isinstance(partition, int) else partition):
-        if not ANY_PARTITION <= index < count:
-            if index not in errors:
-                errors[index] = PartitionNotFound(
-                    f"partition {index} not found: topic {info.name} has partitions 0 to {count - 1}"
-                )
-            faults.refuse(row, errors[index])
-
-
-def _refuse_large(sizes: Sequence[int], bytes_max: int, faults: Faults) -> None:
-    for row, size in enumerate(sizes):
-        if size > bytes_max:
-            place = row - faults.units.of(row).start
-            error = RecordTooLarge(
-                f"record {place} has {size} bytes with its key and headers: at most {bytes_max} are allowed"
-            )
-            faults.refuse(row, error)
-
-
-def _refuse_long_keys(keys: Sequence[bytes | None], bytes_max: int, faults: Faults) -> None:
-    for row, key in enumerate(keys):
-        if key is not None and len(key) > bytes_max:
-            faults.refuse(row, RecordTooLarge(f"a key has {len(key)} bytes: at most {bytes_max} are allowed"))
 
 
 def _longest(keys: Sequence[bytes | None]) -> int:

@@ -309,4 +309,4 @@ def _unit_sizes(rows: Sequence[int], units: Sequence[int] | None) -> list[int] |
 
 def _failed(want: _Want, row: int, count: int, reason: str) -> ValidationFailed:
     place = f"record {row}: " if count > 1 else ""
-    return ValidationFailed(f"schema validation failed: {place}{reason} ({want.id})", row)
+    return ValidationFailed(f"schema validation failed: {place}{reason} ({want.id})")
