@@ -159,6 +159,7 @@ PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
 def _fujin(given: Surroundings) -> Fujin:
     settings = given.settings
     assert isinstance(settings, FujinListener)
+    required = _is_required(given, settings.auth)
     aliases = {
         name: Alias(alias.topic, alias.group or settings.group, alias.start or settings.start)
         for name, alias in settings.aliases.items()
@@ -181,18 +182,21 @@ def _fujin(given: Surroundings) -> Fujin:
             unacknowledged_max=settings.unacknowledged_max,
             ack_ms_max=settings.ack_ms_max,
         ),
-        principal=UNAUTHENTICATED if _is_required(given, settings.auth) else ANONYMOUS,
+        principal=UNAUTHENTICATED if required else ANONYMOUS,
+        login_required=required and not given.config.access.allow_anonymous,
     )
 
 
 def _felix(given: Surroundings) -> Felix:
     settings = given.settings
     assert isinstance(settings, FelixListener)
+    required = _is_required(given, settings.auth) or (settings.auth == "auto" and bool(settings.tokens))
     return Felix(
         given.broker,
         clock=given.clock,
         dialect=settings.dialect,
-        required=_is_required(given, settings.auth) or (settings.auth == "auto" and bool(settings.tokens)),
+        required=required,
+        login_required=required and not given.config.access.allow_anonymous,
         tokens={tenant: token.get_secret_value() for tenant, token in settings.tokens.items()},
         api_keys=[DEVELOPMENT_API_KEY] if given.config.dev else [],
         scopes=Scopes(settings.default_tenant, settings.default_namespace),

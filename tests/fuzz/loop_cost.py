@@ -47,6 +47,12 @@ class Peer:
         self.answered = asyncio.Event()
         self.sent_bytes = 0
 
+    def room_for(self, size_bytes: int) -> bool:
+        return True
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return True
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         self.sent_bytes += len(data)
         self.can_send = not end
@@ -76,8 +82,11 @@ class Peer:
     def set_authenticated(self, authenticated: bool) -> None:
         self.authenticated = authenticated
 
-    def frame_pending(self, pending: bool) -> None:
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         pass
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(step)
 
 
 class QuicPeer:

@@ -39,7 +39,7 @@ class LineSession:
                 self.connection.close()
                 return
             self._request(line)
-        self.connection.frame_pending(bool(self._buffer))
+        self.connection.frame_pending(bool(self._buffer), len(self._buffer))
 
     def resume(self) -> None:
         while self.put_off and self.connection.writable:

@@ -70,9 +70,24 @@ def test_a_peer_that_leaves_answers_unread_under_pressure_is_closed_sooner() -> 
     watched = Watched()
     assert watched.passes(3, unsent=10, under_pressure=True) is None
     assert watched.passes(1, unsent=10, under_pressure=True) is Expiry.UNREAD
+
+
+def test_a_peer_that_takes_too_little_under_pressure_is_closed_too() -> None:
+    enough = LIMITS.under_pressure_bytes_min // 4 + 1
     watched = Watched()
-    for delivered in range(1, 100):
-        assert watched.passes(1, unsent=10, delivered=delivered, under_pressure=True) is None
+    for second in range(1, 100):
+        assert watched.passes(1, unsent=10, delivered=second * enough, under_pressure=True) is None
+    watched = Watched()
+    for second in range(1, 5):
+        watched.watch.received = True
+        assert watched.passes(1, unsent=10, delivered=second, under_pressure=True) is None
+    assert watched.passes(1, unsent=10, delivered=5, under_pressure=True) is Expiry.UNREAD
+
+
+def test_pressure_that_passes_leaves_a_slow_peer_its_time() -> None:
+    watched = Watched()
+    for second in range(1, 100):
+        assert watched.passes(1, unsent=10, delivered=second, under_pressure=second % 4 > 0) is None
 
 
 def test_delivering_is_progress_too() -> None:

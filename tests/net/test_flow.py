@@ -11,6 +11,7 @@ from penstock.net.flow import (
     ENDING,
     PARTIAL_BYTES_FREE,
     RESUMED_PER_TURN_MAX,
+    ROOM_GRANTED_PER_TURN_MAX,
     SEND_BUFFER,
     UNSENT_BYTES_FREE,
     InFlightBudget,
@@ -394,3 +395,123 @@ def test_a_peer_that_takes_no_replies_keeps_others_waiting_if_some_wait() -> Non
     assert [slow.keeps_others_waiting, other.keeps_others_waiting] == [False, False]
     other.hold(20)
     assert [slow.keeps_others_waiting, other.keeps_others_waiting] == [True, False]  # the other takes its replies
+
+
+# -- room for replies ----------------------------------------------------------------------------------------------------------
+
+LARGE = 4 * UNSENT_BYTES_FREE
+
+
+class Rooms(Flows):
+    """Connections that note when there is room for their reply."""
+
+    def __init__(self, count: int, total_bytes_max: int = 2 * LARGE) -> None:
+        super().__init__(count, total_bytes_max=total_bytes_max)
+        self.granted: list[int] = []
+        self.flows = [
+            ReadFlow(socket, 10 * LARGE, self.budget, self.stats, lambda number=number: self.granted.append(number))  # type: ignore[misc]
+            for number, socket in enumerate(self.sockets)
+        ]
+
+    def fill(self) -> None:
+        """Replies that peers do not take use up the budget."""
+        for flow in self.flows[:2]:
+            assert flow.room_for(LARGE)
+            flow.update_unsent(LARGE)
+
+
+def test_a_large_reply_waits_for_room_and_a_small_one_does_not() -> None:
+    given = Rooms(4)
+    given.fill()
+    assert not given.flows[2].room_for(LARGE)
+    assert given.flows[3].room_for(UNSENT_BYTES_FREE)
+    given.flows[3].update_unsent(UNSENT_BYTES_FREE)
+    assert not given.flows[3].room_for(1), "what is free is used up"
+
+
+def test_those_that_wait_for_room_are_told_in_order_and_keep_it() -> None:
+    given = Rooms(5)
+    given.fill()
+    assert [flow.room_for(LARGE) for flow in given.flows[2:]] == [False, False, False]
+    given.flows[0].update_unsent(0)
+    given.turns.run_one()
+    assert given.granted == [2]
+    assert given.flows[2].room_for(LARGE), "the room is kept for it"
+    given.flows[2].update_unsent(LARGE)
+    given.flows[2].give_up_promise()
+    given.flows[1].lost()
+    while given.turns.run_one():
+        pass
+    assert given.granted == [2, 3]
+    assert given.budget.waiting_for_room == 1
+
+
+def test_whoever_comes_later_waits_after_those_that_wait() -> None:
+    given = Rooms(4)
+    given.fill()
+    assert not given.flows[2].room_for(2 * LARGE)
+    given.flows[0].update_unsent(0)
+    assert not given.flows[3].room_for(LARGE), "there is room for it, but not its turn"
+
+
+def test_room_that_is_not_needed_is_given_up_once_everything_is_answered() -> None:
+    given = Rooms(3)
+    flow = given.flows[0]
+    flow.hold(10)
+    assert flow.promise_room(2 * LARGE)
+    assert not given.flows[1].promise_room(1)
+    flow.release(10)
+    while given.turns.run_one():
+        pass
+    assert given.granted == [1]
+    assert given.budget.promised_bytes == 1
+
+
+def test_a_reply_that_is_larger_than_what_was_promised_needs_room_of_its_own() -> None:
+    given = Rooms(2)
+    given.flows[1].update_unsent(LARGE)
+    assert given.flows[0].promise_room(LARGE)
+    assert not given.flows[0].room_for(LARGE + 1)
+    assert given.budget.promised_bytes == 0
+
+
+def test_a_reply_larger_than_the_budget_has_its_turn() -> None:
+    given = Rooms(2)
+    given.flows[0].update_unsent(1)
+    assert not given.flows[1].room_for(100 * LARGE)
+    given.flows[0].update_unsent(0)
+    given.turns.run_one()
+    assert given.granted == [1]
+    assert given.budget.promised_bytes == given.budget.bytes_max
+
+
+def test_room_is_granted_to_a_few_per_turn() -> None:
+    count = 3 * ROOM_GRANTED_PER_TURN_MAX
+    given = Rooms(count + 1, total_bytes_max=count * LARGE)
+    given.flows[0].update_unsent(count * LARGE)
+    for flow in given.flows[1:]:
+        assert not flow.room_for(LARGE)
+    given.flows[0].lost()
+    for turns in (1, 2, 3):
+        given.turns.run_one()
+        assert len(given.granted) == turns * ROOM_GRANTED_PER_TURN_MAX
+
+
+def test_a_connection_that_changes_its_budget_does_not_wait_in_the_one_before() -> None:
+    given = Rooms(1)
+    flow = given.flows[0]
+    flow.use(given.budget.unauthenticated)
+    flow.update_unsent(LARGE)
+    assert not flow.room_for(LARGE)
+    flow.use(given.budget)
+    assert given.granted == [0]
+    assert given.budget.unauthenticated.waiting_for_room == 0
+
+
+def test_peers_that_leave_anything_unread_keep_those_waiting_that_wait_for_room() -> None:
+    given = Rooms(4)
+    given.fill()
+    given.flows[3].update_unsent(1)
+    assert not given.flows[3].keeps_others_waiting
+    assert not given.flows[2].room_for(LARGE)
+    assert [flow.keeps_others_waiting for flow in given.flows] == [True, True, False, True]

@@ -246,8 +246,8 @@ class Limits(Section):
     connection. Clients that must authenticate and have not yet share a quarter of this size, on top of it."""
     send_buffer_bytes_max: Size = Field(1 << 20, ge=1 << 14)
     """Send buffer of one connection: replies that the client has not read. Above it no further requests of that client are handled. While
-    all send buffers together exceed `in_flight_total_bytes_max` the bound is 64 KiB, and a client that reads nothing for 10 seconds is
-    disconnected."""
+    all send buffers together exceed `in_flight_total_bytes_max` the bound is 64 KiB, and a larger reply waits until there is room for it.
+    While others wait, a client that reads less than 64 KiB in 10 seconds is disconnected."""
 
 
 class Subscriptions(Section):

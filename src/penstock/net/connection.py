@@ -73,16 +73,20 @@ class TcpConnection(asyncio.Protocol):
         "_encrypted",
         "_flow",
         "_fresh",
+        "_largest_write_bytes",
         "_linger",
         "_linger_until_s",
         "_owner",
         "_peer_done",
+        "_queued_bytes",
         "_quickack_socket",
         "_receiving",
+        "_send_paused",
         "_sent_bytes",
         "_session",
         "_state",
         "_transport",
+        "_waits_for_room",
         "_watch",
         "listener",
         "made",
@@ -105,8 +109,13 @@ class TcpConnection(asyncio.Protocol):
         self._linger = False
         self._linger_until_s: float | None = None
         self._peer_done = False
+        self._queued_bytes = 0
+        """What was written since the send buffer was last found empty, and the largest of these writes."""
+        self._largest_write_bytes = 0
         self._receiving = False
+        self._send_paused = False
         self._sent_bytes = 0
+        self._waits_for_room = False
         self.listener = owner.name
         self.made = False
         self.peer = peer
@@ -123,7 +132,9 @@ class TcpConnection(asyncio.Protocol):
         self._encrypted = transport.get_extra_info("sslcontext") is not None
         if self._encrypted:
             self.principal_hint = subject_of(transport.get_extra_info("peercert"))
-        self._flow = ReadFlow(self._transport, limits.in_flight_bytes_max, owner.budget, owner.stats)
+        self._flow = ReadFlow(
+            self._transport, limits.in_flight_bytes_max, owner.budget, owner.stats, self._room_granted
+        )
         self._watch = ConnectionWatch(owner.clock.monotonic())
         self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
         owner.opened(self)
@@ -139,8 +150,6 @@ class TcpConnection(asyncio.Protocol):
         self._receiving = True
         self._run(self._session.receive, data)
         self._receiving = False
-        if self._watch.is_frame_pending:
-            self._flow.update_partial(self._flow.partial_bytes + len(data))
         self._fresh = False
         if self._quickack_socket is not None:
             # The kernel forgets the wish after a while, and a peer that sends a frame in two writes then waits 40 ms for each.
@@ -156,13 +165,24 @@ class TcpConnection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
+        self._send_paused = True
         self.writable = False
         self._flow.block(SEND_BUFFER)
 
     def resume_writing(self) -> None:
         limits = self._owner.limits
         self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
-        self._flow.update_unsent(self._transport.get_write_buffer_size())
+        self._note_unsent(self._transport.get_write_buffer_size())
+        self._send_paused = False
+        if not self._waits_for_room:
+            self._resume_session()
+
+    def _room_granted(self) -> None:
+        self._waits_for_room = False
+        if not self._send_paused:
+            self._resume_session()
+
+    def _resume_session(self) -> None:
         self.writable = True
         if self._session is not None:
             self._run(self._session.resume)
@@ -183,6 +203,31 @@ class TcpConnection(asyncio.Protocol):
 
     # What the session calls.
 
+    def room_for(self, size_bytes: int) -> bool:
+        if self._state > State.FINISHING:
+            return True  # nothing is sent any more
+        self._note_unsent(self._transport.get_write_buffer_size())
+        return self._flow.room_for(size_bytes) or self._wait_for_room()
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return self._flow.promise_room(size_bytes) or self._wait_for_room()
+
+    def _note_unsent(self, unsent_bytes: int, written_bytes: int = 0) -> None:
+        """Note what is held for the peer: what it has not taken, and all of a write of which it has taken a part."""
+        if unsent_bytes:
+            self._queued_bytes += written_bytes
+            self._largest_write_bytes = max(self._largest_write_bytes, written_bytes)
+            self._flow.update_unsent(min(self._queued_bytes, unsent_bytes + self._largest_write_bytes))
+        else:
+            self._queued_bytes = self._largest_write_bytes = 0
+            self._flow.update_unsent(0)
+
+    def _wait_for_room(self) -> bool:
+        self._waits_for_room = True
+        self.writable = False
+        self._flow.block(SEND_BUFFER)
+        return False
+
     def send(self, data: bytes) -> None:
         transport = self._transport
         if self._state <= State.FINISHING and not transport.is_closing():
@@ -195,11 +240,13 @@ class TcpConnection(asyncio.Protocol):
                     transport.write(view[start : start + TLS_WRITE_BYTES_MAX])
             else:
                 transport.write(data)
-            unsent_bytes = transport.get_write_buffer_size()
-            if unsent_bytes:
-                self._flow.update_unsent(unsent_bytes)
-                if self._flow.is_under_pressure and self.writable:
+            unsent_bytes, flow = transport.get_write_buffer_size(), self._flow
+            if unsent_bytes or flow.unsent_bytes:
+                self._note_unsent(unsent_bytes, size)
+                if flow.is_under_pressure and self.writable:
                     transport.set_write_buffer_limits(UNSENT_BYTES_FREE, UNSENT_BYTES_FREE // 4)  # calls pause_writing
+            if flow.promised_bytes:
+                flow.give_up_promise()
 
     def close(self) -> None:
         self.finish(linger=True)
@@ -208,7 +255,6 @@ class TcpConnection(asyncio.Protocol):
         self._flow.hold(size_bytes)
         if self._receiving:
             # A frame was completed, so one that is pending began after it.
-            self._flow.update_partial(0)
             self._watch.frame_completed()
 
     def release(self, size_bytes: int) -> None:
@@ -216,10 +262,12 @@ class TcpConnection(asyncio.Protocol):
         if self._state is State.FINISHING and not self._flow.held_bytes:
             asyncio.get_running_loop().call_soon(self._conclude)
 
-    def frame_pending(self, pending: bool) -> None:
-        if not pending:
-            self._flow.update_partial(0)
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
+        self._flow.update_partial(kept_bytes)
         self._watch.frame_pending(pending)
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(self._run, step)
 
     def set_authenticated(self, authenticated: bool) -> None:
         budget = self._owner.budget
@@ -232,7 +280,7 @@ class TcpConnection(asyncio.Protocol):
         if self._state is State.GONE:
             return
         unsent_bytes = self._transport.get_write_buffer_size()
-        self._flow.update_unsent(unsent_bytes)
+        self._note_unsent(unsent_bytes)
         if self._state is State.LINGERING and not unsent_bytes:
             if self._linger_until_s is None:
                 self._linger_until_s = now_s + self._owner.limits.linger_s_max

@@ -27,7 +27,15 @@ class Expiry(Enum):
 class ConnectionWatch:
     """What one connection did between two passes. The data path writes `received` and the frame fields; only `judge` reads time."""
 
-    __slots__ = ("_delivered_bytes", "_frame_since_s", "_quiet_since_s", "is_frame_pending", "received")
+    __slots__ = (
+        "_delivered_before_pressure_bytes",
+        "_delivered_bytes",
+        "_frame_since_s",
+        "_pressure_since_s",
+        "_quiet_since_s",
+        "is_frame_pending",
+        "received",
+    )
 
     def __init__(self, now_s: float) -> None:
         self.received = False
@@ -35,6 +43,9 @@ class ConnectionWatch:
         self._frame_since_s: float | None = None
         self._quiet_since_s = now_s
         self._delivered_bytes = 0
+        self._pressure_since_s: float | None = None
+        """Since when others wait for what the peer does not take, or since it was last found to take enough."""
+        self._delivered_before_pressure_bytes = 0
 
     def frame_pending(self, pending: bool) -> None:
         if not pending:
@@ -62,8 +73,8 @@ class ConnectionWatch:
 
         `reading`: the socket is being read; `frame_waits`: it is not, only because the whole server has too much of partial frames;
         `frames_wait`: such connections exist; `owed`: the peer waits for an answer of ours; `delivered_bytes`: what the kernel has
-        taken from us over the connection's life; `under_pressure`: the peer leaves answers unread while the whole server has too many of
-        them, or too many requests.
+        taken from us over the connection's life; `under_pressure`: the peer leaves answers unread while others wait for the room that
+        they take, or the whole server has too many requests.
         """
         if not (reading or frame_waits):
             self._frame_since_s = (
@@ -74,6 +85,14 @@ class ConnectionWatch:
                 self._frame_since_s = now_s
             elif now_s - self._frame_since_s >= limits.frame_s_max(stalled=frames_wait and not self.received):
                 return Expiry.PARTIAL_FRAME
+        if not under_pressure:
+            self._pressure_since_s = None
+        elif self._pressure_since_s is None:
+            self._pressure_since_s, self._delivered_before_pressure_bytes = now_s, delivered_bytes
+        elif now_s - self._pressure_since_s >= limits.under_pressure_s_max:
+            if delivered_bytes - self._delivered_before_pressure_bytes < limits.under_pressure_bytes_min:
+                return Expiry.UNREAD
+            self._pressure_since_s, self._delivered_before_pressure_bytes = now_s, delivered_bytes
         peers_turn = unsent_bytes > 0 or (reading and not owed)
         if self.received or delivered_bytes > self._delivered_bytes or not peers_turn:
             self.received = False

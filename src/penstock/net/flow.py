@@ -13,8 +13,12 @@ While there are too many requests, a connection is read again as soon as all of 
 one read at a time. Peers that have not authenticated where they must share a smaller budget of their own, so they cannot use up that of
 the others.
 
-Replies that peers do not take have a bound over all connections too. Above it a connection is not writable with more than a little unsent,
-and peers that take nothing are closed much sooner (`penstock.net.deadlines`): whoever reads is served, at a smaller window.
+Replies that peers do not take have a bound over all connections too. A reply above the little that each connection may have unsent is
+queued only if there is room for it (`room_for`). If there is none, the reply is dropped, its connection starts nothing more, and it is
+resumed in the order of waiting when there is; then the room is promised to it until it has the reply, so that nobody else takes it. So
+is the room for replies that are read from disk, as long as they are being read (`promise_room`). Small replies are
+queued in any case, so peers that read are served. Peers that take too little while others wait are closed much sooner
+(`penstock.net.deadlines`).
 
 After a server-wide bound was crossed, connections are resumed a few per turn of the loop, because each may bring a full read with it;
 resuming all of them at once would cross the bound by thousands of reads.
@@ -39,6 +43,8 @@ PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
 UNAUTHENTICATED_SHARE = 4
 """Peers that have not authenticated have one of so many parts of the budget, on top of it."""
+ROOM_GRANTED_PER_TURN_MAX = 4
+"""Connections that are told in one turn of the loop that there is room for their reply: each makes a large reply at once."""
 UNSENT_BYTES_FREE = 64 * 1024
 """What a connection may have of unsent replies, whatever the others have, and go on being served."""
 
@@ -120,13 +126,16 @@ class InFlightBudget:
 
     __slots__ = (
         "_call_soon",
+        "_grant_scheduled",
         "_resume_scheduled",
         "_unauthenticated",
         "_waiting",
+        "_waiting_for_room",
         "bytes_max",
         "held_bytes",
         "hold_bytes_max",
         "partial",
+        "promised_bytes",
         "resume_bytes",
         "unsent_bytes",
     )
@@ -140,6 +149,11 @@ class InFlightBudget:
         self.partial = PartialFrames(bytes_max // 2, call_soon)
         self.unsent_bytes = 0
         """Replies that peers have not taken."""
+        self.promised_bytes = 0
+        """Room that is kept for replies that are being made again."""
+        self._waiting_for_room: dict[ReadFlow, int] = {}
+        """Connections with the sizes of their replies, in the order in which they began to wait."""
+        self._grant_scheduled = False
         self._call_soon = call_soon
         self._waiting: dict[ReadFlow, None] = {}
         self._resume_scheduled = False
@@ -163,9 +177,45 @@ class InFlightBudget:
         return self.held_bytes > self.resume_bytes and self.held_bytes + self.partial.total_bytes > self.bytes_max
 
     @property
+    def waiting_for_room(self) -> int:
+        """Connections that wait for room for a reply."""
+        return len(self._waiting_for_room)
+
+    @property
     def is_unsent_over(self) -> bool:
-        """Whether there are too many bytes of unsent replies."""
-        return self.unsent_bytes > self.bytes_max
+        """Whether there are too many bytes of unsent replies, or connections wait for room for theirs."""
+        return bool(self._waiting_for_room) or self.unsent_bytes + self.promised_bytes > self.bytes_max
+
+    def room_for(self, flow: ReadFlow, size_bytes: int) -> bool:
+        """Return whether a reply may be queued; if not, its connection waits, after those that wait already."""
+        size_bytes = min(size_bytes, self.bytes_max)  # what is larger waits until nothing else is unsent
+        if not self._waiting_for_room and self._fits(size_bytes):
+            return True
+        self._waiting_for_room[flow] = size_bytes
+        return False
+
+    def promise(self, change_bytes: int) -> None:
+        self.promised_bytes += change_bytes
+        if change_bytes < 0:
+            self.grant_soon()
+
+    def grant_soon(self) -> None:
+        """Look for connections that there is room for now, once whatever is going on is done."""
+        if self._waiting_for_room and not self._grant_scheduled:
+            self._grant_scheduled = True
+            self._call_soon(self._grant_some)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self.unsent_bytes + self.promised_bytes + size_bytes <= self.bytes_max
+
+    def _grant_some(self) -> None:
+        self._grant_scheduled = False
+        for flow, size_bytes in list(islice(self._waiting_for_room.items(), ROOM_GRANTED_PER_TURN_MAX)):
+            if not self._fits(size_bytes):
+                return
+            del self._waiting_for_room[flow]
+            flow.grant(size_bytes)
+        self.grant_soon()
 
     def hold(self, flow: ReadFlow, size_bytes: int) -> None:
         self.held_bytes += size_bytes
@@ -173,9 +223,12 @@ class InFlightBudget:
             self._waiting[flow] = None
             flow.block(SERVER_REQUESTS)
 
-    def forget(self, flow: ReadFlow) -> None:
-        """Note that a connection does not wait for others any more."""
+    def forget(self, flow: ReadFlow) -> bool:
+        """Note that a connection does not wait for others any more. Returns whether it waited for room for a reply."""
         self._waiting.pop(flow, None)
+        waited = self._waiting_for_room.pop(flow, None) is not None
+        self.grant_soon()
+        return waited
 
     def release(self, flow: ReadFlow, size_bytes: int) -> None:
         before_bytes = self.held_bytes
@@ -217,24 +270,37 @@ class ReadFlow:
         "_blocked_by",
         "_budget",
         "_bytes_max",
+        "_on_room",
         "_stats",
         "_transport",
         "held_bytes",
         "partial_bytes",
+        "promised_bytes",
         "unsent_bytes",
     )
 
-    def __init__(self, transport: Readable, bytes_max: int, budget: InFlightBudget, stats: ListenerStats) -> None:
+    def __init__(
+        self,
+        transport: Readable,
+        bytes_max: int,
+        budget: InFlightBudget,
+        stats: ListenerStats,
+        on_room: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_room` is called when there is room for a reply that there was none for."""
         self._transport = transport
+        self._on_room = on_room
         self._bytes_max = bytes_max
         self._budget = budget
         self._stats = stats
         self._blocked_by = 0
         self.held_bytes = 0
         self.partial_bytes = 0
-        """What was received of frames that are not whole; a little more if others came with them."""
+        """What is kept of frames that are not received whole."""
         self.unsent_bytes = 0
         """What the peer has not taken, when that was last looked at."""
+        self.promised_bytes = 0
+        """Room that is kept for a reply."""
 
     @property
     def reading(self) -> bool:
@@ -251,8 +317,43 @@ class ReadFlow:
 
     def update_unsent(self, size_bytes: int) -> None:
         """Note how much the peer has not taken."""
-        self._budget.unsent_bytes += size_bytes - self.unsent_bytes
+        change_bytes = size_bytes - self.unsent_bytes
         self.unsent_bytes = size_bytes
+        self._budget.unsent_bytes += change_bytes
+        if change_bytes < 0:
+            self._budget.grant_soon()
+
+    def room_for(self, size_bytes: int) -> bool:
+        """Return whether a reply may be queued. If not, `on_room` is called when it may."""
+        if size_bytes <= self.promised_bytes or self.unsent_bytes + size_bytes <= UNSENT_BYTES_FREE:
+            return True
+        self.give_up_promise()
+        return self._budget.room_for(self, size_bytes)
+
+    def promise_room(self, size_bytes: int) -> bool:
+        """Return whether room is kept for a reply of at most this size. If not, `on_room` is called when it is."""
+        if self.promised_bytes:
+            return True
+        if not self._budget.room_for(self, size_bytes):
+            return False
+        self._promise(min(size_bytes, self._budget.bytes_max))
+        return True
+
+    def grant(self, size_bytes: int) -> None:
+        """Keep room for the reply that there was none for."""
+        self._promise(size_bytes)
+        if self._on_room is not None:
+            self._on_room()
+
+    def _promise(self, size_bytes: int) -> None:
+        self.promised_bytes = size_bytes
+        self._budget.promise(size_bytes)
+
+    def give_up_promise(self) -> None:
+        """Note that the reply is queued, or will not be."""
+        if self.promised_bytes:
+            size_bytes, self.promised_bytes = self.promised_bytes, 0
+            self._budget.promise(-size_bytes)
 
     @property
     def is_server_under_pressure(self) -> bool:
@@ -266,8 +367,11 @@ class ReadFlow:
 
     @property
     def keeps_others_waiting(self) -> bool:
-        """Whether the peer takes too little of its replies, while others wait because too many requests are in flight."""
-        return self.unsent_bytes > 0 and self.held_bytes > 0 and (self._budget.waiting > 0 or self._budget.is_over)
+        """Whether the peer takes too little of its replies, while others wait for room, or because too many requests are in flight."""
+        budget = self._budget
+        if not self.unsent_bytes:
+            return False
+        return budget.waiting_for_room > 0 or (self.held_bytes > 0 and (budget.waiting > 0 or budget.is_over))
 
     @property
     def frames_wait(self) -> bool:
@@ -282,7 +386,9 @@ class ReadFlow:
         partial_bytes, unsent_bytes = self.partial_bytes, self.unsent_bytes
         self.update_partial(0)
         self.update_unsent(0)
-        before.forget(self)
+        self.give_up_promise()
+        if before.forget(self) and self._on_room is not None:
+            self._on_room()
         self.unblock(SERVER_REQUESTS)
         before.release(self, self.held_bytes)
         self._budget = budget
@@ -301,6 +407,8 @@ class ReadFlow:
         assert self.held_bytes >= 0, "a connection released more request bytes than it held"
         if self._blocked_by & OWN_REQUESTS and self.held_bytes * 2 <= self._bytes_max:
             self.unblock(OWN_REQUESTS)
+        if self.promised_bytes and not self.held_bytes:
+            self.give_up_promise()  # everything is answered, and it was not needed
         self._budget.release(self, size_bytes)
 
     def block(self, reason: int) -> None:
@@ -326,3 +434,5 @@ class ReadFlow:
         self._budget.forget(self)
         self.update_partial(0)
         self.update_unsent(0)
+        self.give_up_promise()
+        self._on_room = None

@@ -29,6 +29,9 @@ class ListenerLimits:
     """How long a peer may take nothing of its answers, or send nothing of a frame, while all connections together have more than their
     bound of requests, unsent answers or partial frames: others wait for what it holds."""
 
+    under_pressure_bytes_min: int = 64 * KIB
+    """How much of its answers a peer must take in that time. Less is no way to read, but one to hold memory by dripping."""
+
     header_s_max: float = 30.0
     """How long a frame may stay partial. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take
     27 s), short enough that dripping bytes does not hold a connection."""

@@ -95,7 +95,8 @@ class QuicServerConnection(Connection):
         self.begun_s = owner.clock.monotonic()
         self.cids: set[bytes] = set()
         """Those it is known by; kept by the listener."""
-        self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats)
+        self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats, self._room_granted)
+        self._waits_for_room = False
         self._is_authenticated = False
         self._concluding: dict[QuicServerStream, None] = {}
         self.partial_frames: dict[QuicServerStream, None] = {}
@@ -213,7 +214,22 @@ class QuicServerConnection(Connection):
     def waiting_changed(self) -> None:
         self.flow.update_unsent(self.waiting_bytes)
 
+    def room_for(self, size_bytes: int) -> bool:
+        """Return whether there is room for a reply on a stream. If not, no stream is writable until there is."""
+        self.look_at_congestion()
+        if self.flow.room_for(size_bytes):
+            return True
+        self._waits_for_room = True
+        self.look_at_congestion()
+        return False
+
+    def _room_granted(self) -> None:
+        self._waits_for_room = False
+        self.update_congestion()
+
     def send_high_bytes(self) -> int:
+        if self._waits_for_room:
+            return -1  # anything is too much
         return UNSENT_BYTES_FREE if self.flow.is_server_under_pressure else self.settings.connection_send_high_bytes
 
     def congestion_changed(self) -> None:

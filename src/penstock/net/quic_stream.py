@@ -6,6 +6,7 @@ two ways: `close` takes no more input, lets what is in flight be answered, and e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -88,10 +89,20 @@ class QuicServerStream(Stream):
         """Whether the peer is still to get something from us on this stream."""
         return self._held_bytes > 0 or self.can_send or self._unsent_bytes > 0
 
+    def room_for(self, size_bytes: int) -> bool:
+        return self._is_closed or self._connection.room_for(size_bytes)
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return self.room_for(size_bytes)
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         if self.can_send:
             self._connection.stats.bytes_out += len(data)
             super().send(data, end=end)
+            flow = self._connection.flow
+            if flow.promised_bytes:
+                self._connection.look_at_congestion()
+                flow.give_up_promise()
             if not self._writable:
                 self._block(SEND_BUFFER)
 
@@ -111,9 +122,6 @@ class QuicServerStream(Stream):
         if self._receiving:
             # A frame was completed, so one that is pending began after it.
             self.partial_since_s = None
-            if self._partial_bytes > 0:
-                connection.flow.update_partial(connection.flow.partial_bytes - self._partial_bytes)
-                self._partial_bytes = 0
         if self._held_bytes > connection.limits.stream_in_flight_bytes_max:
             self._block(OWN_REQUESTS)
 
@@ -129,12 +137,20 @@ class QuicServerStream(Stream):
                 connection.conclude_later(self)
             connection.answered()
 
-    def frame_pending(self, pending: bool) -> None:
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         if not pending:
             self._forget_partial()
-        elif self._partial_bytes < 0 and not self._finishing and not self._is_closed:
-            self._partial_bytes = 0
-            self._connection.partial_frames[self] = None
+        elif not self._finishing and not self._is_closed:
+            connection = self._connection
+            if self._partial_bytes < 0:
+                self._partial_bytes = 0
+                connection.partial_frames[self] = None
+            connection.flow.update_partial(connection.flow.partial_bytes + kept_bytes - self._partial_bytes)
+            self._partial_bytes = kept_bytes
+            connection.check_partial_frames()
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(self.guarded, step)
 
     def set_authenticated(self, authenticated: bool) -> None:
         self._connection.set_authenticated(authenticated)
@@ -149,10 +165,6 @@ class QuicServerStream(Stream):
         self.guarded(self._session.receive, data)
         self._receiving = False
         self._fresh = False
-        if self._partial_bytes >= 0:
-            self._partial_bytes += len(data)
-            connection.flow.update_partial(connection.flow.partial_bytes + len(data))
-            connection.check_partial_frames()
 
     def ended(self) -> None:
         self._forget_partial()

@@ -49,6 +49,20 @@ class Connection(Protocol):
         """False while the send buffer is above its high mark: start no work that produces output until `resume`."""
         ...
 
+    def room_for(self, size_bytes: int) -> bool:
+        """Return whether there is room for a reply of this size.
+
+        If there is none, drop the reply: the connection is not writable until `resume`, when room is kept for it. Make it again then.
+        """
+        ...
+
+    def promise_room(self, size_bytes: int) -> bool:
+        """Return whether room is kept for a reply that is not made yet, and has at most this size.
+
+        If not, begin nothing: the connection is not writable until `resume`, when room is kept for it.
+        """
+        ...
+
     def send(self, data: bytes) -> None:
         """Queue bytes for the peer. Dropped without a word once the connection is ending."""
         ...
@@ -65,8 +79,15 @@ class Connection(Protocol):
         """The request was answered. Owed for every hold, also after `closed`."""
         ...
 
-    def frame_pending(self, pending: bool) -> None:
-        """Whether the input ends inside a frame. The time one frame may take runs from the first True after a False or a hold."""
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
+        """Say whether the input ends inside a frame, and how much of that frame is kept.
+
+        The time one frame may take runs from the first True after a False or a hold.
+        """
+        ...
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        """Run a step of the session in the next turn of the loop. What it raises ends the connection, as what `receive` raises does."""
         ...
 
     def set_authenticated(self, authenticated: bool) -> None:

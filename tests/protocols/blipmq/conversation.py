@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from penstock.protocols.blipmq.codec import (
     Decoder,
@@ -38,6 +39,12 @@ class MemoryConnection:
         self.pending = False
         self.arrived = asyncio.Event()
 
+    def room_for(self, size_bytes: int) -> bool:
+        return True
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return True
+
     def send(self, data: bytes) -> None:
         assert data
         self.sends.append(data)
@@ -57,8 +64,11 @@ class MemoryConnection:
     def set_authenticated(self, authenticated: bool) -> None:
         self.authenticated = authenticated
 
-    def frame_pending(self, pending: bool) -> None:
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         self.pending = pending
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(step)
 
 
 class Conversation:

@@ -77,7 +77,7 @@ def test_the_largest_frame_is_legal_and_one_more_byte_is_not() -> None:
 def test_an_announced_length_allocates_nothing() -> None:
     decoder = Decoder()
     decoder.feed(LENGTH_MAX.to_bytes(4, "big") + b"\3")
-    assert len(decoder._unfinished) == 5
+    assert len(decoder._buffer) == 5
 
 
 def test_a_client_sees_single_deliveries() -> None:
@@ -98,3 +98,13 @@ def test_a_topic_longer_than_its_length_field_is_refused() -> None:
 @pytest.mark.parametrize("payload", [b"", b"\1\x90\0", b"\1\x90\0\3ab", b"\1\x90\0\1ab"])
 def test_a_malformed_refusal_is_none(payload: bytes) -> None:
     assert codec.parse_nack(payload) is None
+
+
+def test_what_is_beyond_the_bound_of_one_feed_is_decoded_by_the_next() -> None:
+    decoder = Decoder(messages_max=3)
+    feeds = [decoder.feed(codec.encode_ping(1) * 7 + codec.encode_ping(1)[:5])]
+    while decoder.more:
+        feeds.append(decoder.feed(b""))
+    assert [len(messages) for messages in feeds] == [3, 3, 1]
+    assert decoder.partial
+    assert decoder.kept_bytes == 5

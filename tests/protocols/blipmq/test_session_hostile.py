@@ -153,7 +153,7 @@ async def test_an_exception_out_of_background_work_is_answered_and_the_conversat
     async def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(BlipMQSession, "_create_and_write", broken)
+    monkeypatch.setattr(BlipMQSession, "_create_topic_and", broken)
     nacks = await talk.answers(encode_publish(5, 1, "new", b"a"), encode_publish(6, 1, "new", b"b"))
     assert [(nack.type, nack.correlation_id) for nack in nacks] == [(FrameType.NACK, 5), (FrameType.NACK, 6)]
     assert blipmq.stats.internal_errors == 2

@@ -41,6 +41,12 @@ class MemoryStream:
     def writable(self) -> bool:
         return self.unsent_bytes < HIGH_BYTES
 
+    def room_for(self, size_bytes: int) -> bool:
+        return True
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return True
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         assert data
         assert self.can_send
@@ -78,8 +84,11 @@ class MemoryStream:
     def set_authenticated(self, authenticated: bool) -> None:
         self.authenticated = authenticated
 
-    def frame_pending(self, pending: bool) -> None:
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         self.pending = pending
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(step)
 
 
 class MemoryConnection:

@@ -321,3 +321,13 @@ def test_a_null_stands_for_a_name_that_is_left_out() -> None:
     request = decode_request(Frame(0, b'{"type":"cache_get","key":"k","tenant_id":null,"request_id":null}'))
     assert isinstance(request, CacheGet)
     assert (request.tenant_id, request.request_id) == (None, None)
+
+
+def test_what_is_beyond_the_bound_of_one_feed_is_decoded_by_the_next() -> None:
+    decoder = FrameDecoder(frames_max=3)
+    feeds = [decoder.feed(encode_frame(0, b"x") * 7 + encode_frame(0, b"x")[:5])]
+    while decoder.more:
+        feeds.append(decoder.feed(b""))
+    assert [len(frames) for frames in feeds] == [3, 3, 1]
+    assert decoder.partial
+    assert decoder.kept_bytes == 5

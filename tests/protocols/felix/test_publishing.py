@@ -13,6 +13,7 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.records.keys import fnv1a
 from penstock.log.api import TopicConfig
+from penstock.protocols.conversation import REQUEST_BYTES_MIN
 from penstock.protocols.felix import binary
 from penstock.protocols.felix.binary import PublishAck
 from penstock.protocols.felix.codec import encode_frame, encode_message
@@ -31,7 +32,7 @@ from penstock.protocols.felix.messages import (
 )
 from penstock.protocols.felix.publishing import EVENT_BYTES, RUN_BYTES_MAX
 from penstock.protocols.felix.session import Felix
-from penstock.protocols.felix.stream import REQUEST_BYTES_MIN, REQUESTS_PER_TURN_MAX
+from penstock.protocols.felix.stream import REQUESTS_PER_TURN_MAX
 from penstock.protocols.felix.wire import CLOSE_PROTOCOL_ERROR
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk

@@ -24,6 +24,7 @@ from penstock.protocols.felix.messages import (
     Error,
     GroupAck,
     GroupPoll,
+    Ok,
     Publish,
     PublishBatch,
     StreamShards,
@@ -31,6 +32,7 @@ from penstock.protocols.felix.messages import (
     Subscribe,
 )
 from penstock.protocols.felix.session import Felix
+from penstock.protocols.felix.wire import HEADER, JSON, LOGIN_PAYLOAD_BYTES_MAX, MAGIC, VERSION
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
 from tests.protocols.felix.conversation import Peer, Talk
@@ -138,3 +140,29 @@ async def test_how_many_shards_a_stream_has_tells_nobody_whether_it_exists(
     assert answers == [StreamShardsView(shards=1, request_id=1)] * 2
     answer = await talk.ask(StreamShards(**OTHERS, stream="demo", request_id=1))
     assert isinstance(answer, Error) == (who == "tenant")
+
+
+# --- before the login ---
+
+
+@pytest.fixture
+async def strict(broker: Broker, clock: ManualClock) -> Peer:
+    return Peer(Felix(broker, clock=clock, required=True, login_required=True, tokens={TENANT: "one"}))
+
+
+async def test_a_frame_before_the_login_is_small(strict: Peer) -> None:
+    strict.open().say(HEADER.pack(MAGIC, VERSION, JSON, LOGIN_PAYLOAD_BYTES_MAX))
+    assert not strict.connection.was_closed
+    strict.open().say(HEADER.pack(MAGIC, VERSION, JSON, LOGIN_PAYLOAD_BYTES_MAX + 1))
+    assert "authentication required" in str(strict.connection.was_closed)
+
+
+async def test_a_login_allows_larger_frames_also_in_the_same_read(strict: Peer) -> None:
+    large = Publish(
+        tenant_id=TENANT, namespace="default", stream="demo", payload=bytes(2 * LOGIN_PAYLOAD_BYTES_MAX), request_id=1
+    )
+    talk = strict.open()
+    talk.say(Auth(tenant_id=TENANT, token="one"), large)
+    assert isinstance(await talk.reply(), Ok)
+    assert not isinstance(await talk.reply(), Error)
+    assert strict.connection.was_closed is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.protocols.flymq.errors import decode_error
@@ -36,6 +37,12 @@ class MemoryConnection:
         self.closing = False
         self.arrived = asyncio.Event()
 
+    def room_for(self, size_bytes: int) -> bool:
+        return True
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return True
+
     def send(self, data: bytes) -> None:
         assert data
         self.sends.append(data)
@@ -56,8 +63,11 @@ class MemoryConnection:
     def set_authenticated(self, authenticated: bool) -> None:
         self.authenticated = authenticated
 
-    def frame_pending(self, pending: bool) -> None:
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         self.pending.append(pending)
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(step)
 
 
 class Conversation:

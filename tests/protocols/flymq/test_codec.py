@@ -531,3 +531,37 @@ def test_what_does_not_fit_a_frame_is_not_encoded() -> None:
 
 def test_no_records_are_no_bytes() -> None:
     assert encode_produce_many("a", []) == b""
+
+
+def drain(decoder: RequestDecoder, data: bytes) -> list[list[Request]]:
+    """What each `feed` returns until there is no more."""
+    feeds = [decoder.feed(data)]
+    while decoder.more:
+        feeds.append(decoder.feed(b""))
+    return feeds
+
+
+def test_what_is_beyond_the_bound_of_one_feed_is_decoded_by_the_next() -> None:
+    header = encode_request(ListTopics())
+    decoder = RequestDecoder(frames_max=3)
+    assert [len(requests) for requests in drain(decoder, header * 7 + header[:5])] == [3, 3, 1]
+    assert decoder.partial
+    assert decoder.kept_bytes == 5
+
+
+def test_a_run_counts_once_and_frames_that_only_join_it_count_each() -> None:
+    plain = encode_produce_many("a", [b"1"])
+    other_flags = plain[:3] + b"\x80" + plain[4:]
+    [[run]] = drain(RequestDecoder(frames_max=3), plain * 100)
+    assert isinstance(run, ProduceRun)
+    assert len(run.values) == 100
+    assert len(drain(RequestDecoder(frames_max=3), (plain + other_flags) * 6)) == 4
+
+
+def test_a_violation_beyond_the_bound_is_found_when_it_is_reached() -> None:
+    decoder = RequestDecoder(frames_max=2)
+    assert len(decoder.feed(encode_request(ListTopics()) * 3 + b"GET / HTTP/1.1")) == 2
+    assert decoder.more
+    assert len(decoder.feed(b"")) == 1
+    assert "47 45" in str(decoder.violation)
+    assert not decoder.partial

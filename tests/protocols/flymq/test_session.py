@@ -19,6 +19,7 @@ from penstock.broker.records.spreading import OnPlaced, Placement
 from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
+from penstock.protocols.conversation import REQUEST_BYTES_MIN
 from penstock.protocols.flymq.codec import CodecLimits
 from penstock.protocols.flymq.operations.access import Whoami
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
@@ -34,7 +35,7 @@ from penstock.protocols.flymq.operations.topics import (
 )
 from penstock.protocols.flymq.record_layouts import decode_fetched, decode_produced, encode_produce, encode_produce_many
 from penstock.protocols.flymq.server.dispatch import Node
-from penstock.protocols.flymq.session import CALLS_PER_TURN_MAX, REQUEST_BYTES_MIN, FlyMQ
+from penstock.protocols.flymq.session import REQUESTS_PER_TURN_MAX, FlyMQ
 from penstock.protocols.flymq.wire import frame
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import Conversation, Frame
@@ -202,10 +203,10 @@ async def test_nothing_is_started_while_the_peer_does_not_take_its_replies(talk:
 
 
 async def test_a_flood_of_small_requests_lets_others_have_their_turn(talk: Conversation) -> None:
-    count = CALLS_PER_TURN_MAX * 3
+    count = REQUESTS_PER_TURN_MAX * 3
     talk.say(LIST_TOPICS * count)
     answered = sum(map(len, talk.connection.sends)) // 12
-    assert answered == CALLS_PER_TURN_MAX
+    assert answered == REQUESTS_PER_TURN_MAX
     assert len(await talk.replies(count)) == count
     assert talk.connection.held_bytes == 0
 

@@ -163,7 +163,7 @@ async def test_an_exception_out_of_background_work_is_answered_and_the_conversat
     async def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(session.FlyMQSession, "_create_and_write", broken)
+    monkeypatch.setattr(session.FlyMQSession, "_create_topic_and", broken)
     produce = encode_produce("new", b"x")
     talk.say(produce, produce, encode_request(Whoami()))
     first, second, third = await talk.replies(3)

@@ -79,6 +79,12 @@ class MemoryStream:
     def has_ended(self) -> bool:
         return not self.can_send
 
+    def room_for(self, size_bytes: int) -> bool:
+        return True
+
+    def promise_room(self, size_bytes: int) -> bool:
+        return True
+
     def send(self, data: bytes, *, end: bool = False) -> None:
         assert self.can_send, "sent after the end"
         assert data
@@ -111,8 +117,11 @@ class MemoryStream:
     def set_authenticated(self, authenticated: bool) -> None:
         self.authenticated = authenticated
 
-    def frame_pending(self, pending: bool) -> None:
+    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         self.pending = pending
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(step)
 
 
 class MemoryConnection:

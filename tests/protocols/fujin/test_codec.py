@@ -445,3 +445,15 @@ def test_more_ids_than_can_be_waited_for_end_the_conversation() -> None:
 def test_an_id_longer_than_can_be_waited_for_ends_the_conversation() -> None:
     commands = Decoder().feed(connect_reader(b"t") + b"\x08" + u32(1) + u32(1) + u32(0xFFFFFFFF))
     assert isinstance(commands[-1], BadCommand)
+
+
+def test_what_is_beyond_the_bound_of_one_feed_is_decoded_by_the_next() -> None:
+    data = CONNECT_WRITER + b"".join(map(begin, range(7))) + write(8, b"orders", b"x") * 100 + commit(9)[:3]
+    decoder = Decoder(commands_max=3)
+    feeds = [decoder.feed(data)]
+    while decoder.more:
+        feeds.append(decoder.feed(b""))
+    assert [len(commands) for commands in feeds] == [3, 3, 3, 0]
+    assert [command for commands in feeds for command in commands] == Decoder().feed(data)
+    assert decoder.partial
+    assert decoder.kept_bytes == 3

@@ -11,7 +11,7 @@ import trustme
 from pydantic import ValidationError
 
 import penstock
-from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.clients.options import ClientOptions
@@ -20,6 +20,7 @@ from penstock.config import FujinListener
 from penstock.errors import AccessDenied, PenstockError
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.fujin.session import Fujin
+from penstock.protocols.fujin.wire import LOGIN_BODY_BYTES_MAX
 from penstock.testing import RunningBroker
 from penstock.testing.clock import ManualClock
 from tests.protocols.fujin.memory import Client, Side, Timers, until
@@ -196,3 +197,12 @@ async def test_a_reader_that_is_pushed_to_and_may_not_read_any_more_is_told_good
     switch.allowed = {Operation.WRITE}
     await writer.ask(write(1, b"orders", b"x"), size=6)
     assert await reader.end() == b"\x0a"
+
+
+async def test_a_message_of_a_client_that_nothing_identifies_is_small_where_something_must(
+    broker: Broker, timers: Timers
+) -> None:
+    strict = Client(Fujin(broker, principal=UNAUTHENTICATED, login_required=True, after=timers.after), timers)
+    side = strict.writer()
+    side.say(write(1, b"there", bytes(LOGIN_BODY_BYTES_MAX + 1)))
+    await until(lambda: b"is too large: at most 65536 are allowed" in side.stream.sent)

@@ -293,7 +293,7 @@ def principals(fujin: Fujin, timers: Timers, subjects: Sequence[str | None]) -> 
 
 
 def principal_on_a_stream(session: FujinConnection, connection: MemoryConnection, stream_id: int) -> Principal:
-    return session.stream_opened(MemoryStream(stream_id, connection))._talk.principal
+    return session.stream_opened(MemoryStream(stream_id, connection)).principal
 
 
 async def test_a_certificate_says_who_a_client_is(broker: Broker, timers: Timers) -> None:

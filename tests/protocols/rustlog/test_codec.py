@@ -449,3 +449,25 @@ def test_a_reply_of_impossible_length_is_a_violation() -> None:
 def test_a_reply_that_lies_is_a_violation(decoder: object, payload: bytes) -> None:
     with pytest.raises(ProtocolViolation):
         decoder(payload)  # type: ignore[operator]
+
+
+def drain(decoder: RequestDecoder, data: bytes) -> list[list[Request]]:
+    """What each `feed` returns until there is no more."""
+    feeds = [decoder.feed(data)]
+    while decoder.more:
+        feeds.append(decoder.feed(b""))
+    return feeds
+
+
+def test_what_is_beyond_the_bound_of_one_feed_is_decoded_by_the_next() -> None:
+    ping = frame(b'{"Ping":null}')
+    feeds = drain(RequestDecoder(requests_max=3), ping * 7 + ping[:5])
+    assert [len(requests) for requests in feeds] == [3, 3, 1]
+    feeds = drain(RequestDecoder(frames_max=10), binary_client.encode_produce("t", 0, [b"x"]) * 25)
+    assert [[len(run.values) for run in runs if isinstance(run, ProduceRun)] for runs in feeds] == [[10], [10], [5]]
+
+
+def test_an_impossible_length_beyond_the_bound_is_still_the_last_message() -> None:
+    ping = frame(b'{"Ping":null}')
+    feeds = drain(RequestDecoder(requests_max=2), ping * 4 + bytes(4) + ping)
+    assert [type(request) for requests in feeds for request in requests] == [Call, Call, Call, Call, BrokenFrame]

@@ -18,7 +18,7 @@ from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.rustlog import binary_client, json_client, json_dialect
 from penstock.protocols.rustlog.codec import ReplyDecoder
 from penstock.protocols.rustlog.messages import CreateTopic, Fetch, ListTopics, Ping, Reply
-from penstock.protocols.rustlog.session import CALLS_PER_TURN_MAX, RustLog, RustLogSession
+from penstock.protocols.rustlog.session import REQUESTS_PER_TURN_MAX, RustLog, RustLogSession
 from penstock.protocols.rustlog.wire import DECODED_ON_LOOP_BYTES_MAX, Opcode, frame
 from penstock.testing.clock import ManualClock
 from penstock.workers import Check
@@ -153,9 +153,9 @@ async def test_nothing_is_started_while_the_peer_takes_no_replies(talk: Conversa
 
 
 async def test_a_long_queue_lets_others_have_their_turn(talk: Conversation) -> None:
-    count = CALLS_PER_TURN_MAX * 3 + 1
+    count = REQUESTS_PER_TURN_MAX * 3 + 1
     talk.session.receive(PING * count)
-    assert len(b"".join(talk.connection.sends)) == CALLS_PER_TURN_MAX * len(PING)
+    assert len(b"".join(talk.connection.sends)) == REQUESTS_PER_TURN_MAX * len(PING)
     assert await talk.hear(count) == [Opcode.PING] * count
 
 

@@ -1,9 +1,9 @@
 """BlipMQ bytes to messages, in both directions, without I/O.
 
-`feed` takes a whole read and returns what is complete in it. Consecutive PUBLISH frames with the same QoS and topic become one
-`PublishRun`: behind the first, a frame is recognised by comparing its first bytes with the first frame's, and costs one unpacking and
-one slice. Everything else is a `Frame`, whose payload is looked into when its turn comes: which of its faults counts depends on the
-state of the conversation.
+`feed` takes a whole read and returns the messages that are complete, up to a bound; the rest is kept (`more`). Consecutive PUBLISH frames
+with the same QoS and topic become one `PublishRun`: behind the first, a frame is recognised by comparing its first bytes with the first
+frame's, and costs one unpacking and one slice. Everything else is a `Frame`, whose payload is looked into when its turn comes: which of
+its faults counts depends on the state of the conversation.
 
 A frame that is half received is kept as it came, and nothing is allocated by the length it announces. Only framing can be broken (a
 length out of bounds, a type that is none): what came before is still returned, then `violation` is set. A frame that is too large only
@@ -28,7 +28,7 @@ from penstock.protocols.blipmq.wire import (
     FrameType,
 )
 from penstock.protocols.bytes import U16, U64
-from penstock.protocols.unfinished import Unfinished
+from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
 
 _PUBLISH = int(FrameType.PUBLISH)
 _TYPES = frozenset(map(int, FrameType))
@@ -62,26 +62,37 @@ class PublishRun(NamedTuple):
 class Decoder:
     """One direction of one connection."""
 
-    __slots__ = ("_runs", "_unfinished", "length_max", "violation")
+    __slots__ = ("_buffer", "_messages_max", "_runs", "length_max", "more", "violation")
 
-    def __init__(self, *, runs: bool = True, length_max: int = LENGTH_MAX) -> None:
-        """Without `runs` every PUBLISH is a `Frame`: a client's side of the conversation, where each answers a POLL."""
+    def __init__(self, *, runs: bool = True, length_max: int = LENGTH_MAX, messages_max: int = UNBOUNDED) -> None:
+        """Without `runs` every PUBLISH is a `Frame`: a client's side of the conversation, where each answers a POLL.
+
+        Decode at most `messages_max` messages in one `feed`.
+        """
+        self._messages_max = messages_max
+        self.more = False
+        """Whether frames were left undecoded because of that bound: `feed(b"")` goes on with them."""
         self._runs = runs
         self.length_max = length_max
         """Below the protocol's own maximum until the peer has logged in."""
-        self._unfinished = Unfinished()
+        self._buffer = ReceiveBuffer()
         self.violation: ProtocolViolation | None = None
 
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._unfinished)
+        return bool(self._buffer)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received and not decoded."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame | PublishRun]:
         """Every message that is complete. Raises ProtocolViolation where there is none before the fault."""
         if self.violation is not None:
             raise self.violation
-        whole = self._unfinished.join(data)
+        whole = self._buffer.join(data)
         if whole is None:
             return []
         messages: list[Frame | PublishRun] = []
@@ -92,14 +103,19 @@ class Decoder:
             if not messages:
                 raise
             return messages
-        self._unfinished.keep(whole, position)
+        self._buffer.keep(whole, position)
         return messages
 
     def _decode(self, data: bytes, messages: list[Frame | PublishRun]) -> int:
         """Append what is complete; returns where the incomplete rest begins."""
         position, end = 0, len(data)
         unpack = HEAD.unpack_from
+        self.more = False
         while end - position >= LENGTH_BYTES:
+            if len(messages) == self._messages_max:
+                self.more = True
+                self._buffer.needed_bytes = 0
+                return position
             if end - position < HEAD_BYTES:
                 length = int.from_bytes(data[position : position + LENGTH_BYTES], "big")
                 kind = correlation_id = 0
@@ -110,7 +126,7 @@ class Decoder:
                     f"frame length {length} is out of bounds: {LENGTH_MIN} to {LENGTH_MAX} are allowed"
                 )
             if length > self.length_max:
-                self._unfinished.needed_bytes = HEAD_BYTES
+                self._buffer.needed_bytes = HEAD_BYTES
                 if messages or end - position < HEAD_BYTES:
                     return position  # one of the messages may be the login that allows it
                 if kind in _TYPES:
@@ -120,7 +136,7 @@ class Decoder:
                 )
             frame_end = position + LENGTH_BYTES + length
             if frame_end > end:
-                self._unfinished.needed_bytes = frame_end - position
+                self._buffer.needed_bytes = frame_end - position
                 return position
             if kind == _PUBLISH and self._runs:
                 run = self._publish(data, position, frame_end, correlation_id)
@@ -133,7 +149,7 @@ class Decoder:
                 raise ProtocolViolation(f"frame type {kind:#04x} is none of BlipMQ's")
             messages.append(Frame(kind, correlation_id, data[position + HEAD_BYTES : frame_end]))
             position = frame_end
-        self._unfinished.needed_bytes = LENGTH_BYTES
+        self._buffer.needed_bytes = LENGTH_BYTES
         return position
 
     def _publish(self, data: bytes, position: int, frame_end: int, correlation_id: int) -> PublishRun | None:

@@ -11,13 +11,10 @@ Bad framing ends the conversation; everything else is answered with a NACK and g
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-
-import structlog
 
 from penstock.broker.access.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, Login, digest_of
 from penstock.broker.access.checks import Principal
@@ -33,18 +30,13 @@ from penstock.protocols.blipmq import codec, wire
 from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
 from penstock.protocols.blipmq.refusals import code_of
 from penstock.protocols.blipmq.wire import FrameType, NackCode
-from penstock.protocols.replies import ReplyQueue, ReplySlot
-from penstock.protocols.turns import InTurns
+from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, Conversation, ReplySlot
 
-MESSAGE_BYTES_MIN: Final = 256
-"""What a waiting message counts for at least: a POLL takes 21 bytes on the wire, its message some 200 in memory."""
-FRAMES_PER_TURN_MAX: Final = 256
-"""Frames other than publishes that one session deals with before it lets others have their turn of the loop."""
+MESSAGES_PER_TURN_MAX: Final = 256
+"""Frames, or runs of publishes, that one session decodes and starts before it lets others have their turn of the loop."""
 SILENCE: Final = b""
 _HELLO, _AUTH, _PUBLISH, _SUBSCRIBE, _ACK = (int(kind) for kind in list(FrameType)[:5])
 _PING, _POLL = int(FrameType.PING), int(FrameType.POLL)
-
-log = structlog.get_logger("penstock.protocols.blipmq")
 
 
 @dataclass(slots=True)
@@ -89,136 +81,82 @@ class BlipMQ:
         return BlipMQSession(self, connection)
 
 
-class BlipMQSession(InTurns):
+class _NoRoom(Exception):
+    """There is no room for a delivery now."""
+
+
+class BlipMQSession(Conversation[Frame | PublishRun]):
     """Implements `penstock.net.session.Session`."""
 
     __slots__ = (
         "_acknowledged",
-        "_broker",
-        "_bug_logged",
-        "_connection",
-        "_decoder",
         "_greeted",
         "_key_digest",
         "_principal",
         "_qos1_in_flight",
-        "_replies",
         "_shared",
-        "_stats",
         "_subscriptions",
-        "_waiting",
-        "_writes_in_flight",
     )
 
+    _decoder: Decoder
+    _stats: BlipMQStats
+
     def __init__(self, shared: BlipMQ, connection: Connection) -> None:
-        super().__init__()
+        decoder = Decoder(length_max=wire.LOGIN_LENGTH_MAX, messages_max=MESSAGES_PER_TURN_MAX)
+        super().__init__(shared.broker, connection, decoder, shared.stats)
         self._shared = shared
-        self._broker = shared.broker
         self._subscriptions = shared.broker.subscriptions
-        self._stats = shared.stats
-        self._connection = connection
-        self._decoder = Decoder(length_max=wire.LOGIN_LENGTH_MAX)
-        self._replies = ReplyQueue(self._send, self._loop.call_soon)
-        self._waiting: deque[Frame | PublishRun] = deque()
         self._greeted = False
         self._principal: Principal | None = None
         self._key_digest: bytes | None = None
-        self._writes_in_flight = 0
         self._qos1_in_flight = 0
         self._acknowledged = False
         """Something that may not be on disk yet."""
-        self._bug_logged = False
         connection.set_authenticated(False)
 
-    # --- what the network calls ---
+    # --- the order of messages ---
 
-    def receive(self, data: bytes) -> None:
+    def _decode(self, data: bytes) -> None:
         if self._key_digest is not None and not self._broker.api_keys.is_valid(self._key_digest):
             self._principal = self._key_digest = None  # revoked since
             self._connection.set_authenticated(False)
             self._decoder.length_max = wire.LOGIN_LENGTH_MAX
-        authenticated = self._principal is not None
-        self._receive(data)
-        if not authenticated and self._decoder.violation is None:
-            self._receive(b"")  # a frame that was too large before the login is read after it
-        self._connection.frame_pending(self._decoder.partial)
-        if self._decoder.violation is not None:
-            raise self._decoder.violation
+        stranger = self._principal is None
+        super()._decode(data)
+        if stranger and self._decoder.partial and not self._decoder.more:
+            super()._decode(b"")  # a frame that was too large before the login is read after it
 
-    def _receive(self, data: bytes) -> None:
-        messages = self._decoder.feed(data)
-        if messages:
-            self._connection.hold(sum(map(_held_bytes, messages)))
-            self._waiting += messages
-            self._advance()
+    def _held_bytes(self, message: Frame | PublishRun) -> int:
+        return max(message.size_bytes, REQUEST_BYTES_MIN)
 
-    def resume(self) -> None:
-        self._advance()
+    def _must_wait(self, message: Frame | PublishRun) -> bool:
+        if isinstance(message, PublishRun):
+            return False
+        return message.type in (_POLL, _SUBSCRIBE) or (message.type == _PING and self._qos1_in_flight > 0)
 
-    def closed(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        if waiting:
-            self._connection.release(sum(map(_held_bytes, waiting)))
-
-    # --- the order of things ---
-
-    def _advance(self) -> None:
-        """Deal with what may be dealt with."""
-        frames = 0
-        while self._waiting and not self._busy and self._connection.writable:
-            message = self._waiting[0]
-            if isinstance(message, PublishRun):
-                self._waiting.popleft()
-                self._publish(message)
-                continue
-            if self._writes_in_flight and self._must_wait(message.type):
-                break
-            if frames == FRAMES_PER_TURN_MAX:
-                self._advance_later()
-                break
-            frames += 1
-            self._waiting.popleft()
-            self._stats.requests[message.type] += 1
-            self._deal_with(message)
-        self._replies.flush()
-
-    def _must_wait(self, kind: int) -> bool:
-        return kind in (_POLL, _SUBSCRIBE) or (kind == _PING and self._qos1_in_flight > 0)
-
-    def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
-        self._replies.fill(slot, reply)
-        self._connection.release(held_bytes)
-
-    def _send(self, data: bytes) -> None:
-        if data:
-            self._connection.send(data)
+    def _start(self, message: Frame | PublishRun) -> None:
+        if isinstance(message, PublishRun):
+            self._publish(message)
+        else:
+            self._answer_frame(message)
 
     # --- publishing ---
 
     def _publish(self, run: PublishRun) -> None:
         self._stats.requests[_PUBLISH] += len(run.values)
-        slot, held_bytes = self._replies.reserve(), _held_bytes(run)
+        # Replies to what follows a publish of QoS 0 do not wait for the disk.
+        slot = self.reserve(self._held_bytes(run), late=run.qos == AT_MOST_ONCE)
         principal = self._principal
         if principal is None:
             nacks = [self._nack(each, NackCode.UNAUTHENTICATED, wire.UNAUTHENTICATED) for each in run.correlation_ids]
-            self._answer(slot, b"".join(nacks), held_bytes)
+            self.answer(slot, b"".join(nacks))
         elif self._broker.has_topic(run.topic):
-            self._write(principal, run, slot, held_bytes)
+            self._write(principal, run, slot)
         else:
-            self._in_background(
-                self._create_and_write(principal, run, slot, held_bytes),
-                partial(self._work_failed, run.correlation_ids, slot, held_bytes),
-            )
+            creating = self._create_topic_and(partial(self._write, principal, run, slot), principal, run.topic)
+            self._answer_later(run, slot, creating)
 
-    async def _create_and_write(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
-        try:
-            await self._broker.ensure_topic(principal, run.topic)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            self._answer(slot, self._publish_failed(run.correlation_ids, error), held_bytes)
-        else:
-            self._write(principal, run, slot, held_bytes)
-
-    def _write(self, principal: Principal, run: PublishRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _write(self, principal: Principal, run: PublishRun, slot: ReplySlot) -> None:
         self._writes_in_flight += 1
         self._qos1_in_flight += run.qos
         count, ttl_ms = len(run.values), self._shared.message_ttl_ms
@@ -230,30 +168,23 @@ class BlipMQSession(InTurns):
                 run.values,
                 headers=None if run.qos == AT_LEAST_ONCE else [QOS0_HEADERS] * count,
                 expiries=None if ttl_ms is None else [self._shared.clock.now_ms() + ttl_ms] * count,
-                done=partial(self._settle, run, slot, held_bytes),
+                done=partial(self._settle, run, slot),
             )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self._qos1_in_flight -= run.qos
-            self._answer(slot, self._publish_failed(run.correlation_ids, error), held_bytes)
+            self.answer(slot, self._publish_failed(run.correlation_ids, error))
         else:
-            if run.qos == AT_MOST_ONCE and not refused:
-                self._replies.fill(slot, SILENCE)  # answers behind it do not wait for the disk
+            if refused and slot.data is None:
+                self.place(slot)  # its NACKs come before what answers later frames
 
-    def _settle(self, run: PublishRun, slot: ReplySlot, held_bytes: int, placed: list[Placement] | Scattered) -> None:
-        self._writes_in_flight -= 1
+    def _settle(self, run: PublishRun, slot: ReplySlot, placed: list[Placement] | Scattered) -> None:
         self._qos1_in_flight -= run.qos
-        if slot.data is not None:  # its place was given up when it was written
-            slot = self._replies.reserve()
         errors = errors_by_row(placed, len(run.values))
         nacks = [self._publish_failed([run.correlation_ids[row]], error) for row, error in errors.items()]
-        self._answer(slot, b"".join(nacks), held_bytes)
-        if self._writes_in_flight:
-            self._replies.flush_soon()
-            if self._waiting and not self._qos1_in_flight:
-                self._advance()
-        else:
-            self._advance()
+        self._settle_write(slot, b"".join(nacks))
+        if self._waiting and self._writes_in_flight and not self._qos1_in_flight:
+            self.advance()
 
     def _publish_failed(self, correlation_ids: Sequence[int], error: Exception) -> bytes:
         code, reason = self._reason(error, len(correlation_ids) - 1)
@@ -263,18 +194,19 @@ class BlipMQSession(InTurns):
 
     # --- everything else ---
 
-    def _deal_with(self, frame: Frame) -> None:
-        """One frame other than a sound publish: answered, or left to the background."""
-        slot, held_bytes = self._replies.reserve(), _held_bytes(frame)
+    def _answer_frame(self, frame: Frame) -> None:
+        """Answer one frame other than a sound publish, or leave it to the background."""
+        self._stats.requests[frame.type] += 1
+        slot = self.reserve(self._held_bytes(frame))
         try:
-            reply = self._reply(frame, slot, held_bytes)
+            reply = self._reply(frame, slot)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._nack(frame.correlation_id, *self._reason(error))
+            reply = self._refusal(frame, error)
         if reply is not None:
-            self._answer(slot, reply, held_bytes)
+            self.answer(slot, reply)
 
-    def _reply(self, frame: Frame, slot: ReplySlot, held_bytes: int) -> bytes | None:
-        """The answer; None where it comes later."""
+    def _reply(self, frame: Frame, slot: ReplySlot) -> bytes | None:
+        """Return the answer; None if it comes later."""
         kind, correlation_id, payload = frame
         if kind == _HELLO:
             return self._hello(correlation_id, payload)
@@ -284,13 +216,13 @@ class BlipMQSession(InTurns):
         if principal is None:
             return self._nack(correlation_id, NackCode.UNAUTHENTICATED, wire.UNAUTHENTICATED)
         if kind == _POLL:
-            return self._poll(principal, correlation_id, payload, slot, held_bytes)
+            return self._poll(principal, frame, slot)
         if kind == _ACK:
             return self._ack(principal, correlation_id, payload)
         if kind == _PING:
-            return self._ping(correlation_id, slot, held_bytes)
+            return self._ping(correlation_id, slot)
         if kind == _SUBSCRIBE:
-            return self._subscribe(principal, correlation_id, payload, slot, held_bytes)
+            return self._subscribe(principal, frame, slot)
         if kind == _PUBLISH:
             return self._nack(correlation_id, NackCode.INVALID, _publish_fault(payload))
         return SILENCE  # PONG and NACK answer nothing that was asked
@@ -333,7 +265,7 @@ class BlipMQSession(InTurns):
         self._acknowledged = True
         return SILENCE
 
-    def _ping(self, correlation_id: int, slot: ReplySlot, held_bytes: int) -> bytes | None:
+    def _ping(self, correlation_id: int, slot: ReplySlot) -> bytes | None:
         if not self._acknowledged:
             return codec.encode_pong(correlation_id)
         self._acknowledged = False
@@ -345,17 +277,16 @@ class BlipMQSession(InTurns):
             else:
                 reply = self._nack(correlation_id, NackCode.INTERNAL, f"acknowledgements not stored yet: {error}")
                 self._acknowledged = True
-            self._answer(slot, reply, held_bytes)
+            self.answer(slot, reply)
             self._busy = False
-            self._advance_later()
+            self.advance_soon()
 
         self._subscriptions.when_durable(durable)
         return None
 
-    def _subscribe(
-        self, principal: Principal, correlation_id: int, payload: bytes, slot: ReplySlot, held_bytes: int
-    ) -> bytes | None:
-        parsed = codec.parse_subscribe(payload)
+    def _subscribe(self, principal: Principal, frame: Frame, slot: ReplySlot) -> bytes | None:
+        correlation_id = frame.correlation_id
+        parsed = codec.parse_subscribe(frame.payload)
         if parsed is None:
             return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_SUBSCRIBE)
         topic, qos = parsed
@@ -364,27 +295,17 @@ class BlipMQSession(InTurns):
         if qos > wire.QOS_MAX:
             return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_QOS)
         subscribing = self._subscriptions.subscribe(principal, topic, qos)
-        self._in_background(
-            self._subscribed(subscribing, correlation_id, slot, held_bytes),
-            partial(self._work_failed, [correlation_id], slot, held_bytes),
-        )
+        self._answer_later(frame, slot, self._subscribed(subscribing, correlation_id))
         return None
 
-    async def _subscribed(
-        self, subscribing: Coroutine[Any, Any, Subscription], correlation_id: int, slot: ReplySlot, held_bytes: int
-    ) -> None:
-        try:
-            reply = codec.encode_ack(correlation_id, (await subscribing).id)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._nack(correlation_id, *self._reason(error))
-        self._answer(slot, reply, held_bytes)
+    async def _subscribed(self, subscribing: Coroutine[Any, Any, Subscription], correlation_id: int) -> bytes:
+        return codec.encode_ack(correlation_id, (await subscribing).id)
 
     # --- delivering ---
 
-    def _poll(
-        self, principal: Principal, correlation_id: int, payload: bytes, slot: ReplySlot, held_bytes: int
-    ) -> bytes | None:
-        subscription_id = codec.parse_id(payload)
+    def _poll(self, principal: Principal, frame: Frame, slot: ReplySlot) -> bytes | None:
+        correlation_id = frame.correlation_id
+        subscription_id = codec.parse_id(frame.payload)
         if subscription_id is None:
             return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_POLL)
         if subscription_id == 0:
@@ -392,28 +313,29 @@ class BlipMQSession(InTurns):
         subscription = self._subscriptions.find(subscription_id)
         if subscription is None:
             return SILENCE
-        reply = self._take(principal, correlation_id, subscription)
+        try:
+            reply = self._take(principal, correlation_id, subscription)
+        except _NoRoom:
+            self._requeue(frame, slot)
+            return None
         if reply is None:
-            self._in_background(
-                self._take_from_disk(principal, correlation_id, subscription, slot, held_bytes),
-                partial(self._work_failed, [correlation_id], slot, held_bytes),
-            )
+            self._answer_later(frame, slot, self._take_from_disk(principal, frame, subscription, slot))
         return reply
 
     async def _take_from_disk(
-        self, principal: Principal, correlation_id: int, subscription: Subscription, slot: ReplySlot, held_bytes: int
-    ) -> None:
+        self, principal: Principal, frame: Frame, subscription: Subscription, slot: ReplySlot
+    ) -> bytes | None:
         reply: bytes | None = None
         try:
             while reply is None:
                 await self._subscriptions.load(principal, subscription.topic, subscription)
-                reply = self._take(principal, correlation_id, subscription)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._nack(correlation_id, *self._reason(error))
-        self._answer(slot, reply, held_bytes)
+                reply = self._take(principal, frame.correlation_id, subscription)
+        except _NoRoom:
+            self._requeue(frame, slot)
+        return reply
 
     def _take(self, principal: Principal, correlation_id: int, subscription: Subscription) -> bytes | None:
-        """The delivery that answers a POLL, or silence; None where the log must be read first."""
+        """Return the delivery that answers a POLL, or silence; None if the log must be read first. Raises _NoRoom."""
         while True:
             delivery = self._subscriptions.take(principal, subscription.topic, subscription)
             if delivery is NOT_IN_MEMORY:
@@ -427,6 +349,9 @@ class BlipMQSession(InTurns):
             except InvalidRequest as error:  # another protocol wrote it, and allows more
                 self._subscriptions.give_up(principal, subscription.topic, subscription, delivery.tag, str(error))
                 continue
+            if delivery.qos and not self._has_room_for(frame):
+                self._subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
+                raise _NoRoom
             return frame
 
     # --- refusing ---
@@ -435,21 +360,17 @@ class BlipMQSession(InTurns):
         self._stats.errors += 1
         return codec.encode_nack(correlation_id, code, reason)
 
-    def _work_failed(self, correlation_ids: Sequence[int], slot: ReplySlot, held_bytes: int, error: Exception) -> None:
-        """Answer what background work left unanswered when it raised."""
-        if slot.data is None:
-            code, reason = self._reason(error, len(correlation_ids) - 1)
-            self._answer(slot, b"".join([self._nack(each, code, reason) for each in correlation_ids]), held_bytes)
+    def _refusal(self, message: Frame | PublishRun, error: Exception) -> bytes:
+        if isinstance(message, PublishRun):
+            return self._publish_failed(message.correlation_ids, error)
+        return self._nack(message.correlation_id, *self._reason(error))
 
     def _reason(self, error: Exception, more: int = 0) -> tuple[NackCode, str]:
         """The code and the words for an error. `more`: how many others ended the same way."""
         if isinstance(error, PenstockError):
             return code_of(error), str(error)
-        self._stats.internal_errors += 1 + more
-        if not self._bug_logged:
-            self._bug_logged = True
-            log.error("request_failed", listener=self._connection.listener, peer=self._connection.peer, exc_info=error)
-        return NackCode.INTERNAL, "internal error: the server's log has the details"
+        self._log_bug(error, 1 + more)
+        return NackCode.INTERNAL, INTERNAL_ERROR
 
 
 def _publish_fault(payload: bytes) -> str:
@@ -458,7 +379,3 @@ def _publish_fault(payload: bytes) -> str:
     if parsed is None:
         return wire.INVALID_PUBLISH
     return wire.INVALID_QOS if parsed[1] else wire.EMPTY_TOPIC
-
-
-def _held_bytes(message: Frame | PublishRun) -> int:
-    return max(message.size_bytes, MESSAGE_BYTES_MIN)

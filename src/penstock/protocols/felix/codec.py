@@ -56,7 +56,7 @@ from penstock.protocols.felix.wire import (
     SHARED_EVENT_BATCH,
     VERSION,
 )
-from penstock.protocols.unfinished import Unfinished
+from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
 
 
 class Frame(NamedTuple):
@@ -67,44 +67,70 @@ class Frame(NamedTuple):
 class FrameDecoder:
     """One direction of one stream."""
 
-    __slots__ = ("_unfinished", "violation")
+    __slots__ = ("_buffer", "_frames_max", "more", "payload_bytes_max", "violation")
 
-    def __init__(self) -> None:
-        self._unfinished = Unfinished()
+    def __init__(self, *, frames_max: int = UNBOUNDED, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+        """Decode at most `frames_max` frames in one `feed`."""
+        self.payload_bytes_max = payload_bytes_max
+        """Below the protocol's own maximum until a client has logged in that must."""
+        self._frames_max = frames_max
+        self.more = False
+        """Whether frames were left undecoded because of that bound, or because one is too large unless one before it is a login:
+        `feed(b"")` goes on with them."""
+        self._buffer = ReceiveBuffer()
         self.violation: ProtocolViolation | None = None
         """What is wrong with the header that came last; nothing is read any more."""
 
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._unfinished)
+        return bool(self._buffer)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received and not decoded."""
+        return len(self._buffer)
 
     @property
     def payload_begun(self) -> bool:
         """Whether the stream would end inside a frame whose header is there."""
-        return len(self._unfinished) >= HEADER_BYTES
+        return len(self._buffer) >= HEADER_BYTES
 
     def feed(self, data: bytes) -> list[Frame]:
         if self.violation is not None:
             return []
-        whole = self._unfinished.join(data)
+        whole = self._buffer.join(data)
         if whole is None:
             return []
         frames: list[Frame] = []
         position, end = 0, len(whole)
-        self._unfinished.needed_bytes = HEADER_BYTES
+        self._buffer.needed_bytes = HEADER_BYTES
+        self.more = False
         while end - position >= HEADER_BYTES:
+            if len(frames) == self._frames_max:
+                self.more = True
+                self._buffer.needed_bytes = 0
+                break
             magic, version, flags, length = HEADER.unpack_from(whole, position)
             if magic != MAGIC or version != VERSION or length > PAYLOAD_BYTES_MAX:
                 self.violation = _violation(magic, version, length)
                 return frames
+            if length > self.payload_bytes_max:
+                if frames:
+                    self.more = True
+                    self._buffer.needed_bytes = 0
+                    break
+                self.violation = ProtocolViolation(
+                    f"authentication required: a frame before the login has at most {self.payload_bytes_max} bytes, not {length}"
+                )
+                return frames
             frame_end = position + HEADER_BYTES + length
             if frame_end > end:
-                self._unfinished.needed_bytes = frame_end - position
+                self._buffer.needed_bytes = frame_end - position
                 break
             frames.append(Frame(flags, whole[position + HEADER_BYTES : frame_end]))
             position = frame_end
-        self._unfinished.keep(whole, position)
+        self._buffer.keep(whole, position)
         return frames
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import UnsetType
 
@@ -16,13 +16,13 @@ from penstock.broker.access.checks import Operation, Resource, ResourceKind, aut
 from penstock.broker.records.spreading import Placement, Scattered, offsets_by_unit
 from penstock.errors import TopicNotFound
 from penstock.net.quic_session import Stream
+from penstock.protocols.conversation import ReplySlot
 from penstock.protocols.felix.acknowledging import Acknowledgement
 from penstock.protocols.felix.identities import Identity
 from penstock.protocols.felix.messages import BinaryPublish, Publish, PublishBatch
 from penstock.protocols.felix.refusals import Refusal
 from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
-from penstock.protocols.replies import ReplyQueue, ReplySlot
 
 RUN_BYTES_MAX: Final = 1 << 20
 """About how much is written at a time, so that what waits for its commit is released in parts."""
@@ -30,26 +30,23 @@ EVENT_BYTES: Final = 48
 """What an event that is being written takes in memory beside its bytes."""
 
 
+class Reserve(Protocol):
+    def __call__(self, held_bytes: int, *, late: bool = False) -> ReplySlot: ...
+
+
 class Write:
     """One publish on its way to the log."""
 
-    __slots__ = ("ack", "held_bytes", "key", "scope", "slot", "values")
+    __slots__ = ("ack", "key", "scope", "slot", "values")
 
     def __init__(
-        self,
-        scope: Scope,
-        values: list[bytes],
-        key: bytes | None,
-        ack: Acknowledgement,
-        slot: ReplySlot | None,
-        held_bytes: int,
+        self, scope: Scope, values: list[bytes], key: bytes | None, ack: Acknowledgement, slot: ReplySlot
     ) -> None:
         self.scope = scope
         self.values = values
         self.key = key
         self.ack = ack
         self.slot = slot
-        self.held_bytes = held_bytes
 
 
 class Run:
@@ -63,7 +60,7 @@ class Run:
         self.writes = [first]
         self.units = [len(first.values)]
         """The number of events of each."""
-        self._size_bytes = first.held_bytes
+        self._size_bytes = first.slot.held_bytes
 
     def takes(self, topic: str, identity: Identity, write: Write) -> bool:
         return (
@@ -76,7 +73,7 @@ class Run:
     def add(self, write: Write) -> None:
         self.writes.append(write)
         self.units.append(len(write.values))
-        self._size_bytes += write.held_bytes
+        self._size_bytes += write.slot.held_bytes
 
     def values(self) -> list[bytes]:
         if len(self.writes) == 1:
@@ -87,21 +84,23 @@ class Run:
 class Publisher:
     """What one stream publishes, and what it hears of that."""
 
-    __slots__ = ("_in_flight", "_on_committed", "_refusal_of", "_replies", "_run", "_shared", "_stream")
+    __slots__ = ("_answer", "_in_flight", "_on_committed", "_refusal_of", "_reserve", "_run", "_shared", "_stream")
 
     def __init__(
         self,
         shared: Shared,
         stream: Stream,
-        replies: ReplyQueue,
         *,
+        reserve: Reserve,
+        answer: Callable[[ReplySlot, bytes], None],
         refusal_of: Callable[[Exception, Scope], Refusal],
         on_committed: Callable[[], None],
     ) -> None:
-        """`on_committed` is called whenever publishes were committed or refused, with their answers in `replies`."""
+        """`on_committed` is called whenever publishes were committed or refused, after they were answered."""
         self._shared = shared
         self._stream = stream
-        self._replies = replies
+        self._reserve = reserve
+        self._answer = answer
         self._refusal_of = refusal_of
         self._on_committed = on_committed
         self._run: Run | None = None
@@ -126,8 +125,8 @@ class Publisher:
         key = None if isinstance(request.key, UnsetType) else request.key
         more_bytes = EVENT_BYTES * len(values)
         self._stream.hold(more_bytes)
-        slot = self._replies.reserve() if ack.awaited else None
-        write = Write(scope, values, key, ack, slot, held_bytes + more_bytes)
+        # What is answered only if it fails keeps no place: replies after it do not wait for the disk.
+        write = Write(scope, values, key, ack, self._reserve(held_bytes + more_bytes, late=not ack.awaited))
         try:
             if not isinstance(request, BinaryPublish):
                 check_shard(request.shard)
@@ -189,17 +188,11 @@ class Publisher:
         self._on_committed()
 
     def _done(self, write: Write, result: int | Exception | None) -> None:
-        """Answer a publish with its first offset or its error, if it wants an answer. Its place among the answers was kept only where it
-        awaits one."""
+        """Answer a publish with its first offset or its error, if it wants an answer."""
         if isinstance(result, Exception):
             self._shared.stats.errors += 1
             reply = write.ack.error(self._refusal_of(result, write.scope))
         else:
             self._shared.stats.published_events += len(write.values)
             reply = write.ack.ok(result)
-        slot = write.slot
-        if slot is None and reply:
-            slot = self._replies.reserve()
-        if slot is not None:
-            self._replies.fill(slot, reply)
-        self._stream.release(write.held_bytes)
+        self._answer(write.slot, reply)

@@ -28,6 +28,7 @@ class Felix:
         clock: Clock,
         dialect: Dialect = "auto",
         required: bool = False,
+        login_required: bool = False,
         tokens: Mapping[str, str] | None = None,
         api_keys: Iterable[str] = (),
         scopes: Scopes | None = None,
@@ -35,7 +36,10 @@ class Felix:
         slow_subscriber: SlowPolicy = "drop",
         subscriber_lag_records_max: int = 100_000,
     ) -> None:
-        """`required`: clients must present their tenant's token, or an API key; `api_keys` are accepted beside those of the broker."""
+        """`required`: clients must present their tenant's token, or an API key; `api_keys` are accepted beside those of the broker.
+
+        Where `login_required`, frames of clients that have not logged in have at most `LOGIN_PAYLOAD_BYTES_MAX`.
+        """
         self.stats = FelixStats()
         identities = Identities(broker, required=required, tokens=tokens, api_keys=api_keys)
         feeds = Feeds(
@@ -46,7 +50,9 @@ class Felix:
             slow=slow_subscriber,
             lag_records_max=subscriber_lag_records_max,
         )
-        self.shared = Shared(broker, dialect, scopes or Scopes(), auto_create, identities, feeds, count(1), self.stats)
+        self.shared = Shared(
+            broker, dialect, scopes or Scopes(), auto_create, identities, feeds, count(1), self.stats, login_required
+        )
 
     def __call__(self, connection: QuicConnection) -> FelixConnection:
         return FelixConnection(self.shared, connection)

@@ -28,6 +28,8 @@ class Shared:
     subscription_ids: Iterator[int]
     """Numbers for subscriptions whose clients give them none."""
     stats: FelixStats
+    login_required: bool = False
+    """Whether frames of clients that have not logged in are small."""
 
     def topic(self, identity: Identity, scope: Scope) -> str:
         """The topic that a scope means to whom asks. Raises AccessDenied where it is another tenant's."""

@@ -1,8 +1,9 @@
 """One stream of a Felix client: frames in, answers out in the order of what they answer, and nothing of sockets.
 
-Publishes are started without waiting for one another's commit (`publishing`). A subscription waits until what its stream published is
-committed, so that nobody subscribes to their own past; it then lives on a stream that we open, and this one may end before it.
-Everything else is answered at once, though an answer leaves only after those in front of it; how much may wait so is bounded.
+Publishes are started without waiting for one another's commit (`publishing`, `penstock.protocols.conversation`). A subscription waits
+until what its stream published is committed, so that nobody subscribes to their own past; it then lives on a stream that we open, and
+this one may end before it. Everything else is answered at once, though an answer leaves only after those in front of it; how much may
+wait so is bounded.
 
 There are two dialects, the contract's (spec) and that of deployed clients (native). Unless the listener says which, a request is native
 if `auth` was said on its stream, of which the contract knows nothing, or if it carries an integer id and the whole scope, as no request of
@@ -14,15 +15,15 @@ and goes on, also an exception that is a bug of ours. A stream on which we canno
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, get_args
 
 import structlog
 from msgspec import UNSET
 
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, PenstockError, ProtocolViolation
 from penstock.net.quic_session import QuicConnection, Stream
+from penstock.protocols.conversation import REQUEST_BYTES_MIN, Conversation
 from penstock.protocols.felix import caching, grouping
 from penstock.protocols.felix.acknowledging import acknowledgement, binary_acknowledgement, encode_refusal
 from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_request, encode_message
@@ -60,23 +61,22 @@ from penstock.protocols.felix.refusals import (
 )
 from penstock.protocols.felix.scopes import Scope, check_shard
 from penstock.protocols.felix.shared import Shared
+from penstock.protocols.felix.stats import FelixStats
 from penstock.protocols.felix.subscribing import BadCursor, Subscriptions
 from penstock.protocols.felix.wire import (
     CLOSE_PROTOCOL_ERROR,
     ERROR_CODES,
     FEATURES,
     HEADER_BYTES,
+    LOGIN_PAYLOAD_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
     PUBLISH_PIPELINE,
     PUBLISH_WINDOW,
     SUPPORTED,
 )
-from penstock.protocols.replies import ReplyQueue, ReplySlot
-from penstock.protocols.turns import InTurns
 
-REQUEST_BYTES_MIN: Final = 256
-"""What a waiting request counts for at least: a frame may take 12 bytes on the wire, its message takes some 200 in memory."""
 REQUESTS_PER_TURN_MAX: Final = 256
-"""Requests that one stream has answered before it lets others have their turn of the loop."""
+"""Requests that one stream decodes and starts before it lets others have their turn of the loop."""
 KEPT_BACK_BYTES_MAX: Final = 1 << 20
 """Answers that wait behind those of publishes; whoever asks for more waits for the commits first."""
 ANSWER_BYTES: Final = 150
@@ -94,15 +94,12 @@ Answering = Coroutine[Any, Any, bytes]
 log = structlog.get_logger("penstock.protocols.felix")
 
 
-class FelixStream(InTurns):
+class FelixStream(Conversation[Frame]):
     """Implements `penstock.net.quic_session.StreamSession`."""
 
     __slots__ = (
-        "_bug_logged",
         "_claims",
         "_client_flags",
-        "_connection",
-        "_decoder",
         "_ended",
         "_identity",
         "_kept_back_bytes",
@@ -112,17 +109,18 @@ class FelixStream(InTurns):
         "_one_way",
         "_poll",
         "_publisher",
-        "_replies",
+        "_quic",
         "_said_auth",
         "_said_who",
         "_shared",
-        "_stats",
         "_stopping",
         "_stream",
         "_subscriptions",
-        "_waiting",
         "_with_codes",
     )
+
+    _decoder: FrameDecoder
+    _stats: FelixStats
 
     def __init__(
         self,
@@ -134,20 +132,21 @@ class FelixStream(InTurns):
         *,
         on_closed: Callable[[FelixStream], object],
     ) -> None:
-        super().__init__()
+        super().__init__(shared.broker, stream, FrameDecoder(frames_max=REQUESTS_PER_TURN_MAX), shared.stats)
         self._shared = shared
-        self._stats = shared.stats
-        self._connection = connection
+        self._quic = connection
         self._subscriptions = subscriptions
         self._claims = claims
         self._stream = stream
         self._on_closed = on_closed
-        self._decoder = FrameDecoder()
-        self._replies = ReplyQueue(self._send, self._loop.call_soon)
         self._publisher = Publisher(
-            shared, stream, self._replies, refusal_of=self._refusal_of, on_committed=self._go_on_after_commit
+            shared,
+            stream,
+            reserve=self.reserve,
+            answer=self.answer,
+            refusal_of=self._refusal_of,
+            on_committed=self._go_on_after_commit,
         )
-        self._waiting: deque[Frame] = deque()
         self._next: Request | None = None
         """What the first waiting frame says, where it was looked into and had to wait."""
         self._kept_back_bytes = 0
@@ -165,34 +164,15 @@ class FelixStream(InTurns):
         self._ended = False
         self._one_way = not stream.can_send
         self._muted = self._one_way
-        self._bug_logged = False
+        if shared.login_required and not self._identity.principal.name:
+            self._decoder.payload_bytes_max = LOGIN_PAYLOAD_BYTES_MAX
         stream.set_authenticated(bool(self._identity.principal.name))
 
     # --- what the network calls ---
 
-    def receive(self, data: bytes) -> None:
-        frames = self._decoder.feed(data)
-        if frames:
-            self._stream.hold(sum(map(_held_bytes, frames)))
-            self._waiting += frames
-            self._advance()
-        self._stream.frame_pending(self._decoder.partial)
-        violation = self._decoder.violation
-        if violation is not None:
-            self._stats.errors += 1
-            log.info("connection_refused", peer=self._stream.peer, reason=str(violation))
-            self._connection.close(CLOSE_PROTOCOL_ERROR, str(violation))
-
-    def resume(self) -> None:
-        self._advance()
-
     def ended(self) -> None:
         self._ended = True
-        if self._decoder.payload_begun:
-            self._replies.fill(
-                self._replies.reserve(), self._error(Refusal("the stream ended inside a frame", INVALID_REQUEST))
-            )
-        self._advance()
+        self.advance()
 
     def aborted(self, code: int) -> None:
         self._muted = True
@@ -202,7 +182,8 @@ class FelixStream(InTurns):
         self._muted = True
         self._stop_polling()
         self._on_closed(self)
-        self._forget_waiting()
+        self._next = None
+        super().closed()
 
     def finish(self) -> None:
         """The broker stops: answer what is here, take nothing more."""
@@ -210,59 +191,70 @@ class FelixStream(InTurns):
         self._stop_polling()
         self._stream.close()
 
-    # --- the order of things ---
+    # --- the order of requests ---
 
-    def _advance(self) -> None:
-        """Deal with what may be dealt with."""
-        requests = answered_bytes = 0
+    def _decode(self, data: bytes) -> None:
+        try:
+            super()._decode(data)
+        except ProtocolViolation as violation:
+            self._stats.errors += 1
+            log.info("connection_refused", peer=self._stream.peer, reason=str(violation))
+            self._quic.close(CLOSE_PROTOCOL_ERROR, str(violation))
+
+    def _held_bytes(self, frame: Frame) -> int:
+        return max(HEADER_BYTES + len(frame.payload), REQUEST_BYTES_MIN)
+
+    def advance(self) -> None:
         if not self._publisher.in_flight:
             self._kept_back_bytes = 0
-        while self._waiting and not self._busy and (self._muted or self._stream.writable):
-            if requests == REQUESTS_PER_TURN_MAX:
-                self._advance_later()
+        waiting = self._waiting
+        while waiting and not self._busy and (self._muted or self._stream.writable):
+            if self._must_wait(waiting[0]):
                 break
-            requests += 1
-            request = decode_request(self._waiting[0]) if self._next is None else self._next
-            if self._must_wait(request):
-                self._next = request
-                break
-            self._next = None
-            answered_bytes += self._deal_with(request, _held_bytes(self._waiting.popleft()))
+            self._start(waiting.popleft())
         self._publisher.write_gathered()
-        self._replies.flush()
-        if answered_bytes:
-            self._stream.release(answered_bytes)
-        if self._ended and not (self._muted or self._waiting or self._busy or self._publisher.in_flight):
-            self._muted = True
-            self._stream.end()
+        self.flush()
+        if self._backlog_bytes and not waiting:
+            self.advance_soon()
+        elif self._ended and not (self._muted or waiting or self._busy or self._publisher.in_flight):
+            self._end()
 
-    def _must_wait(self, request: Request) -> bool:
-        """Whether a request waits for the commits of what its stream published before."""
-        if isinstance(request, Subscribe) or self._kept_back_bytes > KEPT_BACK_BYTES_MAX:
+    def _must_wait(self, frame: Frame) -> bool:
+        """Return whether a request waits for the commits of what its stream published before."""
+        if self._next is None:
+            self._next = decode_request(frame)
+        if isinstance(self._next, Subscribe) or self._kept_back_bytes > KEPT_BACK_BYTES_MAX:
             self._publisher.write_gathered()
             return self._publisher.in_flight > 0
         return False
 
     def _go_on_after_commit(self) -> None:
         if self._publisher.in_flight or self._busy:
-            self._replies.flush_soon()
+            self.flush_soon()
         else:
-            self._advance()
+            self.advance()
 
-    def _forget_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        self._next = None
-        if waiting:
-            self._stream.release(sum(map(_held_bytes, waiting)))
+    def flush(self) -> None:
+        if self._muted:
+            self._ready.clear()
+            self._ready_bytes = 0
+        else:
+            super().flush()
 
-    def _send(self, data: bytes) -> None:
-        if data and not self._muted:
-            self._stream.send(data)
+    def _end(self) -> None:
+        """End our side: the peer has ended its own, and everything is answered."""
+        if self._decoder.payload_begun:
+            self.answer(self.reserve(0), self._error(Refusal("the stream ended inside a frame", INVALID_REQUEST)))
+            self.flush()
+        self._muted = True
+        self._stream.end()
 
     # --- who asks for what ---
 
-    def _deal_with(self, request: Request, held_bytes: int) -> int:
-        """Answer a request, or see to it that it is answered later; returns what of the bytes held for it may be released."""
+    def _start(self, frame: Frame) -> None:
+        request, self._next = self._next, None
+        assert request is not None, "a request is decoded when it is asked whether it must wait"
+        held_bytes = self._held_bytes(frame)
         self._stats.count(_NAMES[type(request)])
         if self._identity.key_digest is not None and not self._shared.identities.holds(self._identity):  # revoked since
             self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
@@ -271,24 +263,28 @@ class FelixStream(InTurns):
             ack = acknowledgement(request, native=native, client_flags=self._client_flags, with_code=self._with_codes)
             work = self._publisher.publish(request, self._identity, ack, held_bytes)
             if work is not None:
-                self._in_background(work)
-            return 0
+                self.in_background(work)
+            return
+        slot = self.reserve(held_bytes)
         if self._one_way and not isinstance(request, Auth):
             self._stats.errors += 1
             self._stream.stop_receiving(CLOSE_PROTOCOL_ERROR)
             self._forget_waiting()
-            return held_bytes
-        slot = self._replies.reserve()
+            self.answer(slot, b"")
+            return
         try:
             reply = self._reply(request)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._failed(request, error)
-        if not isinstance(reply, bytes):
-            self._in_background(self._answer_when_done(request, reply, slot, held_bytes))
-            return 0
-        self._kept_back_bytes += len(reply) + ANSWER_BYTES
-        self._replies.fill(slot, reply)
-        return held_bytes
+        if isinstance(reply, bytes):
+            if isinstance(request, CacheGet) and not self._has_room_for(reply):
+                self._next = request
+                self._requeue(frame, slot)
+                return
+            self._kept_back_bytes += len(reply) + ANSWER_BYTES
+            self.answer(slot, reply)
+        else:
+            self._answer_later(frame, slot, self._guarded(request, reply))
 
     def _reply(self, request: Any) -> bytes | Answering:
         """The answer, or what will come to it."""
@@ -309,14 +305,13 @@ class FelixStream(InTurns):
             return self._stream_shards(request)
         return self._malformed(request)
 
-    async def _answer_when_done(self, request: Any, work: Answering, slot: ReplySlot, held_bytes: int) -> None:
+    async def _guarded(self, request: Any, work: Answering) -> bytes:
         try:
-            reply = await work
+            return await work
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._failed(request, error)
-        self._poll = None
-        self._replies.fill(slot, reply)
-        self._stream.release(held_bytes)
+            return self._failed(request, error)
+        finally:
+            self._poll = None
 
     def _stop_polling(self) -> None:
         if self._poll is not None:
@@ -346,6 +341,7 @@ class FelixStream(InTurns):
         self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, stranger)
         self._said_who = True
         self._stream.set_authenticated(True)
+        self._decoder.payload_bytes_max = PAYLOAD_BYTES_MAX
         if not isinstance(request.client_flags, int):
             return encode_message(Ok())
         self._client_flags = request.client_flags
@@ -402,6 +398,9 @@ class FelixStream(InTurns):
             return ack.error(Refusal(request.text, INVALID_REQUEST))
         return self._error(Refusal(request.text, INVALID_REQUEST), request.request_id)
 
+    def _refusal(self, frame: Frame, error: Exception) -> bytes:
+        return self._error(self._refusal_of(error))
+
     def _failed(self, request: Any, error: Exception) -> bytes:
         scope = None
         if isinstance(request, Subscribe | GroupPoll | GroupAck | GroupNack):
@@ -415,17 +414,10 @@ class FelixStream(InTurns):
     def _refusal_of(self, error: Exception, scope: Scope | None = None) -> Refusal:
         if isinstance(error, PenstockError):
             return Refusal(refusal(error, scope), code_of(error))
-        self._stats.internal_errors += 1
-        if not self._bug_logged:
-            self._bug_logged = True
-            log.error("request_failed", listener=self._stream.listener, peer=self._stream.peer, exc_info=error)
+        self._log_bug(error)
         return Refusal(INTERNAL, INTERNAL_ERROR)
 
 
 def _known(id_: Id) -> Id:
     """A null is no id."""
     return UNSET if id_ is None else id_
-
-
-def _held_bytes(frame: Frame) -> int:
-    return max(HEADER_BYTES + len(frame.payload), REQUEST_BYTES_MIN)

@@ -31,6 +31,8 @@ MAGIC: Final = 0x464C5831
 VERSION: Final = 1
 HEADER: Final = Struct(">IHHI")
 HEADER_BYTES: Final = HEADER.size
+LOGIN_PAYLOAD_BYTES_MAX: Final = 64 << 10
+"""Of a frame of a client that must log in and has not."""
 PAYLOAD_BYTES_MAX: Final = 16 << 20
 """What the contract calls 16 MB is this many bytes in every deployed broker and client; exactly so many are allowed."""
 

@@ -1,9 +1,9 @@
 """FlyMQ bytes to messages, in both directions, without I/O.
 
-`feed` takes a whole read and returns every message that is complete. Producing is the hot path, so consecutive PRODUCE frames for
-one topic become one `ProduceRun`, found in three steps: the first frame is read field by field; if the frames behind it look the
-same, all of them are checked and cut by one array operation; the rest are matched one by one against the first frame's constant
-bytes. Frames that no step recognises go the long way, where every field is named in the error.
+`feed` takes a whole read and returns the messages that are complete, up to a bound; the rest is kept (`more`). Producing is the hot path,
+so consecutive PRODUCE frames for one topic become one `ProduceRun`, found in three steps: the first frame is read field by field; if the
+frames behind it look the same, all of them are checked and cut by one array operation; the rest are matched one by one against the first
+frame's constant bytes. Frames that no step recognises go the long way, where every field is named in the error.
 
 A frame that is half received is kept as it came. Nothing is allocated by the length a peer announces, and the header of a kept
 frame is looked at once, so a peer that drips bytes costs no more than one that does not.
@@ -50,7 +50,7 @@ from penstock.protocols.flymq.wire import (
     RECORD_METADATA,
     VERSION,
 )
-from penstock.protocols.unfinished import Unfinished
+from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
 
 _PRODUCE = Produce.opcode
 _UNIFORM_FRAMES_MIN = 16
@@ -106,22 +106,31 @@ class CodecLimits:
 class _FrameDecoder(ABC, Generic[Message]):
     """Cuts a stream into frames; subclasses say what a frame means."""
 
-    __slots__ = ("_unfinished", "payload_bytes_max", "violation")
+    __slots__ = ("_buffer", "_frames_max", "more", "payload_bytes_max", "violation")
 
-    def __init__(self, limits: CodecLimits | None = None) -> None:
+    def __init__(self, limits: CodecLimits | None = None, *, frames_max: int = UNBOUNDED) -> None:
+        """Decode at most `frames_max` frames or runs of frames in one `feed`."""
         self.payload_bytes_max = (limits or CodecLimits()).payload_bytes_max
-        self._unfinished = Unfinished()
+        self._frames_max = frames_max
+        self.more = False
+        """Whether frames were left undecoded because of that bound: `feed(b"")` goes on with them."""
+        self._buffer = ReceiveBuffer()
         self.violation: ProtocolViolation | None = None
 
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._unfinished)
+        return bool(self._buffer)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received and not decoded."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
         if self.violation is not None:
             raise self.violation
-        whole = self._unfinished.join(data)
+        whole = self._buffer.join(data)
         if whole is None:
             return []
         messages: list[Message] = []
@@ -132,14 +141,21 @@ class _FrameDecoder(ABC, Generic[Message]):
             if not messages:
                 raise
             return messages
-        self._unfinished.keep(whole, position)
+        self._buffer.keep(whole, position)
         return messages
 
     def _decode(self, data: bytes, messages: list[Message]) -> int:
         """Append what is complete to `messages`; returns where the incomplete rest begins."""
         position, end = 0, len(data)
         payload_bytes_max = self.payload_bytes_max
+        frames_left = self._frames_max
+        self.more = False
         while end - position >= HEADER_BYTES:
+            if not frames_left:
+                self.more = True
+                self._buffer.needed_bytes = 0
+                return position
+            frames_left -= 1
             magic, version, opcode, flags, length = HEADER.unpack_from(data, position)
             if magic != MAGIC or version != VERSION:
                 raise ProtocolViolation(
@@ -150,11 +166,11 @@ class _FrameDecoder(ABC, Generic[Message]):
                 raise ProtocolViolation(f"frame of {length} payload bytes, at most {payload_bytes_max} are allowed")
             frame_end = position + HEADER_BYTES + length
             if frame_end > end:
-                self._unfinished.needed_bytes = frame_end - position
+                self._buffer.needed_bytes = frame_end - position
                 return position
             position = self._take(opcode, flags, data, position, frame_end, messages)
         self._check_start(data[position:])
-        self._unfinished.needed_bytes = HEADER_BYTES if end - position >= 2 else 2
+        self._buffer.needed_bytes = HEADER_BYTES if end - position >= 2 else 2
         return position
 
     @staticmethod
@@ -178,9 +194,11 @@ class RequestDecoder(_FrameDecoder[Request]):
 
     __slots__ = ("_limits", "_login_required")
 
-    def __init__(self, limits: CodecLimits | None = None, *, login_required: bool = False) -> None:
+    def __init__(
+        self, limits: CodecLimits | None = None, *, login_required: bool = False, frames_max: int = UNBOUNDED
+    ) -> None:
         """Where a login is required, `authenticated` lifts the smaller bound that holds before it."""
-        super().__init__(limits)
+        super().__init__(limits, frames_max=frames_max)
         self._limits = limits or CodecLimits()
         self._login_required = login_required
         if login_required:

@@ -1,7 +1,8 @@
 """What a Fujin client sends, as commands; without I/O.
 
-`feed` takes a whole read and returns what is complete in it; the same bytes give the same commands however they are cut. Consecutive
-WRITEs to one topic become one `WriteRun`: behind the first, one without headers costs one comparison, one unpacking and two slices.
+`feed` takes a whole read and returns the commands that are complete, up to a bound; the rest is kept (`more`). The same bytes give the
+same commands however they are cut. Consecutive WRITEs to one topic become one `WriteRun`: behind the first, one without headers costs one
+comparison, one unpacking and two slices.
 
 A command that is half received is kept as it came, and looked at again only when as many bytes have come as it needs at least, so that
 a peer that drips costs no more than one that pours. Nothing is allocated by the lengths that are announced: a body beyond the bound is
@@ -53,6 +54,7 @@ from penstock.protocols.fujin.wire import (
     WRITER_ID_BYTES_MAX,
     Request,
 )
+from penstock.protocols.receive_buffer import UNBOUNDED
 
 RUN_BYTES_MAX: Final = 1 << 20
 """About how much one run holds, so that what waits for its commit is released in parts."""
@@ -107,6 +109,7 @@ class Decoder:
 
     __slots__ = (
         "_body_bytes_max",
+        "_commands_max",
         "_empty_at",
         "_form",
         "_ids_at",
@@ -116,10 +119,24 @@ class Decoder:
         "_role",
         "_shared",
         "_skip_bytes",
+        "more",
     )
 
-    def __init__(self, *, body_bytes_max: int = BODY_BYTES_MAX_DEFAULT, shared: SharedForm | None = None) -> None:
+    violation: Final = None
+    """What cannot be understood is a BadCommand, because it is answered."""
+
+    def __init__(
+        self,
+        *,
+        body_bytes_max: int = BODY_BYTES_MAX_DEFAULT,
+        shared: SharedForm | None = None,
+        commands_max: int = UNBOUNDED,
+    ) -> None:
+        """Decode at most `commands_max` commands or runs of WRITEs in one `feed`."""
         self._body_bytes_max = body_bytes_max
+        self._commands_max = commands_max
+        self.more = False
+        """Whether commands were left undecoded because of that bound: `feed(b"")` goes on with them."""
         self._shared = shared or SharedForm()
         self._form: WriteForm | None = None
         self._role = _Role.FRESH
@@ -135,6 +152,11 @@ class Decoder:
     def partial(self) -> bool:
         """Whether a command has begun that is not complete."""
         return not self.announces_writer and (bool(self._kept) or self._skip_bytes > 0)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received and not decoded."""
+        return len(self._kept)
 
     @property
     def announces_writer(self) -> bool:
@@ -175,7 +197,15 @@ class Decoder:
         self._empty_at = -1
         commands: list[Command] = []
         position, end = 0, len(data)
+        commands_left = self._commands_max
+        self.more = False
         while position < end and self._role is not _Role.OVER:
+            if not commands_left:
+                self.more = True
+                self._needed_bytes = 0
+                self._kept += memoryview(data)[position:]
+                break
+            commands_left -= 1
             try:
                 position = self._command(data, position, end, commands)
             except _Incomplete as incomplete:

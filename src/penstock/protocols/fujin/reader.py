@@ -388,6 +388,10 @@ class Reader:
         deliveries = self._take(subscription, records_max, FETCH_BYTES_MAX)
         if not deliveries:
             return False
+        if not self._talk.stream.room_for(sum(len(delivery.value or b"") for delivery in deliveries)):
+            taken = [(delivery.tag, delivery.deliveries) for delivery in deliveries]
+            self._talk.broker.subscriptions.give_back(subscription, taken)
+            return False
         fit = self._fit(subscription, deliveries)
         if self._talk.is_deployed:
             fit = self._leave_single_bytes_alone(subscription, fit)

@@ -1,8 +1,8 @@
 """Decode what a server sends, as a client reads it; without I/O.
 
 `feed` takes a whole read and returns the answers that are complete. An answer with rows is decoded row by row: the rows that have come
-are kept decoded, the bytes of the first incomplete one as they came (`unfinished.py`). So the work is linear in the bytes, in however many
-pieces they come, and a count that is only announced allocates nothing.
+are kept decoded, the bytes of the first incomplete one as they came (`receive_buffer.py`). So the work is linear in the bytes, in however
+many pieces they come, and a count that is only announced allocates nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.protocols.bytes import U32
 from penstock.protocols.fujin import wire
 from penstock.protocols.fujin.wire import CORRELATED, Reply
-from penstock.protocols.unfinished import Unfinished
+from penstock.protocols.receive_buffer import ReceiveBuffer
 
 STRING_BYTES_MAX: Final = 32 << 20
 """The largest record a broker may be set to hold."""
@@ -86,11 +86,11 @@ class _Incomplete(Exception):
 class ReplyDecoder:
     """One stream. `with_ids`: whether messages carry them, which is known from the CONNECT READER."""
 
-    __slots__ = ("_at", "_data", "_open", "_rows_left", "_unfinished", "_with_ids")
+    __slots__ = ("_at", "_buffer", "_data", "_open", "_rows_left", "_with_ids")
 
     def __init__(self, *, with_ids: bool = False) -> None:
         self._with_ids = with_ids
-        self._unfinished = Unfinished()
+        self._buffer = ReceiveBuffer()
         self._open: Batch | Settled | None = None
         """An answer whose rows have not all come."""
         self._rows_left = 0
@@ -100,11 +100,11 @@ class ReplyDecoder:
     @property
     def partial(self) -> bool:
         """Whether an answer has begun that is not complete."""
-        return self._open is not None or bool(self._unfinished)
+        return self._open is not None or bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Answer]:
         """Return every answer that is complete. Raises ProtocolViolation."""
-        whole = self._unfinished.join(data)
+        whole = self._buffer.join(data)
         if whole is None:
             return []
         self._data, self._at = whole, 0
@@ -114,8 +114,8 @@ class ReplyDecoder:
             try:
                 answer = self._answer() if self._open is None else self._row(self._open)
             except _Incomplete as incomplete:
-                self._unfinished.needed_bytes = incomplete.position_min - begin
-                self._unfinished.keep(whole, begin)
+                self._buffer.needed_bytes = incomplete.position_min - begin
+                self._buffer.keep(whole, begin)
                 break
             if answer is not None:
                 answers.append(answer)

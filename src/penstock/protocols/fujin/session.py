@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.errors import LimitExceeded
 from penstock.net.quic_session import QuicConnection, Stream
-from penstock.protocols.fujin.codec import Decoder, SharedForm
-from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, ConnectWriter
+from penstock.protocols.fujin.codec import SharedForm
 from penstock.protocols.fujin.reader import Reader
 from penstock.protocols.fujin.settings import FujinSettings, FujinStats
-from penstock.protocols.fujin.talk import After, Talk, Timer, held_bytes
-from penstock.protocols.fujin.wire import CLOSED_BY_PING, PING
+from penstock.protocols.fujin.talk import After, Talk, Timer
+from penstock.protocols.fujin.wire import CLOSED_BY_PING, LOGIN_BODY_BYTES_MAX, PING
 from penstock.protocols.fujin.writer import Writer
 
-UNDECIDED_S: Final = 0.05
-"""How long the rest of what may be an empty WRITE is waited for."""
 PINGS_OPEN_MAX: Final = 16
 """Pings that were answered and whose streams the client leaves open, though it was asked to stop sending."""
 
@@ -41,12 +39,17 @@ class Fujin:
         *,
         settings: FujinSettings | None = None,
         principal: Principal = ANONYMOUS,
+        login_required: bool = False,
         after: After | None = None,
     ) -> None:
-        """`after` calls something later, as `loop.call_later` does, which it is where none is given."""
+        """Where `login_required`, messages of clients that nothing identifies have at most `LOGIN_BODY_BYTES_MAX`.
+
+        `after` calls something later, as `loop.call_later` does, which it is by default.
+        """
         self.broker = broker
         self.settings = settings or FujinSettings()
         self.principal = principal
+        self.login_required = login_required
         self.stats = FujinStats()
         self._after = after
 
@@ -67,18 +70,30 @@ class FujinConnection:
         self._shared = shared
         self._connection = connection
         self._form = SharedForm(shared.settings.write_form)
-        self._streams: set[FujinStream] = set()
+        self._streams: set[Talk] = set()
         self._stopping = False
         self._pings_open = 0
         self._ping_timer: Timer = shared.after(shared.settings.ping_interval_s, self._ping)
 
-    def stream_opened(self, stream: Stream) -> FujinStream:
+    def stream_opened(self, stream: Stream) -> Talk:
         shared = self._shared
         principal = shared.principal.seen_at(stream.peer, stream.principal_hint)  # where a client that moves is by now
         stream.set_authenticated(bool(principal.name))
-        talk = Talk(stream, shared.broker, principal, shared.settings, shared.stats, shared.after, self._form)
-        decoder = Decoder(body_bytes_max=shared.settings.body_bytes_max, shared=self._form)
-        opened = FujinStream(talk, decoder, self._streams.discard)
+        settings = shared.settings
+        if shared.login_required and not principal.name:
+            settings = replace(settings, body_bytes_max=min(settings.body_bytes_max, LOGIN_BODY_BYTES_MAX))
+        opened = Talk(
+            stream,
+            shared.broker,
+            principal,
+            settings,
+            shared.stats,
+            shared.after,
+            self._form,
+            writer=Writer,
+            reader=Reader,
+            forget=self._streams.discard,
+        )
         self._streams.add(opened)
         if self._stopping:
             opened.stop()
@@ -158,106 +173,3 @@ class PingStream:
         answered, self._answered = self._answered, None
         if answered is not None:
             answered()
-
-
-class FujinStream:
-    """One conversation. Implements `penstock.net.quic_session.StreamSession`."""
-
-    __slots__ = ("_decoder", "_forget", "_role", "_stop_wanted", "_talk", "_undecided")
-
-    def __init__(self, talk: Talk, decoder: Decoder, forget: Callable[[FujinStream], None]) -> None:
-        self._talk = talk
-        self._decoder = decoder
-        self._forget = forget
-        self._role: Writer | Reader | None = None
-        self._undecided: Timer | None = None
-        self._stop_wanted = False
-
-    # -- what the network calls -------------------------------------------------------------------------------------------
-
-    def receive(self, data: bytes) -> None:
-        if self._undecided is not None:
-            self._undecided.cancel()
-            self._undecided = None
-        commands = self._decoder.feed(data)
-        if commands:
-            self._take(commands)
-        if self._decoder.is_undecided:
-            self._undecided = self._talk.call_later(UNDECIDED_S, self._decide)
-        self._talk.stream.frame_pending(self._decoder.partial)
-
-    def resume(self) -> None:
-        if self._role is not None:
-            self._role.go_on()
-
-    def ended(self) -> None:
-        if self._undecided is not None:
-            self._undecided.cancel()
-            self._decide()
-        if self._role is None and self._decoder.announces_writer:
-            self._begin(Writer(self._talk))
-        if self._role is None:
-            self._end_fresh()
-        else:
-            self._talk.input_ended()
-
-    def aborted(self, code: int) -> None:
-        self._over()
-
-    def closed(self) -> None:
-        self._over()
-        self._forget(self)
-
-    # -- inside -----------------------------------------------------------------------------------------------------------
-
-    def stop(self) -> None:
-        """The server stops."""
-        self._stop_wanted = True
-        if self._role is not None:
-            self._talk.stop()
-        elif self._decoder.announces_writer:
-            self._begin(Writer(self._talk))  # its id, if it has one, is not needed for that
-
-    def _begin(self, role: Writer | Reader) -> None:
-        self._role = role
-        self._talk.begin(role)
-        if self._stop_wanted:
-            self._talk.stop()
-
-    def _take(self, commands: list[Command]) -> None:
-        talk = self._talk
-        first = commands[0]
-        if isinstance(first, ConnectWriter):
-            commands.pop(0)
-            if self._role is None and not talk.over:
-                self._begin(Writer(talk))
-        elif self._role is None and not talk.over:
-            commands.pop(0)
-            if isinstance(first, BadCommand):
-                talk.stats.requests[0] += 1
-                self._end_fresh()
-                return
-            assert isinstance(first, ConnectReader)
-            talk.stream.hold(held_bytes(first))
-            self._begin(Reader(talk, first, held_bytes(first)))
-        if commands:
-            talk.take(commands)
-
-    def _end_fresh(self) -> None:
-        """Nothing was agreed on, so nothing is said."""
-        self._talk.stream.end()
-        self._talk.stream.stop_receiving()
-        self._talk.end()
-
-    def _decide(self) -> None:
-        self._undecided = None
-        commands = self._decoder.decide_empty()
-        if commands:
-            self._take(commands)
-            self._talk.stream.frame_pending(self._decoder.partial)
-
-    def _over(self) -> None:
-        if self._undecided is not None:
-            self._undecided.cancel()
-            self._undecided = None
-        self._talk.end()

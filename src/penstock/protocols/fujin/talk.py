@@ -1,40 +1,34 @@
-"""What the writer's and the reader's side of a stream have in common: the order of commands, answers, and the end.
+"""One stream of a Fujin client: what its first command makes it, a writer's or a reader's, the order of commands, and its end.
 
-Commands wait in a queue that the stream bounds (`hold`). What must wait for a disk runs in the background, and what comes behind it waits
-too. Deployed clients lose what follows certain replies in the same read; such a reply is sent alone, and for a moment nothing
-leaves behind it (`send_alone`).
+What it has in common with other protocols is in `penstock.protocols.conversation`. Deployed clients lose what follows certain replies in
+the same read; such a reply is sent alone, and for a moment nothing leaves behind it (`send_alone`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, Protocol
-
-import structlog
 
 from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
 from penstock.errors import PenstockError
 from penstock.net.quic_session import Stream
+from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, Conversation
 from penstock.protocols.fujin import reply_encoding
-from penstock.protocols.fujin.codec import SharedForm
-from penstock.protocols.fujin.messages import Command, WriteRun
+from penstock.protocols.fujin.codec import Decoder, SharedForm
+from penstock.protocols.fujin.messages import BadCommand, Command, ConnectReader, ConnectWriter
 from penstock.protocols.fujin.settings import FujinSettings, FujinStats
-from penstock.protocols.fujin.wire import INTERNAL_ERROR
 
 ALONE_S: Final = 0.01
 """Back to back, a third of first messages were lost on deployed clients; from a millisecond on, none."""
 ALONE_LOOKS_MAX: Final = 20
 """A client that is busy takes longer: it is given the moment again so often while the reply may not have arrived."""
-COMMAND_BYTES_MIN: Final = 256
-"""What a waiting command counts for at least: a FETCH takes 9 bytes on the wire, its message some 200 in memory."""
 COMMANDS_PER_TURN_MAX: Final = 256
-"""Commands other than WRITE that one stream deals with before it lets others have their turn of the loop."""
-
-log = structlog.get_logger("penstock.protocols.fujin")
+"""Commands, or runs of WRITE, that one stream decodes and starts before it lets others have their turn of the loop."""
+UNDECIDED_S: Final = 0.05
+"""How long the rest of what may be an empty WRITE is waited for."""
 
 
 class Timer(Protocol):
@@ -73,25 +67,25 @@ class Role(Protocol):
         ...
 
 
-class Talk:
-    """One stream, as both roles use it."""
+class Talk(Conversation[Command]):
+    """Implements `penstock.net.quic_session.StreamSession`; both roles use it."""
 
     __slots__ = (
         "_after",
         "_alone",
-        "_bug_logged",
+        "_forget",
         "_form",
         "_gathered",
         "_goodbye",
         "_input_ended",
-        "_loop",
         "_over",
+        "_reader",
         "_role",
         "_stop_due",
+        "_stop_wanted",
         "_tasks",
-        "_turn_scheduled",
-        "_waiting",
-        "_waits",
+        "_undecided",
+        "_writer",
         "broker",
         "principal",
         "sent_bytes",
@@ -99,6 +93,8 @@ class Talk:
         "stats",
         "stream",
     )
+
+    _decoder: Decoder
 
     def __init__(
         self,
@@ -109,10 +105,18 @@ class Talk:
         stats: FujinStats,
         after: After,
         form: SharedForm,
+        *,
+        writer: Callable[[Talk], Role],
+        reader: Callable[[Talk, ConnectReader, int], Role],
+        forget: Callable[[Talk], None],
     ) -> None:
+        decoder = Decoder(body_bytes_max=settings.body_bytes_max, shared=form, commands_max=COMMANDS_PER_TURN_MAX)
+        super().__init__(broker, stream, decoder, stats)
         self._form = form
-        self._loop = asyncio.get_running_loop()
         self._after = after
+        self._writer = writer
+        self._reader = reader
+        self._forget = forget
         self.stream = stream
         self.broker = broker
         self.principal = principal
@@ -121,19 +125,17 @@ class Talk:
         self.sent_bytes = 0
         """Everything that was given to the stream."""
         self._role: Role | None = None
-        self._waiting: deque[Command] = deque()
-        self._waits = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turn_scheduled = False
+        self._undecided: Timer | None = None
         self._alone: Timer | None = None
         self._gathered: list[bytes] = []
         """What waits for the moment after a reply that travels alone."""
         self._input_ended = False
         self._goodbye = False
         """DISCONNECT is due once everything is answered."""
+        self._stop_wanted = False
         self._stop_due = False
         self._over = False
-        self._bug_logged = False
 
     @property
     def is_deployed(self) -> bool:
@@ -165,60 +167,97 @@ class Talk:
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         return self._after(delay_s, callback)
 
-    def begin(self, role: Role) -> None:
-        self._role = role
+    # -- what the network calls -------------------------------------------------------------------------------------------
 
-    # -- the order of things ----------------------------------------------------------------------------------------------
+    def receive(self, data: bytes) -> None:
+        self._cancel_decision()
+        super().receive(data)
 
-    def take(self, commands: list[Command]) -> None:
-        """Commands that have come, in order; the stream holds them."""
-        if self._over or self._goodbye:
-            return
-        self.stream.hold(sum(map(held_bytes, commands)))
-        self._waiting += commands
-        self.advance()
+    def resume(self) -> None:
+        if self._role is not None:
+            self._role.go_on()
+
+    def ended(self) -> None:
+        if self._undecided is not None:
+            self._cancel_decision()
+            self._decide()
+        if self._role is None and self._decoder.announces_writer:
+            self._begin(self._writer(self))
+        if self._role is None:
+            self._end_fresh()
+        else:
+            self._input_ended = True  # which is a DISCONNECT that was not said
+            self.advance()
+
+    def aborted(self, code: int) -> None:
+        self.end()
+
+    def closed(self) -> None:
+        self.end()
+        self._forget(self)
+        super().closed()
+
+    # -- the order of commands --------------------------------------------------------------------------------------------
+
+    def _held_bytes(self, command: Command) -> int:
+        return max(command.size_bytes, REQUEST_BYTES_MIN)
+
+    def _must_wait(self, command: Command) -> bool:
+        return self._role is not None and not self._role.may_begin(command)
+
+    def _decode(self, data: bytes) -> None:
+        super()._decode(data)
+        if self._decoder.is_undecided and not self._backlog_bytes:
+            self._undecided = self._after(UNDECIDED_S, self._decide)
+
+    def _decide(self) -> None:
+        """Take an empty WRITE for one: nothing has followed that would make it another command."""
+        self._undecided = None
+        commands = self._decoder.decide_empty()
+        if commands:
+            self.stream.hold(sum(map(self._held_bytes, commands)))
+            self._waiting += commands
+            self.advance()
+            self.stream.frame_pending(self._decoder.partial, self._decoder.kept_bytes)
+
+    def _cancel_decision(self) -> None:
+        if self._undecided is not None:
+            self._undecided.cancel()
+            self._undecided = None
 
     def advance(self) -> None:
-        """Deal with what may be dealt with."""
-        dealt = 0
-        role = self._role
-        while self._waiting and role is not None and not self._waits and self.stream.writable:
-            command = self._waiting[0]
-            if self._over or self._goodbye or self._stop_due or not role.may_begin(command):
+        waiting = self._waiting
+        while waiting and not self._busy and self.stream.writable:
+            if self._over or self._goodbye or self._stop_due or self._must_wait(waiting[0]):
                 break
-            if not isinstance(command, WriteRun):
-                if dealt == COMMANDS_PER_TURN_MAX:
-                    self.advance_soon()
-                    break
-                dealt += 1
-            self._waiting.popleft()
-            role.deal_with(command, held_bytes(command))
-        if self._input_ended and not self._waiting:
+            self._start(waiting.popleft())
+        if self._backlog_bytes and not waiting:
+            self.advance_soon()
+        elif self._input_ended and not waiting:
             self._goodbye = True
         self._end_where_due()
 
-    def advance_soon(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._next_turn)
+    def _start(self, command: Command) -> None:
+        held_bytes = self._held_bytes(command)
+        if self._role is not None and not isinstance(command, ConnectWriter):
+            self._role.deal_with(command, held_bytes)
+        elif isinstance(command, ConnectReader):
+            self._begin(self._reader(self, command, held_bytes))
+        else:
+            self.stream.release(held_bytes)
+            if isinstance(command, BadCommand):
+                self.stats.requests[0] += 1
+                self._end_fresh()
+            elif self._role is None:
+                self._begin(self._writer(self))
 
-    def _next_turn(self) -> None:
-        self._turn_scheduled = False
-        self.advance()
+    def _begin(self, role: Role) -> None:
+        self._role = role
+        if self._stop_wanted:
+            self.stop()
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must wait. No command is begun meanwhile, and it is not cancelled: half a commit helps no one."""
-        self._waits = True
-        self.run(self._until_done(work))
-
-    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001  an exception that escapes must not leave the commands behind it waiting
-            self.reason(error)
-        finally:
-            self._waits = False
-        self.advance()
+    def _refusal(self, command: Command, error: Exception) -> bytes:
+        raise AssertionError("roles answer their commands themselves")
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what must wait, beside the commands."""
@@ -227,6 +266,12 @@ class Talk:
         task.add_done_callback(self._tasks.discard)
 
     # -- sending ----------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        data = b"".join(self._ready)
+        self._ready.clear()
+        self._ready_bytes = 0
+        self.send(data)
 
     def send(self, data: bytes) -> None:
         if self._over or not data:
@@ -262,11 +307,6 @@ class Talk:
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
-    def input_ended(self) -> None:
-        """No more commands will come; that is a DISCONNECT that was not said."""
-        self._input_ended = True
-        self.advance()
-
     def disconnect(self) -> None:
         """Answer what was begun, say DISCONNECT, and end our side."""
         self._goodbye = True
@@ -274,13 +314,23 @@ class Talk:
 
     def stop(self) -> None:
         """The server stops: say so once everything that was begun is answered."""
-        if self._role is not None and not self._over and not self._goodbye:
+        self._stop_wanted = True
+        if self._role is None:
+            if self._decoder.announces_writer:
+                self._begin(self._writer(self))  # its id, if it has one, is not needed for that
+        elif not self._over and not self._goodbye:
             self._stop_due = True
             self._role.stopping()
             self._end_where_due()
 
+    def _end_fresh(self) -> None:
+        """End a stream on which nothing was agreed on, so nothing is said."""
+        self.stream.end()
+        self.stream.stop_receiving()
+        self.end()
+
     def _end_where_due(self) -> None:
-        if not (self._goodbye or self._stop_due) or self._over or self._waits or self._alone is not None:
+        if not (self._goodbye or self._stop_due) or self._over or self._busy or self._alone is not None:
             return
         if self._role is not None and not self._role.idle:
             return
@@ -296,31 +346,23 @@ class Talk:
 
     def end(self) -> None:
         """The stream is over: nothing is sent any more, and what waits is forgotten."""
+        self._cancel_decision()
         if self._over:
             return
         self._over = True
         if self._alone is not None:
             self._alone.cancel()
             self._alone = None
-        waiting, self._waiting = self._waiting, deque()
-        if waiting:
-            self.stream.release(sum(map(held_bytes, waiting)))
+        self._forget_waiting()
         if self._role is not None:
             self._role.ended()
 
     # -- refusing ---------------------------------------------------------------------------------------------------------
 
     def reason(self, error: Exception, count: int = 1) -> str:
-        """The words for an error, counted as that of `count` requests."""
+        """Return the words for an error, counted as that of `count` requests."""
         self.stats.errors += count
         if isinstance(error, PenstockError):
             return str(error)
-        self.stats.internal_errors += count
-        if not self._bug_logged:
-            self._bug_logged = True
-            log.error("request_failed", listener=self.stream.listener, peer=self.stream.peer, exc_info=error)
+        self._log_bug(error, count)
         return INTERNAL_ERROR
-
-
-def held_bytes(command: Command) -> int:
-    return max(command.size_bytes, COMMAND_BYTES_MIN)

@@ -16,11 +16,11 @@ from penstock.broker.records.producer import ANY_PARTITION
 from penstock.broker.records.spreading import Placement, Scattered, errors_by_row
 from penstock.broker.transactions.transactions import Added
 from penstock.errors import PenstockError, TopicNotFound
+from penstock.protocols.conversation import ReplySlot
 from penstock.protocols.fujin import reply_encoding
 from penstock.protocols.fujin.messages import BadCommand, Command, Disconnect, Headers, RefusedWrite, Transact, WriteRun
 from penstock.protocols.fujin.talk import Talk
 from penstock.protocols.fujin.wire import INVALID_TX_STATE, WRITER_NOT_FOUND, Reply, Request
-from penstock.protocols.replies import ReplyQueue, ReplySlot
 from penstock.record_headers import encode_headers
 
 Outcome = list[Placement] | Scattered | Added | Exception
@@ -31,11 +31,10 @@ _WRITE = int(Request.WRITE)
 class Writer:
     """Implements `Role`."""
 
-    __slots__ = ("_committing", "_replies", "_talk", "_transaction", "_writes_in_flight")
+    __slots__ = ("_committing", "_talk", "_transaction", "_writes_in_flight")
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
-        self._replies = ReplyQueue(talk.send, talk.call_soon)
         self._transaction: str | None = None
         self._committing = False
         self._writes_in_flight = 0
@@ -54,20 +53,20 @@ class Writer:
         stats = self._talk.stats
         if isinstance(command, WriteRun):
             stats.requests[_WRITE] += len(command.values)
-            self._write(command, self._replies.reserve(), held_bytes)
+            self._write(command, self._talk.reserve(held_bytes))
         elif isinstance(command, RefusedWrite):
             stats.requests[_WRITE] += 1
-            self._answer(self._replies.reserve(), self._refuse([command.correlation_id], command.reason), held_bytes)
+            self._talk.answer(self._talk.reserve(held_bytes), self._refuse([command.correlation_id], command.reason))
         elif isinstance(command, Transact):
             stats.requests[command.request] += 1
-            self._transact(command, held_bytes)
+            self._transact(command, self._talk.reserve(held_bytes))
         else:
             stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
             assert isinstance(command, Disconnect | BadCommand)
             self._talk.stream.release(held_bytes)
-            self._replies.flush()
+            self._talk.flush()
             self._talk.disconnect()
-        self._replies.flush()
+        self._talk.flush()
 
     def go_on(self) -> None:
         self._talk.advance()
@@ -80,33 +79,33 @@ class Writer:
 
     # -- writes -----------------------------------------------------------------------------------------------------------
 
-    def _write(self, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _write(self, run: WriteRun, slot: ReplySlot) -> None:
         talk = self._talk
         topic = talk.settings.find(run.topic).topic
         if talk.broker.has_topic(topic):
-            self._produce(topic, run, slot, held_bytes)
+            self._produce(topic, run, slot)
         elif talk.settings.auto_create:
-            talk.in_background(self._create_and_write(topic, run, slot, held_bytes))
+            talk.in_background(self._create_and_write(topic, run, slot))
         else:
-            self._answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND), held_bytes)
+            self._talk.answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND))
 
-    async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+    async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
         talk = self._talk
         try:
             await talk.broker.ensure_topic(talk.principal, topic)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            self._answer(slot, self._fail(run.correlation_ids, error), held_bytes)
+            self._talk.answer(slot, self._fail(run.correlation_ids, error))
         else:
             if talk.over:  # nobody waits for it, and its transaction, if it had one, was rolled back
-                self._answer(slot, b"", held_bytes)
+                self._talk.answer(slot, b"")
             else:
-                self._produce(topic, run, slot, held_bytes)
-        self._replies.flush()
+                self._produce(topic, run, slot)
+        self._talk.flush()
 
-    def _produce(self, topic: str, run: WriteRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _produce(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
         talk = self._talk
         headers = None if run.headers is None else list(map(_cell, run.headers))
-        settled = partial(self._settled, run, slot, held_bytes)
+        settled = partial(self._settled, run, slot)
         self._writes_in_flight += 1
         try:
             if self._transaction is None:
@@ -118,13 +117,13 @@ class Writer:
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             settled(error)
 
-    def _settled(self, run: WriteRun, slot: ReplySlot, held_bytes: int, outcome: Outcome) -> None:
+    def _settled(self, run: WriteRun, slot: ReplySlot, outcome: Outcome) -> None:
         self._writes_in_flight -= 1
-        self._answer(slot, self._replies_to(run, outcome), held_bytes)
+        self._talk.answer(slot, self._replies_to(run, outcome))
         if self._writes_in_flight:
-            self._replies.flush_soon()
+            self._talk.flush_soon()
         else:
-            self._replies.flush()
+            self._talk.flush()
             self._talk.advance_soon()
 
     def _replies_to(self, run: WriteRun, outcome: Outcome) -> bytes:
@@ -140,15 +139,15 @@ class Writer:
 
     # -- transactions -----------------------------------------------------------------------------------------------------
 
-    def _transact(self, command: Transact, held_bytes: int) -> None:
-        slot, kind = self._replies.reserve(), command.request
+    def _transact(self, command: Transact, slot: ReplySlot) -> None:
+        kind = command.request
         if (self._transaction is None) != (kind == Request.BEGIN):
             self._talk.stats.errors += 1
             reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, INVALID_TX_STATE)
-            self._answer(slot, reply, held_bytes)
+            self._talk.answer(slot, reply)
         elif kind == Request.COMMIT:
             self._committing = True
-            self._talk.in_background(self._commit(command, slot, held_bytes))
+            self._talk.in_background(self._commit(command, slot))
         else:
             try:
                 if kind == Request.BEGIN:
@@ -160,9 +159,9 @@ class Writer:
                 reply = reply_encoding.done(_reply_to(kind), command.correlation_id)
             except Exception as error:  # noqa: BLE001  whatever it is, it is answered
                 reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, self._talk.reason(error))
-            self._answer(slot, reply, held_bytes)
+            self._talk.answer(slot, reply)
 
-    async def _commit(self, command: Transact, slot: ReplySlot, held_bytes: int) -> None:
+    async def _commit(self, command: Transact, slot: ReplySlot) -> None:
         talk, transaction = self._talk, self._transaction
         assert transaction is not None
         try:
@@ -172,8 +171,8 @@ class Writer:
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = reply_encoding.failed(Reply.COMMIT, command.correlation_id, talk.reason(error))
         self._committing = False
-        self._answer(slot, reply, held_bytes)
-        self._replies.flush()
+        self._talk.answer(slot, reply)
+        self._talk.flush()
         if talk.over:
             self._roll_back()  # the stream has ended meanwhile, and the commit may have failed
 
@@ -187,11 +186,7 @@ class Writer:
             except PenstockError:
                 pass  # it has ended already
 
-    # -- answers ----------------------------------------------------------------------------------------------------------
-
-    def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
-        self._replies.fill(slot, reply)
-        self._talk.stream.release(held_bytes)
+    # -- refusals ---------------------------------------------------------------------------------------------------------
 
     def _fail(self, correlation_ids: Sequence[bytes], error: Exception) -> bytes:
         reason = self._talk.reason(error, len(correlation_ids))

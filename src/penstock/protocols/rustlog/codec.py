@@ -1,14 +1,19 @@
 """RustLog bytes to messages, in both directions, without I/O.
 
-`feed` takes a whole read and returns every message that is complete. Each frame is decoded in its own dialect; consecutive PRODUCE
-frames of one dialect for one partition become one `ProduceRun`. A frame that is half received is kept as it came: nothing is
-allocated by the length a peer announces, and a length that no frame may have is answered as soon as it is read.
+`feed` takes a whole read and returns the messages that are complete, up to a bound; the rest is kept (`more`). Each frame is decoded in
+its own dialect; consecutive PRODUCE frames of one dialect for one partition become one `ProduceRun`. A frame that is half received is
+kept as it came: nothing is allocated by the length a peer announces, and a length that no frame may have is answered as soon as it is
+read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Final
+
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32
+from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
 from penstock.protocols.rustlog import binary_dialect, json_dialect
 from penstock.protocols.rustlog.messages import BrokenFrame, ProduceRun, Reply, Request, Undecoded
 from penstock.protocols.rustlog.wire import (
@@ -20,7 +25,6 @@ from penstock.protocols.rustlog.wire import (
     Opcode,
     dialect_of,
 )
-from penstock.protocols.unfinished import Unfinished
 
 RUN_RECORDS_MAX = 100_000
 """A run that has this many records is not joined with the next frame: one append should not keep others waiting."""
@@ -30,73 +34,109 @@ _NAMES_START = {f'{{"{name}"'.encode(): opcode for opcode, name in JSON_NAMES.it
 class _Frames:
     """Cuts a stream into payloads. `broken` is the length that no frame may have, once one was found; then nothing more is cut."""
 
-    __slots__ = ("_unfinished", "broken", "payload_bytes_max")
+    __slots__ = ("_buffer", "broken", "more", "payload_bytes_max")
 
     def __init__(self, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
         self.payload_bytes_max = payload_bytes_max
-        self._unfinished = Unfinished()
+        self.more = False
+        self._buffer = ReceiveBuffer()
         self.broken: int | None = None
 
     @property
-    def partial(self) -> bool:
-        return bool(self._unfinished)
+    def kept_bytes(self) -> int:
+        return len(self._buffer)
 
-    def cut(self, data: bytes) -> list[bytes]:
+    def cut(self, data: bytes, frames_max: int = UNBOUNDED) -> Generator[bytes]:
+        """Yield payloads. What is left when the caller stops, or after `frames_max`, is kept, and `more` says that there is some."""
         if self.broken is not None:
-            return []
-        whole = self._unfinished.join(data)
+            return
+        whole = self._buffer.join(data)
         if whole is None:
-            return []
-        payloads: list[bytes] = []
+            return
         position, end = 0, len(whole)
-        while end - position >= LENGTH_BYTES:
-            (length,) = U32.unpack_from(whole, position)
-            if not 1 <= length <= self.payload_bytes_max:
-                self.broken = length
-                return payloads
-            frame_end = position + LENGTH_BYTES + length
-            if frame_end > end:
-                self._unfinished.needed_bytes = frame_end - position
-                break
-            payloads.append(whole[position + LENGTH_BYTES : frame_end])
-            position = frame_end
-        else:
-            self._unfinished.needed_bytes = LENGTH_BYTES
-        self._unfinished.keep(whole, position)
-        return payloads
+        self.more = True
+        try:
+            for _ in range(frames_max):
+                if end - position < LENGTH_BYTES:
+                    self.more, self._buffer.needed_bytes = False, LENGTH_BYTES
+                    return
+                (length,) = U32.unpack_from(whole, position)
+                if not 1 <= length <= self.payload_bytes_max:
+                    self.more, self.broken, position = False, length, end
+                    return
+                frame_end = position + LENGTH_BYTES + length
+                if frame_end > end:
+                    self.more, self._buffer.needed_bytes = False, frame_end - position
+                    return
+                start, position = position + LENGTH_BYTES, frame_end
+                yield whole[start:frame_end]
+        finally:
+            if self.more:
+                self._buffer.needed_bytes = 0
+                self.more = position < end
+            self._buffer.keep(whole, position)
 
 
 class RequestDecoder:
     """The server's side. `payload_bytes_max` is below the protocol's own maximum where the peer should have authenticated and has not."""
 
-    __slots__ = ("_ended", "_frames", "_last_dialect")
+    __slots__ = ("_ended", "_frames", "_frames_max", "_last_dialect", "_requests_max")
 
-    def __init__(self, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+    violation: Final = None
+    """A broken frame is a message here, because it is answered."""
+
+    def __init__(
+        self,
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+        *,
+        requests_max: int = UNBOUNDED,
+        frames_max: int = UNBOUNDED,
+    ) -> None:
+        """Decode at most `requests_max` requests or runs of them in one `feed`, from at most `frames_max` frames."""
         self._frames = _Frames(payload_bytes_max)
+        self._requests_max = requests_max
+        self._frames_max = frames_max
         self._last_dialect: Dialect | None = None
         self._ended = False
 
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return self._frames.partial
+        return self._frames.kept_bytes > 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received and not decoded."""
+        return self._frames.kept_bytes
+
+    @property
+    def more(self) -> bool:
+        """Whether frames were left undecoded because of a bound: `feed(b"")` goes on with them."""
+        return self._frames.more
 
     def feed(self, data: bytes) -> list[Request]:
-        """Every request that is complete; long JSON as it came. A BrokenFrame is the last message there is."""
+        """Return requests that are complete; long JSON as it came. A BrokenFrame is the last message there is."""
         requests: list[Request] = []
-        for payload in self._frames.cut(data):
-            dialect = self._last_dialect = dialect_of(payload)
-            if dialect is Dialect.JSON and len(payload) > DECODED_ON_LOOP_BYTES_MAX:
-                requests.append(Undecoded(payload))
-                continue
-            decode = json_dialect.decode_request if dialect is Dialect.JSON else binary_dialect.decode_request
-            request = decode(payload)
+        payloads = self._frames.cut(data, self._frames_max)
+        for payload in payloads:
+            request = self._decode(payload)
             if not (isinstance(request, ProduceRun) and requests and _join(requests[-1], request)):
                 requests.append(request)
+                if len(requests) == self._requests_max:
+                    payloads.close()
+                    break
         if self._frames.broken is not None and not self._ended:
             self._ended = True
             requests.append(_broken_frame(self._frames.broken, self._frames.payload_bytes_max, self._last_dialect))
         return requests
+
+    def _decode(self, payload: bytes) -> Request:
+        dialect = self._last_dialect = dialect_of(payload)
+        if dialect is Dialect.BINARY:
+            return binary_dialect.decode_request(payload)
+        if len(payload) > DECODED_ON_LOOP_BYTES_MAX:
+            return Undecoded(payload)
+        return json_dialect.decode_request(payload)
 
 
 def _join(last: Request, run: ProduceRun) -> bool:

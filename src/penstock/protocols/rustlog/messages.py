@@ -117,6 +117,7 @@ class BrokenFrame:
 
     dialect: Dialect
     message: str
+    request_bytes: int = LENGTH_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
 """One RustLog conversation: requests in, replies out in the same order, and nothing of sockets.
 
-Requests wait in a queue that the connection bounds (`hold`: above its bound the socket is not read). PRODUCE requests are started one
-after another without waiting for each other's commit. Any other request waits until everything before it is answered, so that a FETCH
-behind a PRODUCE sees its records; and whatever comes behind it waits for it. While the peer does not take its replies (`writable` is
-False), nothing is started.
+PRODUCE requests are started one after another without waiting for each other's commit. Any other request waits until everything before
+it is answered, so that a FETCH after a PRODUCE sees its records (`penstock.protocols.conversation`).
 
 Refusals are answered with an error in the dialect of the request and the conversation goes on. A frame of impossible length is
 answered too, after everything before it, and ends it.
@@ -11,24 +9,29 @@ answered too, after everything before it, and ends it.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
-
-import structlog
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.records.spreading import Placement, Scattered, offsets_by_unit
 from penstock.clock import Clock
-from penstock.errors import InvalidRequest, PenstockError, ShuttingDown
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.session import Connection
-from penstock.protocols.replies import ReplyQueue, ReplySlot
+from penstock.protocols.conversation import REQUEST_BYTES_MIN, Conversation, ReplySlot
 from penstock.protocols.rustlog import binary_dialect, json_dialect
 from penstock.protocols.rustlog.codec import RequestDecoder
 from penstock.protocols.rustlog.fetching import Fetcher
-from penstock.protocols.rustlog.messages import BadRequest, BrokenFrame, Call, ProduceRun, Request, Undecoded
+from penstock.protocols.rustlog.messages import (
+    BadRequest,
+    BrokenFrame,
+    Call,
+    CreateTopic,
+    Fetch,
+    OffsetCommit,
+    ProduceRun,
+    Request,
+    Undecoded,
+)
 from penstock.protocols.rustlog.metrics import RustLogStats
 from penstock.protocols.rustlog.operations import Operations
 from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
@@ -40,15 +43,14 @@ from penstock.protocols.rustlog.wire import (
     Dialect,
     Opcode,
 )
-from penstock.protocols.turns import InTurns
 
-REQUEST_BYTES_MIN = 256
-"""What a waiting request counts for at least: a frame may take 5 bytes on the wire, its message takes some 200 in memory."""
-CALLS_PER_TURN_MAX = 64
-"""Requests other than PRODUCE that one session answers before it lets others have their turn of the loop."""
+REQUESTS_PER_TURN_MAX = 64
+"""Requests, or runs of PRODUCE, that one session decodes and starts before it lets others have their turn of the loop."""
+FRAMES_PER_TURN_MAX = 1024
+"""Frames that those may come in: the frames of a run are decoded one by one, at some microseconds each."""
+READ_BYTES_MAX = 1 << 20
+"""About how large the reply of a request other than FETCH may be."""
 _PRODUCE = int(Opcode.PRODUCE)
-
-log = structlog.get_logger("penstock.protocols.rustlog")
 
 
 class RustLog:
@@ -74,142 +76,74 @@ class RustLog:
         return RustLogSession(self, connection)
 
 
-class RustLogSession(InTurns):
+class RustLogSession(Conversation[Request]):
     """Implements `penstock.net.session.Session`."""
 
-    __slots__ = (
-        "_broker",
-        "_bug_logged",
-        "_clock",
-        "_connection",
-        "_decoder",
-        "_operations",
-        "_principal",
-        "_replies",
-        "_stats",
-        "_waiting",
-        "_worker",
-        "_writes_in_flight",
-    )
+    __slots__ = ("_clock", "_operations", "_principal")
+
+    _stats: RustLogStats
 
     def __init__(self, shared: RustLog, connection: Connection) -> None:
-        super().__init__()
-        self._broker = shared.broker
         self._clock = shared.clock
-        self._stats = shared.stats
-        self._worker = shared.broker.workers.worker()
-        self._connection = connection
         self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
         stranger = shared.login_required and not self._principal.name
-        self._decoder = RequestDecoder(LOGIN_PAYLOAD_BYTES_MAX if stranger else PAYLOAD_BYTES_MAX)
-        self._replies = ReplyQueue(connection.send, self._loop.call_soon)
-        self._waiting: deque[Request] = deque()
-        self._writes_in_flight = 0
-        self._bug_logged = False
+        decoder = RequestDecoder(
+            LOGIN_PAYLOAD_BYTES_MAX if stranger else PAYLOAD_BYTES_MAX,
+            requests_max=REQUESTS_PER_TURN_MAX,
+            frames_max=FRAMES_PER_TURN_MAX,
+        )
+        super().__init__(shared.broker, connection, decoder, shared.stats)
         self._stats.sessions_open += 1
         connection.set_authenticated(bool(self._principal.name))
 
-    # --- what the network calls ---
-
-    def receive(self, data: bytes) -> None:
-        requests = self._decoder.feed(data)
-        if requests:
-            self._connection.hold(sum(map(_held_bytes, requests)))
-            self._waiting += requests
-            self._advance()
-        self._connection.frame_pending(self._decoder.partial)
-
-    def resume(self) -> None:
-        self._advance()
-
     def closed(self) -> None:
         self._stats.sessions_open -= 1
-        self._worker.stop()
-        waiting, self._waiting = self._waiting, deque()
-        if waiting:
-            self._connection.release(sum(map(_held_bytes, waiting)))
+        super().closed()
 
-    # --- the order of things ---
+    # --- the order of requests ---
 
-    def _advance(self) -> None:
-        """Start what may be started."""
-        calls = 0
-        while self._waiting and not self._busy and self._connection.writable:
-            request = self._waiting[0]
-            if isinstance(request, ProduceRun) and request.values:
-                self._waiting.popleft()
-                self._stats.requests[_PRODUCE] += len(request.counts)
-                self._write(request, self._replies.reserve(), _held_bytes(request))
-                continue
-            if isinstance(request, Undecoded):
-                self._waiting.popleft()
-                self._in_background(self._decode(request), partial(self._decoding_failed, request))
-                break
-            if self._writes_in_flight:
-                break
-            if calls == CALLS_PER_TURN_MAX:
-                self._advance_later()
-                break
-            calls += 1
-            self._waiting.popleft()
-            if isinstance(request, BrokenFrame):
-                self._end(request)
-            elif isinstance(request, ProduceRun):
-                self._write_nothing(request)
+    def _held_bytes(self, request: Request) -> int:
+        return max(request.request_bytes, REQUEST_BYTES_MIN)
+
+    def _must_wait(self, request: Request) -> bool:
+        return not isinstance(request, ProduceRun | Undecoded)
+
+    def _start(self, request: Request) -> None:
+        if isinstance(request, Undecoded):
+            self._decode_in_thread(request, partial(json_dialect.decode_request, request.payload))
+            return
+        slot = self.reserve(self._held_bytes(request))
+        if isinstance(request, ProduceRun):
+            self._stats.requests[_PRODUCE] += len(request.counts)
+            if request.values:
+                self._write(request, slot)
             else:
-                self._call(request)
-        self._replies.flush()
+                self._write_nothing(request, slot)
+        elif isinstance(request, BrokenFrame):
+            self._end(request, slot)
+        else:
+            self._call(request, slot)
 
-    def _end(self, broken: BrokenFrame) -> None:
+    def _end(self, broken: BrokenFrame, slot: ReplySlot) -> None:
         """Answer a frame that cannot be; everything before it is answered by now."""
         self._stats.errors += 1
-        self._answer(
-            self._replies.reserve(), encode_error(broken.dialect, Code.FRAME, broken.message), _held_bytes(broken)
-        )
-        self._replies.flush()
+        self.answer(slot, encode_error(broken.dialect, Code.FRAME, broken.message))
+        self.flush()
         self._connection.close()
-
-    # --- requests that are decoded in a thread ---
-
-    async def _decode(self, undecoded: Undecoded) -> None:
-        """Put what a payload holds in its place at the head of the queue. Writes before it may still be in flight."""
-        try:
-            request = await self._worker.run(partial(json_dialect.decode_request, undecoded.payload))
-        except ShuttingDown as error:
-            self._decoding_failed(undecoded, error)
-            return
-        if self._worker.stopped:
-            self._connection.release(_held_bytes(undecoded))
-            return
-        # Held before the other is released, so that the connection never seems to owe nothing.
-        self._connection.hold(_held_bytes(request))
-        self._connection.release(_held_bytes(undecoded))
-        self._waiting.appendleft(request)
-
-    def _decoding_failed(self, undecoded: Undecoded, error: Exception) -> None:
-        call = Call(Dialect.JSON, 0, BadRequest("not decoded"), undecoded.request_bytes)
-        self._answer(self._replies.reserve(), self._error(call, error), _held_bytes(undecoded))
 
     # --- writes ---
 
-    def _write(self, run: ProduceRun, slot: ReplySlot, held_bytes: int) -> None:
+    def _write(self, run: ProduceRun, slot: ReplySlot) -> None:
         self._writes_in_flight += 1
-        done = partial(self._written, run, slot, held_bytes, self._clock.monotonic())
+        done = partial(self._written, run, slot, self._clock.monotonic())
         try:
             self._broker.produce(self._principal, run.topic, run.partition, run.values, units=run.counts, done=done)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
-            self._answer(slot, self._error(run, error, len(run.counts)) * len(run.counts), held_bytes)
+            self.answer(slot, self._refusal(run, error))
 
-    def _written(
-        self,
-        run: ProduceRun,
-        slot: ReplySlot,
-        held_bytes: int,
-        started_s: float,
-        placed: list[Placement] | Scattered,
-    ) -> None:
+    def _written(self, run: ProduceRun, slot: ReplySlot, started_s: float, placed: list[Placement] | Scattered) -> None:
         assert isinstance(placed, list)  # one partition was asked for
         encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
         records, size_bytes = len(run.values), sum(map(len, run.values))
@@ -227,76 +161,59 @@ class RustLogSession(InTurns):
             self._stats.produced_records += records
             self._stats.produced_bytes += size_bytes
             self._stats.produce_seconds.observe(self._clock.monotonic() - started_s)
-        self._writes_in_flight -= 1
-        self._answer(slot, b"".join(replies), held_bytes)
-        if self._writes_in_flight:
-            self._replies.flush_soon()
-        else:
-            self._advance()
+        self._settle_write(slot, b"".join(replies))
 
-    def _write_nothing(self, run: ProduceRun) -> None:
+    def _write_nothing(self, run: ProduceRun, slot: ReplySlot) -> None:
         """No records are no write; deployed brokers answer offset 0 whatever is there."""
-        self._stats.requests[_PRODUCE] += 1
         try:
             self._operations.check_partition(run.topic, run.partition)
             encode = json_dialect.encode_produced if run.dialect is Dialect.JSON else binary_dialect.encode_produced
             reply = encode(0, 0)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._error(run, error)
-        self._answer(self._replies.reserve(), reply, _held_bytes(run))
+            reply = self._refusal(run, error)
+        self.answer(slot, reply)
 
     # --- everything else ---
 
-    def _call(self, call: Call) -> None:
-        slot = self._replies.reserve()
+    def _call(self, call: Call, slot: ReplySlot) -> None:
         self._stats.requests[call.opcode] += 1
         if isinstance(call.body, BadRequest):
             self._stats.errors += 1
-            self._answer(slot, malformed(call, call.body), _held_bytes(call))
+            self.answer(slot, malformed(call, call.body))
             return
         try:
             answer = self._operations.answer(call)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            answer = self._error(call, error)
+            answer = self._refusal(call, error)
         if isinstance(answer, bytes):
-            self._answer(slot, self._within_frame(call, answer), _held_bytes(call))
+            self._answer_read(call, slot, answer)
         else:
-            self._in_background(self._finish(call, answer, slot), partial(self._work_failed, call, slot))
+            self._answer_later(call, slot, answer)
 
-    async def _finish(self, call: Call, answer: Coroutine[Any, Any, bytes], slot: ReplySlot) -> None:
-        try:
-            reply = self._within_frame(call, await answer)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._error(call, error)
-        self._answer(slot, reply, _held_bytes(call))
+    def _reply_bytes_max(self, request: Request) -> int:
+        if not isinstance(request, Call) or isinstance(request.body, OffsetCommit | CreateTopic):
+            return 0
+        return min(request.body.max_bytes, PAYLOAD_BYTES_MAX) + 1 if isinstance(request.body, Fetch) else READ_BYTES_MAX
 
-    def _work_failed(self, call: Call, slot: ReplySlot, error: Exception) -> None:
-        """Answer what background work left unanswered when it raised."""
-        if slot.data is None:
-            self._answer(slot, self._error(call, error), _held_bytes(call))
+    def _answer_read(self, request: Request, slot: ReplySlot, reply: bytes) -> None:
+        if len(reply) - LENGTH_BYTES > PAYLOAD_BYTES_MAX:  # a list of very many topics
+            error = InvalidRequest(f"the reply would take more than {PAYLOAD_BYTES_MAX} bytes")
+            reply = self._refusal(request, error)
+        super()._answer_read(request, slot, reply)
 
-    def _within_frame(self, call: Call, reply: bytes) -> bytes:
-        """Lists of very many topics fit into no frame."""
-        if len(reply) - LENGTH_BYTES <= PAYLOAD_BYTES_MAX:
-            return reply
-        return self._error(call, InvalidRequest(f"the reply would take more than {PAYLOAD_BYTES_MAX} bytes"))
+    # --- refusals ---
 
-    def _answer(self, slot: ReplySlot, reply: bytes, held_bytes: int) -> None:
-        self._replies.fill(slot, reply)
-        self._connection.release(held_bytes)
+    def _refusal(self, request: Request, error: Exception) -> bytes:
+        """Return an ERROR frame for each request of a run, or one for any other."""
+        count = len(request.counts) if isinstance(request, ProduceRun) else 1
+        return self._error(request, error, count) * count
 
-    def _error(self, request: ProduceRun | Call, error: Exception, count: int = 1) -> bytes:
-        """The ERROR frame for `count` requests that ended this way."""
+    def _error(self, request: Request, error: Exception, count: int = 1) -> bytes:
+        """Return the ERROR frame for `count` requests that ended this way."""
         self._stats.errors += count
-        if isinstance(error, PenstockError):
-            return refusal(request, error)
-        self._stats.internal_errors += count
-        if not self._bug_logged:
-            self._bug_logged = True
-            connection = self._connection
-            log.error("request_failed", listener=connection.listener, peer=connection.peer, exc_info=error)
-        return internal_error(request.dialect)
-
-
-def _held_bytes(request: Request) -> int:
-    return REQUEST_BYTES_MIN if isinstance(request, BrokenFrame) else max(request.request_bytes, REQUEST_BYTES_MIN)
+        if not isinstance(error, PenstockError):
+            self._log_bug(error, count)
+            return internal_error(Dialect.JSON if isinstance(request, Undecoded) else request.dialect)
+        if isinstance(request, Undecoded | BrokenFrame):
+            return encode_error(Dialect.JSON, Code.SERVER, str(error))
+        return refusal(request, error)

@@ -111,7 +111,7 @@ async def test_refusals_come_back_as_errors_and_the_rest_may_be_committed(client
             await txn.send("orders", b"a", partition=2)
         with pytest.raises(PartitionNotFound):
             await txn.send_many("orders", [b"a", b"b"], partition=2)
-        with pytest.raises(BatchFailed, match="1 of 2 records were refused") as failure:
+        with pytest.raises(BatchFailed, match="1 of 2 records were not acknowledged") as failure:
             await txn.send_many("orders", [(b"k", b"c"), (b"k" * 70_000, b"d")])
         assert failure.value.results[0] == 0
         with pytest.raises(InvalidTopicName):

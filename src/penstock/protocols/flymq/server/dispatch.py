@@ -19,8 +19,12 @@ from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.errors import PartitionNotFound, PenstockError
 from penstock.protocols.flymq.errors import error_text
+from penstock.protocols.flymq.operations.access import AuditExport, AuditQuery
+from penstock.protocols.flymq.operations.blocks import FetchBlocks
 from penstock.protocols.flymq.operations.operation import Operation, encode_reply
-from penstock.protocols.flymq.operations.records import Consume
+from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary, FetchDlq
+from penstock.protocols.flymq.operations.schemas import GetSchema, ListSchemas
+from penstock.protocols.flymq.operations.topics import ListGroups, ListTopics
 from penstock.protocols.flymq.record_layouts import ProduceRun
 from penstock.protocols.flymq.server.fetching import Fetcher
 from penstock.workers import Worker
@@ -81,6 +85,23 @@ Reply = TypeVar("Reply")
 Handler = Callable[[Caller, Any], Any]
 Writer = Callable[[Caller, Any, Written], None]
 
+READS: frozenset[type[Operation[Any]]] = frozenset(
+    {
+        AuditExport,
+        AuditQuery,
+        Consume,
+        ConsumeZeroCopy,
+        Fetch,
+        FetchBinary,
+        FetchBlocks,
+        FetchDlq,
+        GetSchema,
+        ListGroups,
+        ListSchemas,
+        ListTopics,
+    }
+)
+"""Requests that change nothing and may have large replies: they are carried out again if there was no room for the reply."""
 HANDLERS: dict[type[Operation[Any]], Handler] = {}
 WRITERS: dict[type[Operation[Any]], Writer] = {}
 
@@ -119,6 +140,10 @@ async def _encode_later(kind: type[Operation[Any]], reply: Coroutine[Any, Any, A
 
 def _encode(kind: type[Operation[Any]], reply: Any) -> Frame:
     return reply if isinstance(reply, bytes) else encode_reply(kind, reply)
+
+
+def is_read(request: object) -> bool:
+    return type(request) in READS
 
 
 def is_write(request: object) -> bool:
