@@ -108,7 +108,6 @@ async def test_records_in_a_large_request_are_stored_in_order(talk: Conversation
         (ProduceRecords("test", [b"v"] * 2, [b"k"]), "2 values came with 1 keys: send as many, or none"),
         (ProduceRecords("test", [b"v"], headers=[b""] * 2), "1 values came with 2 headers"),
         (ProduceRecords("test", [b"v"], delay_ms=5, schema="s"), "a delay and a schema do not go together"),
-        (ProduceRecords("test", [b"v"] * 2, partition=7), "partition 7 not found"),
         (ProduceRecords("../x", [b"v"] * 2), "invalid topic name"),
     ],
 )
@@ -117,6 +116,15 @@ async def test_requests_that_cannot_be_carried_out_store_nothing(
 ) -> None:
     await talk.ask(encode_request(CreateTopic("test", 1)))
     assert error in (await talk.ask(encode_request(request_))).error
+    assert await values_of(talk) == []
+
+
+async def test_records_for_a_partition_that_does_not_exist_fail_each(talk: Conversation) -> None:
+    await talk.ask(encode_request(CreateTopic("test", 1)))
+    reply = await talk.ask(encode_request(ProduceRecords("test", [b"v"] * 2, partition=7)))
+    failures = decode_reply(ProduceRecords, reply.payload).failures
+    assert [failure.row for failure in failures] == [0, 1]
+    assert all("partition 7 not found" in failure.error for failure in failures)
     assert await values_of(talk) == []
 
 

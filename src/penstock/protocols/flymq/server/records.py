@@ -68,7 +68,7 @@ def produce_records(caller: Caller, request: ProduceRecords, written: Written) -
 
 
 class _RecordsWrite:
-    """One PRODUCE_RECORDS under way. The broker refuses records together if one of them is at fault; then they are written one by one."""
+    """One PRODUCE_RECORDS under way: each record is stored or fails by itself."""
 
     def __init__(self, caller: Caller, request: ProduceRecords, written: Written) -> None:
         self._caller = caller
@@ -84,13 +84,18 @@ class _RecordsWrite:
         self._left = count
 
     def start(self) -> None:
-        rows = range(self._left)
-        try:
-            self._produce(rows, self._placed_together)
-        except InvalidRequest:
-            if len(rows) <= 1:
-                raise
-            self._produce_one_by_one(rows)
+        request = self._request
+        self._caller.broker.produce(
+            self._caller.principal,
+            request.topic,
+            request.partition,
+            request.values,
+            request.keys or None,
+            request.headers or None,
+            [self._expiry_ms] * self._left if self._expiry_ms else None,
+            schema=request.schema or None,
+            done=self._placed,
+        )
 
     def schedule(self) -> None:
         if not self._left:
@@ -120,37 +125,8 @@ class _RecordsWrite:
             self._store([row], [result.partition], [0], [result.due_ms])
         self._settle(1)
 
-    def _placed_together(self, rows: range, placed: list[Placement] | Scattered) -> None:
-        refused = not isinstance(placed, Scattered) and isinstance(placed[0].result, InvalidRequest)
-        if refused and len(rows) > 1:
-            self._produce_one_by_one(rows)
-        else:
-            self._placed(rows, placed)
-
-    def _produce_one_by_one(self, rows: range) -> None:
-        for row in rows:
-            single = range(row, row + 1)
-            try:
-                self._produce(single, self._placed)
-            except PenstockError as error:
-                self._fail(single, error)
-                self._settle(1)
-
-    def _produce(self, rows: range, placed: Callable[[range, list[Placement] | Scattered], None]) -> None:
-        request, taken = self._request, slice(rows.start, rows.stop)
-        self._caller.broker.produce(
-            self._caller.principal,
-            request.topic,
-            request.partition,
-            request.values[taken],
-            request.keys[taken] if request.keys else None,
-            request.headers[taken] if request.headers else None,
-            [self._expiry_ms] * len(rows) if self._expiry_ms else None,
-            schema=request.schema or None,
-            done=partial(placed, rows),
-        )
-
-    def _placed(self, rows: range, placed: list[Placement] | Scattered) -> None:
+    def _placed(self, placed: list[Placement] | Scattered) -> None:
+        rows = range(self._left)
         if isinstance(placed, Scattered):
             self._store(rows, *(column.tolist() for column in placed))
         else:
