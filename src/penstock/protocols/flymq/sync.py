@@ -241,7 +241,7 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
         auto_commit: bool = True,
         session_timeout_s: float = 30.0,
         poll_interval_s_max: float = 300.0,
-        instance_id: str = "",
+        instance_id: str | None = None,
         on_assigned: OnRebalance | None = None,
         on_revoked: OnRebalance | None = None,
         on_lost: OnRebalance | None = None,

@@ -266,6 +266,19 @@ async def test_what_cannot_be_is_refused_with_a_reason(broker: RunningBroker) ->
     await client.close()
 
 
+async def test_an_instance_id_of_none_makes_a_dynamic_member(broker: RunningBroker) -> None:
+    async with consumers(broker, 2, instance_id=None) as made:
+        await poll_until(shared_evenly(*made), *made)
+
+
+async def test_a_heartbeat_that_cannot_be_sent_fails_the_poll(broker: RunningBroker) -> None:
+    async with AsyncFlyMQClient(f"flymq://{broker.address}") as client:
+        consumer = client.consumer(["orders"], group=7)  # type: ignore[arg-type]
+        with pytest.raises(AttributeError):
+            while True:
+                await consumer.poll(timeout_s=0.01)
+
+
 def test_a_sync_consumer_reads_and_its_callbacks_may_use_it(broker: RunningBroker) -> None:
     client = broker.connect()
     told: list[str] = []

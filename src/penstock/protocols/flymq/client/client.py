@@ -391,7 +391,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         auto_commit: bool = True,
         session_timeout_s: float = 30.0,
         poll_interval_s_max: float = 300.0,
-        instance_id: str = "",
+        instance_id: str | None = None,
         on_assigned: OnRebalance | None = None,
         on_revoked: OnRebalance | None = None,
         on_lost: OnRebalance | None = None,
@@ -403,7 +403,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         `instance_id` that no other member of the group has, keeps its partitions if it restarts within the session timeout. The
         callbacks are told of partitions when they are taken up, given up (commit what was read of them), or lost to others.
         """
-        options = ConsumerOptions(start, auto_commit, session_timeout_s, poll_interval_s_max, instance_id)
+        options = ConsumerOptions(start, auto_commit, session_timeout_s, poll_interval_s_max, instance_id or "")
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         return AsyncConsumer(self, self._channel, topics, group, options, callbacks, self._clock)
 

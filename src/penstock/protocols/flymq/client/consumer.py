@@ -214,8 +214,7 @@ class AsyncConsumer:
             if not records and self._held:
                 await self._fetch()
                 records = self._take(max_records)
-            if self._failure is not None:
-                raise self._failure
+            self._check_failure()
             if records:
                 return records
             left_s = until_s - self._clock.monotonic()
@@ -274,14 +273,20 @@ class AsyncConsumer:
     def _begin_poll(self) -> None:
         if self._closed:
             raise InvalidRequest("this consumer is closed; make another with client.consumer()")
-        if self._failure is not None:
-            raise self._failure
+        self._check_failure()
         self._polled_s = self._clock.monotonic()
         self._polled.set()
         for held in self._held.values():
             held.processed = held.delivered
         if self._heartbeats is None:
             self._heartbeats = asyncio.create_task(self._send_heartbeats())
+
+    def _check_failure(self) -> None:
+        """Raise what ended the consumer, errors of the heartbeat task that nobody expected included."""
+        if self._failure is not None:
+            raise self._failure
+        if self._heartbeats is not None and self._heartbeats.done():
+            self._heartbeats.result()
 
     def _take(self, max_records: int) -> list[Record]:
         """Return records that were fetched, from one partition after another."""
