@@ -68,7 +68,7 @@ def test_members_are_shown_with_their_partitions(run: Run, billing: RunningBroke
         [listed] = json.loads(run("group", "list", "--json").out)
         assert (listed["state"], listed["members"], listed["generation"]) == ("stable", 1, 1)
         result = run("group", "reset", "billing", "-t", "orders", "--to", "earliest", "--yes")
-        assert "group billing has 1 members" in result.err
+        assert "group billing has members (1)" in result.err
 
 
 def test_programs_get_json(run: Run, billing: RunningBroker) -> None:

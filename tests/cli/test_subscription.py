@@ -57,4 +57,7 @@ def test_subscriptions_stand_beside_groups(run: Run, delivered: RunningBroker) -
 
 def test_a_subscription_that_does_not_exist_is_an_error(run: Run, broker: RunningBroker) -> None:
     result = run("subscription", "describe", "#7")
-    assert (result.code, result.err.partition(" (")[0]) == (1, "error: subscription not found: #7")
+    assert (result.code, result.err) == (
+        1,
+        "error: subscription not found: #7 (see those there are with: penstock subscription list)\n",
+    )

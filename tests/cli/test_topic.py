@@ -201,6 +201,11 @@ def test_the_oldest_records_are_deleted_by_offset_time_or_altogether(run: Run, b
     result = run("topic", "truncate", "orders", "--before", "2", "--yes")
     assert result.code == 1
     assert "topic orders has 2 partitions, and an offset is a place in one of them" in result.err
+    result = run("topic", "truncate", "orders", "--before", "9", "--partition", "0", "--yes")
+    assert (result.code, result.err) == (
+        1,
+        "error: offset 9 is out of range: topic 'orders' partition 0 ends at 3; nothing was deleted\n",
+    )
     assert run("topic", "truncate", "orders", "--before", "-1h", "--yes").code == 0
     assert len(list(client.records("orders"))) == 4
     result = run("topic", "truncate", "orders", "--before", "latest", "--yes", "--json")

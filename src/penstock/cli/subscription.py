@@ -61,12 +61,12 @@ def describe(
     $ penstock subscription describe jobs
     $ penstock subscription describe '#17'
     """
-    from penstock.errors import GroupNotFound
+    from penstock.errors import EntryNotFound
 
     with connected(context, server) as client:
         rows = [subscription_row(each) for each in client.monitoring.subscriptions(name, topic or "")]
     if not rows:
-        raise GroupNotFound(f"subscription not found: {name}")
+        raise EntryNotFound(f"subscription not found: {name} (see those there are with: penstock subscription list)")
     if wants_json(context, as_json):
         terminal.print_json(rows)
         return

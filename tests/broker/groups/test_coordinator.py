@@ -359,7 +359,7 @@ async def test_a_group_with_members_is_neither_reset_nor_deleted(broker: Broker,
     a = Member(broker, "a")
     await a.beat()
     await a.commit(0, 1)
-    with pytest.raises(InvalidRequest, match=r"group g has 1 members: stop them, .* to reset it"):
+    with pytest.raises(InvalidRequest, match=r"group g has members \(1\): stop them, .* to reset it"):
         await broker.reset_offset(WHO, "t", "g", 0, "earliest")
     with pytest.raises(InvalidRequest, match="to delete it"):
         await broker.delete_group(WHO, "g")

@@ -238,7 +238,7 @@ class Coordinator:
             count = sum(topic is None or topic in member.topics for member in state.members.values())
             if count:
                 raise InvalidRequest(
-                    f"group {group} has {count} members: stop them, or wait until their sessions end, to {action} it"
+                    f"group {group} has members ({count}): stop them, or wait until their sessions end, to {action} it"
                 )
 
     async def forget(self, group: str) -> bool:

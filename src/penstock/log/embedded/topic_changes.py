@@ -109,7 +109,7 @@ class TopicChanges:
             end = partitions[index].committed_end
             if not 0 <= offset <= end:
                 raise OffsetOutOfRange(
-                    f"offset {offset} out of range: {partitions[index]} ends at {end}; nothing was deleted"
+                    f"offset {offset} is out of range: {partitions[index]} ends at {end}; nothing was deleted"
                 )
         moved = {index: offset for index, offset in before.items() if offset > partitions[index].start_offset}
         if not moved:

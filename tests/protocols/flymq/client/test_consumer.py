@@ -275,8 +275,7 @@ async def test_a_heartbeat_that_cannot_be_sent_fails_the_poll(broker: RunningBro
     async with AsyncFlyMQClient(f"flymq://{broker.address}") as client:
         consumer = client.consumer(["orders"], group=7)  # type: ignore[arg-type]
         with pytest.raises(AttributeError):
-            while True:
-                await consumer.poll(timeout_s=0.01)
+            await poll_until(lambda: False, consumer)
 
 
 def test_a_sync_consumer_reads_and_its_callbacks_may_use_it(broker: RunningBroker) -> None:
