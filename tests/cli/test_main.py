@@ -21,7 +21,9 @@ from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 from tests.manual import ROOT, blocks, commands_in, page
 
-COMMAND = re.compile(r"(?:^|[|;] )penstock (?:--json |(?:--server|-s) \S+ )*([^|;&<>#\n]*)", re.MULTILINE)
+COMMAND = re.compile(
+    r"""(?:^|[|;] )penstock (?:--json |(?:--server|-s) \S+ )*((?:'[^']*'|"[^"]*"|[^|;&<>#\n'"])*)""", re.MULTILINE
+)
 """A command with its arguments, up to what is the shell's."""
 
 COMMANDS = [
