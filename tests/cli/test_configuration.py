@@ -32,6 +32,13 @@ def test_only_what_was_changed_can_be_printed(run: Run) -> None:
     assert result.text == "setting     value  origin\ndurability  none   flag --set\n"
 
 
+def test_topics_that_the_first_start_would_create_are_listed(run: Run, tmp_path: Path) -> None:
+    Path("penstock.toml").write_text('[listeners.flymq]\n[[topics]]\nname = "orders"\n')
+    result = run("config", "check", "--changed", "-c", "penstock.toml", "--data-dir", str(tmp_path / "data"))
+    assert result.code == 0
+    assert result.text.splitlines()[-1] == "topic orders would be created"
+
+
 def test_topics_that_the_next_start_would_create_or_alter_are_listed(run: Run, tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "data", topics=[{"name": "orders", "partitions": 2}]):
         pass
@@ -45,7 +52,7 @@ def test_topics_that_the_next_start_would_create_or_alter_are_listed(run: Run, t
     assert result.code == 0
     assert result.text.splitlines()[-3:] == [
         "topic orders would be altered: partitions 2 -> 4",
-        "topic orders would be altered: retention_ms forever -> 604800000",
+        "topic orders would be altered: retention_ms forever -> 7d",
         "topic clicks would be created",
     ]
     Path("penstock.toml").write_text('[listeners.flymq]\n[[topics]]\nname = "orders"\npartitions = 1\n')

@@ -76,16 +76,17 @@ def _topic_changes(config: Config) -> list[str]:
     from penstock.server import declared_topics
 
     root = config.data_dir / "topics"
-    if not root.is_dir():
-        return []
-    existing = {topic.info.name: topic.info.config for topic in TopicFiles(Disk(), root).read_all()}
+    stored = TopicFiles(Disk(), root).read_all() if root.is_dir() else []
+    existing = {topic.info.name: topic.info.config for topic in stored}
     lines = []
     for change in plan(existing, declared_topics(config)):
         name = terminal.visible(change.name)
         if change.before is None:
             lines.append(f"topic {name} would be created")
         for setting, (before, after) in change.settings.items():
-            lines.append(f"topic {name} would be altered: {setting} {before} -> {after}")
+            lines.append(
+                f"topic {name} would be altered: {setting} {written_text(setting, before)} -> {written_text(setting, after)}"
+            )
     return lines
 
 
@@ -117,3 +118,8 @@ def written(key: str, value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} = {each}" for name, each in value.items()) or "none"
     return str(value)
+
+
+def written_text(key: str, text: str) -> str:
+    """A setting of a topic, which the broker tells as text, with its unit."""
+    return written(key, int(text)) if text.isdigit() else text

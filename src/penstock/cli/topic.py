@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
+from penstock.cli.configuration import written_text
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def describe(
     if wants_json(context, as_json):
         terminal.print_json(_as_json(described))
         return
-    settings = {key: _written(key, text) for key, text in described.config.items() if key not in NOT_SETTINGS}
+    settings = {key: written_text(key, text) for key, text in described.config.items() if key not in NOT_SETTINGS}
     created_ms = described.config.get("created_ms", "")
     fields: dict[str, object] = {"topic": described.name, "partitions": len(described.partitions)}
     if created_ms.isdigit():
@@ -185,7 +186,7 @@ def alter(
         return
     changed = [key for key in after.config if before.config.get(key) != after.config[key]]
     for key in changed:
-        print(f"{key}: {_written(key, before.config.get(key, '-'))} -> {_written(key, after.config[key])}")
+        print(f"{key}: {written_text(key, before.config.get(key, '-'))} -> {written_text(key, after.config[key])}")
     print(f"altered topic {terminal.visible(name)}" if changed else f"topic {terminal.visible(name)} is unchanged")
 
 
@@ -309,13 +310,6 @@ def _setting(change: str) -> tuple[str, str]:
         raise typer.BadParameter(f"--set {change} has no value: write SETTING=VALUE, as in retention=7d")
     name = key.strip().replace("-", "_")
     return _ALIASES.get(name, name), value.strip()
-
-
-def _written(key: str, text: str) -> str:
-    """A setting of a topic with its unit."""
-    from penstock.cli.configuration import written
-
-    return written(key, int(text)) if text.isdigit() else text
 
 
 def _records(described: TopicDescription) -> int:
