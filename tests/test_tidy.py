@@ -26,6 +26,8 @@ GENERATED = re.compile(r"^Generated from `|^This page is generated from the code
 """Files that nobody reads from top to bottom."""
 # Not ours, or made by a tool. Walking beats asking git: it works in an unpacked sdist and in a tree another user owns.
 DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstock-data", "results"}
+FILES_LEFT_OUT = {"LICENSE", ".git"}
+"""A worktree of git has a file `.git` that names the repository it belongs to."""
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
 # Tests of behaviour that crosses rooms, where no single source file is the one under test.
 CROSSING = {"bench", "crash", "deploy", "fuzz", "interop", "scripts", "simulation", "spark"}
@@ -54,7 +56,9 @@ def files() -> tuple[Path, ...]:
     for directory, names, file_names in os.walk(ROOT):
         names[:] = [n for n in names if n not in DIRECTORIES_LEFT_OUT and not n.endswith(".egg-info") and n[0] != "."]
         found += [
-            Path(directory, name) for name in file_names if Path(name).suffix in TEXT_SUFFIXES and name != "LICENSE"
+            Path(directory, name)
+            for name in file_names
+            if Path(name).suffix in TEXT_SUFFIXES and name not in FILES_LEFT_OUT
         ]
     found.append(ROOT / ".ci" / "run")
     return tuple(sorted(found))
