@@ -163,6 +163,9 @@ def reset(
 
     A time is ISO 8601, or how long ago it was. Asks first; [bold]--yes[/bold] does not.
 
+    A group that does not exist is created. Subscriptions of BlipMQ, Fujin
+    and Felix have no committed offsets, and stay where they are.
+
     Examples:
     $ penstock group reset billing --topic orders --to earliest
     $ penstock group reset billing --topic orders --to -10m
