@@ -19,11 +19,11 @@ from penstock.broker.records.spreading import OnPlaced, Placement
 from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.conversation import REQUEST_BYTES_MIN
+from penstock.protocols.conversation import REQUEST_BYTES_MIN, ROOM_NEEDED_BYTES_MIN
 from penstock.protocols.flymq.codec import CodecLimits
 from penstock.protocols.flymq.operations.access import Whoami
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
-from penstock.protocols.flymq.operations.records import Consume, Fetch
+from penstock.protocols.flymq.operations.records import Consume, Fetch, FetchRecords
 from penstock.protocols.flymq.operations.topics import (
     Commit,
     CreateTopic,
@@ -435,3 +435,24 @@ async def test_a_compressed_request_that_makes_no_sense_is_refused(talk: Convers
     assert (await talk.ask(frame(0x08, b"no gzip", 0x03))).error.startswith("gzip: invalid header")
     assert (await talk.ask(compressed(frame(0x09, b"\0\x09x")))).error.startswith("buffer too small: topic")
     assert (await talk.ask(compressed(frame(0x01, b"\0\x09x")))).error.startswith("buffer too small: topic")
+
+
+# --- room for replies ---
+
+
+async def test_whole_records_without_room_for_their_reply_are_read_again_when_there_is(
+    talk: Conversation, broker: Broker
+) -> None:
+    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    value = bytes(ROOM_NEEDED_BYTES_MIN)
+    talk.say(encode_produce("orders", value))
+    await talk.replies(1)
+    talk.connection.has_room = False
+    talk.say(encode_request(FetchRecords("orders", 0, 0, 10)))
+    await turns()
+    assert talk.connection.sends == []
+    talk.connection.has_room = talk.connection.writable = True
+    talk.session.resume()
+    [reply] = await talk.replies(1)
+    assert decode_reply(FetchRecords, reply.payload).values == [value]
+    assert talk.connection.held_bytes == 0

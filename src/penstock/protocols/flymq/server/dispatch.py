@@ -22,7 +22,14 @@ from penstock.protocols.flymq.errors import error_text
 from penstock.protocols.flymq.operations.access import AuditExport, AuditQuery
 from penstock.protocols.flymq.operations.blocks import FetchBlocks
 from penstock.protocols.flymq.operations.operation import Operation, encode_reply
-from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary, FetchDlq
+from penstock.protocols.flymq.operations.records import (
+    Consume,
+    ConsumeZeroCopy,
+    Fetch,
+    FetchBinary,
+    FetchDlq,
+    FetchRecords,
+)
 from penstock.protocols.flymq.operations.schemas import GetSchema, ListSchemas
 from penstock.protocols.flymq.operations.topics import ListGroups, ListTopics
 from penstock.protocols.flymq.record_layouts import ProduceRun
@@ -95,6 +102,7 @@ READS: frozenset[type[Operation[Any]]] = frozenset(
         FetchBinary,
         FetchBlocks,
         FetchDlq,
+        FetchRecords,
         GetSchema,
         ListGroups,
         ListSchemas,
