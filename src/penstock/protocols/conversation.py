@@ -295,20 +295,36 @@ class Conversation(ABC, Generic[Message]):
             self._task = None
         self.advance()
 
-    def _answer_later(self, message: Message, slot: ReplySlot, reply: Coroutine[Any, Any, bytes | None]) -> None:
-        """Answer with what a coroutine returns, or with its error. If it returns None it has seen to the answer itself."""
+    def _answer_later(
+        self,
+        message: Message,
+        slot: ReplySlot,
+        reply: Coroutine[Any, Any, Any],
+        encode: Callable[[Any], bytes] | None = None,
+    ) -> None:
+        """Answer with what a coroutine returns, or with its error. If it returns None it has seen to the answer itself.
+
+        Anything else is encoded with `encode`, if given. Without room for the reply the coroutine is closed before it starts, so it must
+        not wrap another one: that would never be awaited.
+        """
         reply_bytes_max = self._reply_bytes_max(message)
         if reply_bytes_max and not self._connection.promise_room(reply_bytes_max):
             reply.close()
             self._requeue(message, slot)
             return
-        self.in_background(self._answer_when_done(message, slot, reply))
+        self.in_background(self._answer_when_done(message, slot, reply, encode))
 
     async def _answer_when_done(
-        self, message: Message, slot: ReplySlot, reply: Coroutine[Any, Any, bytes | None]
+        self,
+        message: Message,
+        slot: ReplySlot,
+        reply: Coroutine[Any, Any, Any],
+        encode: Callable[[Any], bytes] | None,
     ) -> None:
         try:
             data = await reply
+            if encode is not None:
+                data = encode(data)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             data = self._refusal(message, error)
         if data is not None:

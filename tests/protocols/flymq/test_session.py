@@ -21,6 +21,7 @@ from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.conversation import REQUEST_BYTES_MIN, ROOM_NEEDED_BYTES_MIN
 from penstock.protocols.flymq.codec import CodecLimits
+from penstock.protocols.flymq.operations.access import AuditQuery as AuditRequest
 from penstock.protocols.flymq.operations.access import Whoami
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Consume, Fetch, FetchRecords
@@ -455,4 +456,16 @@ async def test_whole_records_without_room_for_their_reply_are_read_again_when_th
     talk.session.resume()
     [reply] = await talk.replies(1)
     assert decode_reply(FetchRecords, reply.payload).values == [value]
+    assert talk.connection.held_bytes == 0
+
+
+async def test_a_read_that_must_wait_begins_when_there_is_room_for_its_reply(talk: Conversation) -> None:
+    talk.connection.has_room = False
+    talk.say(encode_request(AuditRequest()))
+    await turns()
+    assert talk.connection.sends == []
+    talk.connection.has_room = talk.connection.writable = True
+    talk.session.resume()
+    [reply] = await talk.replies(1)
+    assert reply.opcode == AuditRequest.opcode
     assert talk.connection.held_bytes == 0

@@ -84,7 +84,8 @@ class Caller:
 
 Frame = bytes
 """An encoded reply, which a handler may return in place of the reply."""
-Answer = Frame | Coroutine[Any, Any, Frame]
+Answer = Frame | Coroutine[Any, Any, Any]
+"""An encoded reply, or what will return the reply for `encode_answer`."""
 Written = Callable[[Any], None]
 """Called once with the reply to a write, or with its PenstockError."""
 
@@ -137,16 +138,13 @@ def writes(kind: type[Operation[Any]]) -> Callable[[Writer], Writer]:
 
 
 def dispatch(caller: Caller, request: Operation[Any]) -> Answer:
-    """Return the reply, or a coroutine that will. Raises what the handler raises."""
+    """Return the encoded reply, or a coroutine that returns what is to be encoded. Raises what the handler raises."""
     reply = HANDLERS[type(request)](caller, request)
-    return _encode_later(type(request), reply) if inspect.iscoroutine(reply) else _encode(type(request), reply)
+    return reply if inspect.iscoroutine(reply) else encode_answer(type(request), reply)
 
 
-async def _encode_later(kind: type[Operation[Any]], reply: Coroutine[Any, Any, Any]) -> Frame:
-    return _encode(kind, await reply)
-
-
-def _encode(kind: type[Operation[Any]], reply: Any) -> Frame:
+def encode_answer(kind: type[Operation[Any]], reply: Any) -> Frame:
+    """Encode what a handler returned, unless it has done so."""
     return reply if isinstance(reply, bytes) else encode_reply(kind, reply)
 
 
