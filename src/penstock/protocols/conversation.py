@@ -206,9 +206,10 @@ class Conversation(ABC, Generic[Message]):
         if messages:
             connection.hold(sum(map(self._held_bytes, messages)))
             self._waiting += messages
-        if decoder.more or self._backlog_bytes:
+        had_backlog = self._backlog_bytes > 0
+        if decoder.more or had_backlog:
             self._count_backlog()
-        if messages or self._backlog_bytes:
+        if messages or had_backlog or self._backlog_bytes:
             self.advance()
         if decoder.partial and not self._backlog_bytes:
             connection.frame_pending(True, decoder.kept_bytes)
