@@ -87,7 +87,7 @@ Frame = bytes
 Answer = Frame | Coroutine[Any, Any, Any]
 """An encoded reply, or what will return the reply for `encode_answer`."""
 Written = Callable[[Any], None]
-"""Called once with the reply to a write, or with its PenstockError."""
+"""Called once with the reply to a write, or with its PenstockError; never before the writer returns, because it starts what follows."""
 
 Reply = TypeVar("Reply")
 Handler = Callable[[Caller, Any], Any]
