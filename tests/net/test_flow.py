@@ -508,6 +508,22 @@ def test_a_connection_that_changes_its_budget_does_not_wait_in_the_one_before() 
     assert given.budget.unauthenticated.waiting_for_room == 0
 
 
+def test_a_connection_that_changes_its_budget_asks_for_room_in_the_new_one() -> None:
+    given = Rooms(1)
+    before = given.budget.unauthenticated
+    asked: list[bool] = []
+    flow = ReadFlow(FakeSocket(), 10 * LARGE, before, given.stats, lambda: asked.append(flow.room_for(LARGE)))
+    flow.update_unsent(2 * LARGE)
+    assert not flow.room_for(LARGE)
+    flow.use(given.budget)
+    assert asked == [False]
+    flow.lost()
+    while given.turns.run_one():
+        pass
+    assert (before.waiting_for_room, given.budget.waiting_for_room) == (0, 0)
+    assert (before.promised_bytes, given.budget.promised_bytes) == (0, 0)
+
+
 def test_peers_that_leave_anything_unread_keep_those_waiting_that_wait_for_room() -> None:
     given = Rooms(4)
     given.fill()

@@ -472,6 +472,22 @@ async def test_what_clients_do_not_take_is_bounded_over_all_connections(tmp_path
         await until(is_taken)
 
 
+async def test_room_for_a_reply_that_is_not_made_any_more_is_given_up(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path) as service:
+        client = await service.client()
+        stream = client.open_stream()
+        await stream.write(b"later reply\n")
+        await until(lambda: service.sessions[0].streams != [] and len(service.sessions[0].streams[0].later) == 1)
+        [session], budget = service.sessions[0].streams, service.listener.budget
+        budget.unsent_bytes += budget.bytes_max  # of others
+        assert not session.connection.room_for(MIB)
+        session.answer()
+        budget.unsent_bytes -= budget.bytes_max
+        budget.grant_soon()
+        await until(lambda: budget.waiting_for_room == 0)
+        assert budget.promised_bytes == 0
+
+
 async def test_under_memory_pressure_a_connection_is_stopped_after_little(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
         client = await service.client()

@@ -387,14 +387,15 @@ class ReadFlow:
         self.update_partial(0)
         self.update_unsent(0)
         self.give_up_promise()
-        if before.forget(self) and self._on_room is not None:
-            self._on_room()
+        waited_for_room = before.forget(self)
         self.unblock(SERVER_REQUESTS)
         before.release(self, self.held_bytes)
         self._budget = budget
         budget.hold(self, self.held_bytes)
         self.update_partial(partial_bytes)
         self.update_unsent(unsent_bytes)
+        if waited_for_room and self._on_room is not None:
+            self._on_room()  # which may ask for room again, in the new budget
 
     def hold(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes

@@ -226,6 +226,8 @@ class QuicServerConnection(Connection):
     def _room_granted(self) -> None:
         self._waits_for_room = False
         self.update_congestion()
+        if not self.flow.held_bytes:
+            self.flow.give_up_promise()  # what waited was answered otherwise meanwhile
 
     def send_high_bytes(self) -> int:
         if self._waits_for_room:

@@ -206,9 +206,10 @@ class Conversation(ABC, Generic[Message]):
         if messages:
             connection.hold(sum(map(self._held_bytes, messages)))
             self._waiting += messages
-        if decoder.more or self._backlog_bytes:
+        had_backlog = self._backlog_bytes > 0
+        if decoder.more or had_backlog:
             self._count_backlog()
-        if messages or self._backlog_bytes:
+        if messages or had_backlog or self._backlog_bytes:
             self.advance()
         if decoder.partial and not self._backlog_bytes:
             connection.frame_pending(True, decoder.kept_bytes)
@@ -295,20 +296,36 @@ class Conversation(ABC, Generic[Message]):
             self._task = None
         self.advance()
 
-    def _answer_later(self, message: Message, slot: ReplySlot, reply: Coroutine[Any, Any, bytes | None]) -> None:
-        """Answer with what a coroutine returns, or with its error. If it returns None it has seen to the answer itself."""
+    def _answer_later(
+        self,
+        message: Message,
+        slot: ReplySlot,
+        reply: Coroutine[Any, Any, Any],
+        encode: Callable[[Any], bytes] | None = None,
+    ) -> None:
+        """Answer with what a coroutine returns, or with its error. If it returns None it has seen to the answer itself.
+
+        Anything else is encoded with `encode`, if given. Without room for the reply the coroutine is closed before it starts, so it must
+        not wrap another one: that would never be awaited.
+        """
         reply_bytes_max = self._reply_bytes_max(message)
         if reply_bytes_max and not self._connection.promise_room(reply_bytes_max):
             reply.close()
             self._requeue(message, slot)
             return
-        self.in_background(self._answer_when_done(message, slot, reply))
+        self.in_background(self._answer_when_done(message, slot, reply, encode))
 
     async def _answer_when_done(
-        self, message: Message, slot: ReplySlot, reply: Coroutine[Any, Any, bytes | None]
+        self,
+        message: Message,
+        slot: ReplySlot,
+        reply: Coroutine[Any, Any, Any],
+        encode: Callable[[Any], bytes] | None,
     ) -> None:
         try:
             data = await reply
+            if encode is not None:
+                data = encode(data)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             data = self._refusal(message, error)
         if data is not None:

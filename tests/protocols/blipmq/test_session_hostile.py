@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from penstock.broker.access.audit import AuditQuery
@@ -11,16 +13,22 @@ from penstock.broker.broker import Broker
 from penstock.broker.schemas import validation
 from penstock.errors import ProtocolViolation
 from penstock.protocols.blipmq.codec import (
+    Decoder,
     Frame,
+    PublishRun,
     encode_ack,
     encode_auth,
     encode_hello,
+    encode_ping,
     encode_poll,
+    encode_pong,
     encode_publish,
+    encode_subscribe,
     parse_nack,
 )
 from penstock.protocols.blipmq.session import BlipMQ, BlipMQSession
 from penstock.protocols.blipmq.wire import LENGTH_MAX, LENGTH_MIN, LOGIN_LENGTH_MAX, FrameType
+from penstock.testing import RunningBroker
 from penstock.testing.clock import ManualClock
 from tests.protocols.blipmq.conversation import Conversation
 
@@ -158,3 +166,33 @@ async def test_an_exception_out_of_background_work_is_answered_and_the_conversat
     assert [(nack.type, nack.correlation_id) for nack in nacks] == [(FrameType.NACK, 5), (FrameType.NACK, 6)]
     assert blipmq.stats.internal_errors == 2
     assert talk.connection.held_bytes == 0
+
+
+# -- closed connections ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_closes_its_half_after_a_ping_hears_that_its_acknowledgement_is_on_disk() -> None:
+    with RunningBroker(dev=True) as broker:
+        host, _, port = broker.addresses["blipmq"].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        decoder = Decoder(runs=False)
+
+        async def ask(*frames: bytes) -> list[Frame | PublishRun]:
+            writer.writelines(frames)
+            replies = decoder.feed(await reader.read(4096))
+            while not replies:
+                replies = decoder.feed(await reader.read(4096))
+            return replies
+
+        await ask(encode_hello(1, 1))
+        await ask(encode_auth(2, "dev-key"))
+        [subscribed] = await ask(encode_subscribe(3, "orders", 1))
+        assert isinstance(subscribed, Frame)
+        id_ = int.from_bytes(subscribed.payload)
+        [delivery] = await ask(encode_publish(4, 1, "orders", b"x"), encode_poll(5, id_))
+        assert isinstance(delivery, Frame)
+        writer.writelines([encode_ack(delivery.correlation_id, id_), encode_ping(6)])
+        writer.write_eof()
+        assert await reader.read() == encode_pong(6)
+        writer.close()
+        await writer.wait_closed()

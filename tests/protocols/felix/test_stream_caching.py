@@ -12,7 +12,7 @@ import pytest
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.protocols.felix.caching import VALUE_BYTES_MAX
-from penstock.protocols.felix.codec import Frame, encode_frame
+from penstock.protocols.felix.codec import Frame, encode_frame, encode_message
 from penstock.protocols.felix.messages import (
     CacheDelete,
     CacheGet,
@@ -26,7 +26,7 @@ from penstock.protocols.felix.messages import (
     PublishOk,
 )
 from penstock.protocols.felix.session import Felix
-from penstock.protocols.felix.stream import KEPT_BACK_BYTES_MAX
+from penstock.protocols.felix.stream import KEPT_BACK_BYTES_MAX, REQUESTS_PER_TURN_MAX
 from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
 from penstock.testing.clock import ManualClock
 from tests.protocols.felix.conversation import Peer, Talk
@@ -193,3 +193,13 @@ async def test_pipelined_requests_are_answered_each_with_its_id(talk: Talk) -> N
         assert [(each.request_id, each.value) for each in answers if isinstance(each, CacheValue)] == [
             (n, b"%d" % n) for n in ids
         ]
+
+
+async def test_a_stream_that_ends_inside_a_frame_after_a_full_turn_is_ended(talk: Talk) -> None:
+    get = encode_message(CacheGet(key="k"))
+    talk.say(get * REQUESTS_PER_TURN_MAX, get[:-1])
+    talk.session.ended()
+    for _ in range(REQUESTS_PER_TURN_MAX):
+        assert isinstance(await talk.reply(), CacheValue)
+    assert await talk.reply() == Error(message="the stream ended inside a frame")
+    assert talk.ended()

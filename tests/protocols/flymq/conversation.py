@@ -30,6 +30,7 @@ class MemoryConnection:
         self.listener = "flymq"
         self.principal_hint: str | None = None
         self.writable = True
+        self.has_room = True
         self.sends: list[bytes] = []
         self.held_bytes = 0
         self.held_bytes_peak = 0
@@ -38,10 +39,11 @@ class MemoryConnection:
         self.arrived = asyncio.Event()
 
     def room_for(self, size_bytes: int) -> bool:
-        return True
+        self.writable = self.writable and self.has_room
+        return self.has_room
 
     def promise_room(self, size_bytes: int) -> bool:
-        return True
+        return self.room_for(size_bytes)
 
     def send(self, data: bytes) -> None:
         assert data

@@ -19,11 +19,12 @@ from penstock.broker.records.spreading import OnPlaced, Placement
 from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
 from penstock.log.api import Appended, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.conversation import REQUEST_BYTES_MIN
+from penstock.protocols.conversation import REQUEST_BYTES_MIN, ROOM_NEEDED_BYTES_MIN
 from penstock.protocols.flymq.codec import CodecLimits
+from penstock.protocols.flymq.operations.access import AuditQuery as AuditRequest
 from penstock.protocols.flymq.operations.access import Whoami
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
-from penstock.protocols.flymq.operations.records import Consume, Fetch
+from penstock.protocols.flymq.operations.records import Consume, Fetch, FetchRecords, ProduceRecords
 from penstock.protocols.flymq.operations.topics import (
     Commit,
     CreateTopic,
@@ -435,3 +436,51 @@ async def test_a_compressed_request_that_makes_no_sense_is_refused(talk: Convers
     assert (await talk.ask(frame(0x08, b"no gzip", 0x03))).error.startswith("gzip: invalid header")
     assert (await talk.ask(compressed(frame(0x09, b"\0\x09x")))).error.startswith("buffer too small: topic")
     assert (await talk.ask(compressed(frame(0x01, b"\0\x09x")))).error.startswith("buffer too small: topic")
+
+
+async def test_many_writes_that_are_refused_at_once_are_each_answered(talk: Conversation, broker: Broker) -> None:
+    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    refused = encode_request(ProduceRecords("orders", [b"x"], partition=9, delay_ms=1000))
+    talk.say(encode_request(AuditRequest()))  # the others wait for its thread
+    reads = 5
+    for _ in range(reads):
+        talk.say(refused * REQUESTS_PER_TURN_MAX)
+    async with asyncio.timeout(20):
+        _, *replies = await talk.replies(1 + reads * REQUESTS_PER_TURN_MAX)
+    for reply in replies:
+        [failure] = decode_reply(ProduceRecords, reply.payload).failures
+        assert failure.error.startswith("partition 9 not found")
+    assert talk.connection.held_bytes == 0
+
+
+# --- room for replies ---
+
+
+async def test_whole_records_without_room_for_their_reply_are_read_again_when_there_is(
+    talk: Conversation, broker: Broker
+) -> None:
+    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    value = bytes(ROOM_NEEDED_BYTES_MIN)
+    talk.say(encode_produce("orders", value))
+    await talk.replies(1)
+    talk.connection.has_room = False
+    talk.say(encode_request(FetchRecords("orders", 0, 0, 10)))
+    await turns()
+    assert talk.connection.sends == []
+    talk.connection.has_room = talk.connection.writable = True
+    talk.session.resume()
+    [reply] = await talk.replies(1)
+    assert decode_reply(FetchRecords, reply.payload).values == [value]
+    assert talk.connection.held_bytes == 0
+
+
+async def test_a_read_that_must_wait_begins_when_there_is_room_for_its_reply(talk: Conversation) -> None:
+    talk.connection.has_room = False
+    talk.say(encode_request(AuditRequest()))
+    await turns()
+    assert talk.connection.sends == []
+    talk.connection.has_room = talk.connection.writable = True
+    talk.session.resume()
+    [reply] = await talk.replies(1)
+    assert reply.opcode == AuditRequest.opcode
+    assert talk.connection.held_bytes == 0

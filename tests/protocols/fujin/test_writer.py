@@ -12,6 +12,7 @@ from penstock.broker.schemas import validation
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.fujin.settings import Alias
+from penstock.protocols.fujin.talk import COMMANDS_PER_TURN_MAX
 from penstock.protocols.fujin.writer import Writer
 from penstock.record_headers import decode_headers
 from penstock.testing.faults import FaultyDisk
@@ -405,3 +406,12 @@ async def test_many_streams_at_once(client: Client, broker: Broker) -> None:
     replies = await asyncio.gather(*(side.hear(60) for side in sides))
     assert replies == [written(*range(10))] * 20
     assert len(await values(broker, "a")) == 200
+
+
+async def test_a_stream_that_ends_inside_a_command_after_a_full_turn_is_ended(client: Client) -> None:
+    side = client.writer()
+    side.say(*(begin(1), rollback(1)) * (COMMANDS_PER_TURN_MAX // 2), begin(2)[:1])
+    side.session.ended()
+    replies = await side.end()
+    assert replies.endswith(bytes((10,)))
+    assert side.stream.held_bytes == 0

@@ -278,6 +278,7 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
                 reply = self._nack(correlation_id, NackCode.INTERNAL, f"acknowledgements not stored yet: {error}")
                 self._acknowledged = True
             self.answer(slot, reply)
+            self.flush()  # in this turn: a connection that is being closed is closed in the next, once nothing is held
             self._busy = False
             self.advance_soon()
 

@@ -27,7 +27,17 @@ from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.record_layouts import Failed, Placed, ProduceRun, encode_produced, encode_scattered
-from penstock.protocols.flymq.server.dispatch import Caller, Dialect, Node, dispatch, is_read, is_write, refusal, write
+from penstock.protocols.flymq.server.dispatch import (
+    Caller,
+    Dialect,
+    Node,
+    dispatch,
+    encode_answer,
+    is_read,
+    is_write,
+    refusal,
+    write,
+)
 from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
 
 REQUESTS_PER_TURN_MAX = 64
@@ -234,7 +244,7 @@ class FlyMQSession(Conversation[Request]):
         if isinstance(answer, bytes):
             self._answer_read(call, slot, answer)
         else:
-            self._answer_later(call, slot, answer)
+            self._answer_later(call, slot, answer, partial(encode_answer, type(_operation(body))))
 
     def _reply_bytes_max(self, request: Request) -> int:
         return READ_BYTES_MAX if isinstance(request, Call) and is_read(request.body) else 0

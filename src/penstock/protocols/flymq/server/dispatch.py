@@ -22,7 +22,14 @@ from penstock.protocols.flymq.errors import error_text
 from penstock.protocols.flymq.operations.access import AuditExport, AuditQuery
 from penstock.protocols.flymq.operations.blocks import FetchBlocks
 from penstock.protocols.flymq.operations.operation import Operation, encode_reply
-from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary, FetchDlq
+from penstock.protocols.flymq.operations.records import (
+    Consume,
+    ConsumeZeroCopy,
+    Fetch,
+    FetchBinary,
+    FetchDlq,
+    FetchRecords,
+)
 from penstock.protocols.flymq.operations.schemas import GetSchema, ListSchemas
 from penstock.protocols.flymq.operations.topics import ListGroups, ListTopics
 from penstock.protocols.flymq.record_layouts import ProduceRun
@@ -77,9 +84,10 @@ class Caller:
 
 Frame = bytes
 """An encoded reply, which a handler may return in place of the reply."""
-Answer = Frame | Coroutine[Any, Any, Frame]
+Answer = Frame | Coroutine[Any, Any, Any]
+"""An encoded reply, or what will return the reply for `encode_answer`."""
 Written = Callable[[Any], None]
-"""Called once with the reply to a write, or with its PenstockError."""
+"""Called once with the reply to a write, or with its PenstockError; never before the writer returns, because it starts what follows."""
 
 Reply = TypeVar("Reply")
 Handler = Callable[[Caller, Any], Any]
@@ -95,6 +103,7 @@ READS: frozenset[type[Operation[Any]]] = frozenset(
         FetchBinary,
         FetchBlocks,
         FetchDlq,
+        FetchRecords,
         GetSchema,
         ListGroups,
         ListSchemas,
@@ -129,16 +138,13 @@ def writes(kind: type[Operation[Any]]) -> Callable[[Writer], Writer]:
 
 
 def dispatch(caller: Caller, request: Operation[Any]) -> Answer:
-    """Return the reply, or a coroutine that will. Raises what the handler raises."""
+    """Return the encoded reply, or a coroutine that returns what is to be encoded. Raises what the handler raises."""
     reply = HANDLERS[type(request)](caller, request)
-    return _encode_later(type(request), reply) if inspect.iscoroutine(reply) else _encode(type(request), reply)
+    return reply if inspect.iscoroutine(reply) else encode_answer(type(request), reply)
 
 
-async def _encode_later(kind: type[Operation[Any]], reply: Coroutine[Any, Any, Any]) -> Frame:
-    return _encode(kind, await reply)
-
-
-def _encode(kind: type[Operation[Any]], reply: Any) -> Frame:
+def encode_answer(kind: type[Operation[Any]], reply: Any) -> Frame:
+    """Encode what a handler returned, unless it has done so."""
     return reply if isinstance(reply, bytes) else encode_reply(kind, reply)
 
 

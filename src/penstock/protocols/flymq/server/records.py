@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -101,6 +102,7 @@ class _RecordsWrite:
         if not self._left:
             raise InvalidRequest("no records to write: send at least one")
         request = self._request
+        refused: dict[int, PenstockError] = {}
         for row, value in enumerate(request.values):
             try:
                 self._caller.broker.schedule.add(
@@ -115,7 +117,14 @@ class _RecordsWrite:
                     done=partial(self._scheduled, row),
                 )
             except PenstockError as error:
-                self._scheduled(row, error)
+                refused[row] = error
+        if refused:
+            asyncio.get_running_loop().call_soon(self._not_scheduled, refused)
+
+    def _not_scheduled(self, refused: dict[int, PenstockError]) -> None:
+        for row, error in refused.items():
+            self._fail([row], error)
+        self._settle(len(refused))
 
     def _scheduled(self, row: int, result: Scheduled | PenstockError) -> None:
         if isinstance(result, PenstockError):
