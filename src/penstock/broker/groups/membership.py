@@ -139,7 +139,7 @@ class Group:
         self.generation = generation
         self.members: dict[str, Member] = {}
         self.subscribed: frozenset[str] = frozenset()
-        """Topics of all members."""
+        """Topics of all members, and of partitions that they have not given up."""
         self.topics: dict[str, Topic] = {}
         """Those of them that existed when the target assignment was made."""
         self.balanced = True
