@@ -376,6 +376,30 @@ async def test_members_partitions_and_generation_survive_a_crash(tmp_path: Path,
         assert a.generation > generation
 
 
+async def test_added_partitions_are_read_from_their_start_also_after_a_crash_and_by_a_member_that_joins_later(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    latest = Session("latest", timeout_ms=10_000)
+    async with running(tmp_path, clock) as broker:
+        await broker.create_topic(WHO, "t", TopicConfig(partitions=1))
+        await produce(broker, "t", [b"x"] * 3, partition=0)
+        a = Member(broker, "a", session=latest)
+        await a.beat()
+        assert [each.position for each in a.last] == [3]
+        await a.leave()
+        await broker.topics.add_partitions(WHO, "t", 2)
+        await produce(broker, "t", [b"x"] * 3, partition=1)
+    async with running(tmp_path, clock) as broker:
+        b = Member(broker, "b", session=latest)
+        await b.beat()
+        assert [each.position for each in b.last] == [3, 0]
+        await broker.delete_topic(WHO, "t")
+        await broker.create_topic(WHO, "t", TopicConfig(partitions=1))
+        await produce(broker, "t", [b"x"] * 3, partition=0)
+        await b.beat()
+        assert [each.position for each in b.last] == [0]
+
+
 async def test_a_generation_never_goes_back_even_if_all_members_have_left(tmp_path: Path, clock: ManualClock) -> None:
     generations = []
     for member_id in "abc":

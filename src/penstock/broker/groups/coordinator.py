@@ -46,6 +46,7 @@ from penstock.broker.groups.membership import (
     StoredMember,
     Topic,
     drop_older_grants,
+    known_topic,
     stored,
 )
 from penstock.broker.limits import BrokerLimits
@@ -124,7 +125,9 @@ class Coordinator:
         for key, entry in self._table.items():
             group = self._groups.setdefault(key.group, Group(key.group))
             group.generation = max(group.generation, entry.generation)
-            if key.member != _GROUP:
+            if key.member == _GROUP:
+                group.initial = dict(entry.initial)
+            else:
                 self._restore(group, key.member, entry, now_s)
         for group in self._groups.values():
             if group.members:
@@ -449,6 +452,12 @@ class Coordinator:
         """Take away partitions of topics that were deleted, and count members among the readers of those that were created."""
         gone = {name for name, topic in before.items() if name not in state.topics or state.topics[name].id != topic.id}
         created = {name for name in state.topics if name in gone or name not in before}
+        if state.members:
+            state.initial = {
+                name: known_topic(state.initial.get(name), state.topics.get(name))
+                for name in state.subscribed
+                if name in state.initial or name in state.topics
+            }
         for member in state.members.values():
             for partition in [each for each in member.owned if each.topic in gone]:
                 del member.owned[partition]
@@ -479,7 +488,8 @@ class Coordinator:
             committed = None
         if committed is not None:
             return Assigned(*partition, generation, max(committed, handle.start_offset), committed=True)
-        position = handle.start_offset if member.start == "earliest" else handle.committed_end
+        is_added = partition.partition >= state.initial[partition.topic].partitions
+        position = handle.start_offset if member.start == "earliest" or is_added else handle.committed_end
         return Assigned(*partition, generation, position, committed=False)
 
     # -- storing ----------------------------------------------------------------------------------------------------------
@@ -494,7 +504,7 @@ class Coordinator:
             ]
             changes += [(MemberKey(state.name, member.id), stored(state, member)) for member in changed]
             if not state.stored:
-                changes.append((MemberKey(state.name, _GROUP), StoredMember(state.generation)))
+                changes.append((MemberKey(state.name, _GROUP), StoredMember(state.generation, initial=state.initial)))
             state.stored = True
             for member in changed:
                 member.stored = True
