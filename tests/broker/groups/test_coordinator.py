@@ -262,6 +262,59 @@ async def test_a_topic_that_is_created_again_is_granted_anew(broker: Broker, top
     assert info.members == ("member/a",)
 
 
+async def test_a_topic_that_is_created_again_while_a_session_ends_is_granted_anew(
+    broker: Broker, topic: str, clock: ManualClock
+) -> None:
+    a, b = Member(broker, "a"), Member(broker, "b")
+    await settle(a, b)
+    clock.advance(6)
+    await a.beat()
+    before = dict(a.owned)
+    await broker.delete_topic(WHO, "t")
+    await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    clock.advance(5)
+    await broker.coordinator.sweep()
+    assert await a.beat() == {0, 1, 2, 3}
+    assert all(a.owned[each] > generation for each, generation in before.items())
+    [info] = broker.describe_group(WHO, "g")
+    assert info.members == ("member/a",)
+
+
+async def test_a_topic_that_is_deleted_while_a_session_ends_is_taken_away(
+    broker: Broker, topic: str, clock: ManualClock
+) -> None:
+    await broker.create_topic(WHO, "u", TopicConfig(partitions=2))
+    a, b = Member(broker, "a", ["t", "u"]), Member(broker, "b", ["t", "u"])
+    await settle(a, b)
+    clock.advance(6)
+    await a.beat()
+    await broker.delete_topic(WHO, "t")
+    clock.advance(5)
+    await broker.coordinator.sweep()
+    await a.beat()
+    assert set(a.owned) == {TopicPartition("u", 0), TopicPartition("u", 1)}
+    consumers = broker.coordinator.info("g")
+    assert consumers is not None
+    assert [each.owned for each in consumers.members] == [set(a.owned)]
+
+
+async def test_a_topic_that_nobody_subscribes_to_any_more_is_kept_until_it_is_given_up(
+    broker: Broker, topic: str
+) -> None:
+    await broker.create_topic(WHO, "u", TopicConfig(partitions=1))
+    a = Member(broker, "a", ["t", "u"])
+    await a.beat()
+    a.topics = ["t"]
+    assert await a.beat(release=False) == {0, 1, 2, 3}
+    await a.commit(0, 7, topic="u")
+    assert broker.committed_offset(WHO, "u", "g", 0) == 7
+    del a.owned[TopicPartition("u", 0)]
+    await a.beat()
+    consumers = broker.coordinator.info("g")
+    assert consumers is not None
+    assert {each.topic for each in consumers.members[0].owned} == {"t"}
+
+
 async def test_a_topic_that_grows_is_divided_again_and_nothing_moves(
     broker: Broker, engine: EmbeddedEngine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +374,30 @@ async def test_members_partitions_and_generation_survive_a_crash(tmp_path: Path,
             await b.commit(min(second), 9)
         assert await a.beat() == {0, 1, 2, 3}
         assert a.generation > generation
+
+
+async def test_added_partitions_are_read_from_their_start_also_after_a_crash_and_by_a_member_that_joins_later(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    latest = Session("latest", timeout_ms=10_000)
+    async with running(tmp_path, clock) as broker:
+        await broker.create_topic(WHO, "t", TopicConfig(partitions=1))
+        await produce(broker, "t", [b"x"] * 3, partition=0)
+        a = Member(broker, "a", session=latest)
+        await a.beat()
+        assert [each.position for each in a.last] == [3]
+        await a.leave()
+        await broker.topics.add_partitions(WHO, "t", 2)
+        await produce(broker, "t", [b"x"] * 3, partition=1)
+    async with running(tmp_path, clock) as broker:
+        b = Member(broker, "b", session=latest)
+        await b.beat()
+        assert [each.position for each in b.last] == [3, 0]
+        await broker.delete_topic(WHO, "t")
+        await broker.create_topic(WHO, "t", TopicConfig(partitions=1))
+        await produce(broker, "t", [b"x"] * 3, partition=0)
+        await b.beat()
+        assert [each.position for each in b.last] == [0]
 
 
 async def test_a_generation_never_goes_back_even_if_all_members_have_left(tmp_path: Path, clock: ManualClock) -> None:

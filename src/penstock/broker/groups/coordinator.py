@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -46,6 +46,7 @@ from penstock.broker.groups.membership import (
     StoredMember,
     Topic,
     drop_older_grants,
+    known_topic,
     stored,
 )
 from penstock.broker.limits import BrokerLimits
@@ -124,7 +125,9 @@ class Coordinator:
         for key, entry in self._table.items():
             group = self._groups.setdefault(key.group, Group(key.group))
             group.generation = max(group.generation, entry.generation)
-            if key.member != _GROUP:
+            if key.member == _GROUP:
+                group.initial = dict(entry.initial)
+            else:
                 self._restore(group, key.member, entry, now_s)
         for group in self._groups.values():
             if group.members:
@@ -411,22 +414,8 @@ class Coordinator:
 
     def _refresh_topics(self, state: Group) -> None:
         """Divide the topics again if their partitions have changed, or if one of them was deleted or created."""
-        if not state.members:
-            return
-        topics = self._existing_topics(state)
-        if topics == state.topics:
-            return
-        gone = {name for name, topic in state.topics.items() if name not in topics or topics[name].id != topic.id}
-        created = {name for name in topics if name in gone or name not in state.topics}
-        for member in state.members.values():
-            for partition in [each for each in member.owned if each.topic in gone]:
-                del member.owned[partition]
-                member.stored = False
-            member.target = {each for each in member.target if each.topic not in gone}
-            for name in created & member.topics:
-                with suppress(LimitExceeded):
-                    self._offsets.join(name, state.name, _session_id(member.id))
-        self._rebalance(state)
+        if state.members and self._existing_topics(state) != state.topics:
+            self._rebalance(state)
 
     def _existing_topics(self, state: Group) -> dict[str, Topic]:
         existing = self._engine.topics()
@@ -437,9 +426,14 @@ class Coordinator:
         }
 
     def _rebalance(self, state: Group) -> None:
-        """Make a new target assignment, in a new generation."""
-        state.subscribed = frozenset().union(*(member.topics for member in state.members.values()))
+        """Make a new target assignment, in a new generation. What was granted in topics that are deleted by now ends."""
+        before = state.topics
+        state.subscribed = frozenset().union(
+            *(member.topics for member in state.members.values()),
+            *((partition.topic for partition in member.owned) for member in state.members.values()),
+        )
         state.topics = self._existing_topics(state)
+        self._follow_topics(state, before)
         current = {partition: member.id for member in state.members.values() for partition in member.target}
         target = assign(
             {name: topic.partitions for name, topic in state.topics.items()},
@@ -453,6 +447,25 @@ class Coordinator:
         state.generation += 1
         state.stored = state.balanced = False
         self.stats.rebalances += 1
+
+    def _follow_topics(self, state: Group, before: Mapping[str, Topic]) -> None:
+        """Take away partitions of topics that were deleted, and count members among the readers of those that were created."""
+        gone = {name for name, topic in before.items() if name not in state.topics or state.topics[name].id != topic.id}
+        created = {name for name in state.topics if name in gone or name not in before}
+        if state.members:
+            state.initial = {
+                name: known_topic(state.initial.get(name), state.topics.get(name))
+                for name in state.subscribed
+                if name in state.initial or name in state.topics
+            }
+        for member in state.members.values():
+            for partition in [each for each in member.owned if each.topic in gone]:
+                del member.owned[partition]
+                member.stored = False
+            member.target = {each for each in member.target if each.topic not in gone}
+            for name in created & member.topics:
+                with suppress(LimitExceeded):
+                    self._offsets.join(name, state.name, _session_id(member.id))
 
     def _grant(self, state: Group, member: Member) -> None:
         missing = [partition for partition in member.target if partition not in member.owned]
@@ -475,7 +488,8 @@ class Coordinator:
             committed = None
         if committed is not None:
             return Assigned(*partition, generation, max(committed, handle.start_offset), committed=True)
-        position = handle.start_offset if member.start == "earliest" else handle.committed_end
+        is_added = partition.partition >= state.initial[partition.topic].partitions
+        position = handle.start_offset if member.start == "earliest" or is_added else handle.committed_end
         return Assigned(*partition, generation, position, committed=False)
 
     # -- storing ----------------------------------------------------------------------------------------------------------
@@ -490,7 +504,7 @@ class Coordinator:
             ]
             changes += [(MemberKey(state.name, member.id), stored(state, member)) for member in changed]
             if not state.stored:
-                changes.append((MemberKey(state.name, _GROUP), StoredMember(state.generation)))
+                changes.append((MemberKey(state.name, _GROUP), StoredMember(state.generation, initial=state.initial)))
             state.stored = True
             for member in changed:
                 member.stored = True

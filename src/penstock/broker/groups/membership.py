@@ -16,6 +16,11 @@ class MemberKey(NamedTuple):
     member: str
 
 
+class Topic(NamedTuple):
+    id: str
+    partitions: int
+
+
 class StoredMember(msgspec.Struct, frozen=True, array_like=True):
     """A member and its partitions, or, under the key without a member, the generation of a group."""
 
@@ -27,6 +32,8 @@ class StoredMember(msgspec.Struct, frozen=True, array_like=True):
     session_ms: int = 0
     owned: dict[str, tuple[str, dict[int, int]]] = {}
     """By topic: the id of the topic, and the generation in which each partition was granted."""
+    initial: dict[str, Topic] = {}
+    """Of a group, as in `Group.initial`."""
 
 
 class Session(NamedTuple):
@@ -126,22 +133,30 @@ class Member:
         """Whether its entry is as it was last sent to the table."""
 
 
-class Topic(NamedTuple):
-    id: str
-    partitions: int
-
-
 class Group:
-    __slots__ = ("balanced", "generation", "members", "name", "removed", "stored", "storing", "subscribed", "topics")
+    __slots__ = (
+        "balanced",
+        "generation",
+        "initial",
+        "members",
+        "name",
+        "removed",
+        "stored",
+        "storing",
+        "subscribed",
+        "topics",
+    )
 
     def __init__(self, name: str, generation: int = 0) -> None:
         self.name = name
         self.generation = generation
         self.members: dict[str, Member] = {}
         self.subscribed: frozenset[str] = frozenset()
-        """Topics of all members."""
+        """Topics of all members, and of partitions that they have not given up."""
         self.topics: dict[str, Topic] = {}
         """Those of them that existed when the target assignment was made."""
+        self.initial: dict[str, Topic] = {}
+        """Subscribed topics as they were when the group began to read them. Partitions that were added later are read from their start."""
         self.balanced = True
         """Whether every partition is with the member that should have it; False until that was looked up."""
         self.removed: set[str] = set()
@@ -155,6 +170,15 @@ class Group:
         if not self.balanced:
             self.balanced = all(member.target <= member.owned.keys() for member in self.members.values())
         return self.balanced
+
+
+def known_topic(initial: Topic | None, now: Topic | None) -> Topic:
+    """Return a topic as a group began to read it. In one that was created again since, every partition was added."""
+    if initial is None or now is None or initial.id == now.id:
+        known = initial or now
+        assert known is not None
+        return known
+    return Topic(now.id, 0)
 
 
 def drop_older_grants(group: Group) -> None:

@@ -13,6 +13,7 @@ from penstock.clock import SystemClock
 from penstock.errors import ConsumerFenced, InstanceFenced, InvalidRequest, TopicNotFound
 from penstock.protocols.flymq.client.client import AsyncFlyMQClient
 from penstock.protocols.flymq.client.consumer import AsyncConsumer, TopicPartition
+from penstock.protocols.flymq.operations.groups import GroupHeartbeat
 from penstock.testing import RunningBroker
 from penstock.testing.clock import ManualClock
 
@@ -138,6 +139,59 @@ async def test_callbacks_are_told_what_is_taken_up_given_up_and_lost(broker: Run
         assert told[3:] == [("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3])]
         assert a.member_id != member
     assert told[5:] == [("revoked", [0, 1, 2, 3])]
+
+
+async def test_partitions_that_come_back_while_they_are_given_up_are_read_on_from_the_committed_offset(
+    broker: RunningBroker,
+) -> None:
+    async def let_them_come_back(partitions: Sequence[TopicPartition]) -> None:
+        await b.close()
+        while a.generation < 3:
+            await asyncio.sleep(0)
+
+    async with consumers(broker, 1) as [b], consumers(broker, 1, on_revoked=let_them_come_back) as [a]:
+        assert sorted(filter(None, await read(20, a))) == all_values()
+        assert a.generation == 1
+        await poll_until(lambda: b.generation == 2, b)
+        assert await poll_until(lambda: a.generation == 3, a) == []
+        assert await poll_until(shared_evenly(a), a) == []
+        broker.connect().send("orders", b"after", partition=3)
+        assert await read(1, a) == [b"after"]
+
+
+async def test_partitions_that_were_lost_while_a_heartbeat_was_on_its_way_are_read_on_from_the_committed_offset(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    answered, go_on = asyncio.Event(), asyncio.Event()
+    lost: list[Sequence[TopicPartition]] = []
+    async with (
+        AsyncFlyMQClient(f"flymq://{broker.address}", clock=clock) as client,
+        client.consumer(["orders"], group=GROUP, session_timeout_s=10, on_lost=lost.append) as a,
+    ):
+        assert sorted(filter(None, await read(20, a))) == all_values()
+        await a.poll(timeout_s=0)
+        await a.commit()
+        ask = client._channel.ask
+
+        async def ask_and_wait(request: Any) -> Any:
+            answer = await ask(request)
+            if isinstance(request, GroupHeartbeat):
+                answered.set()
+                await go_on.wait()
+            return answer
+
+        monkeypatch.setattr(client._channel, "ask", ask_and_wait)
+        await answered.wait()
+        clock.advance(11)
+        assert await a.poll(timeout_s=0) == []
+        assert a.assignment == []
+        go_on.set()
+        while len(a.assignment) < 4:
+            assert await a.poll(timeout_s=0) == []
+        assert len(lost) == 1
+        broker.connect().send("orders", b"after", partition=3)
+        assert await read(1, a) == [b"after"]
 
 
 async def test_without_auto_commit_only_commit_moves_the_group(broker: RunningBroker) -> None:

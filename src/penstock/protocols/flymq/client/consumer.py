@@ -363,7 +363,11 @@ class AsyncConsumer:
             await self._commit_processed()
         await _call(self._callbacks.revoked, [each for each in partitions if each in self._held])
         for each in partitions:
-            self._held.pop(each, None)
+            held = self._held.pop(each, None)
+            assigned = self._assigned.get(each)
+            if held is not None and assigned is not None and assigned.generation == held.generation:
+                # It came back meanwhile. A heartbeat that does not list it brings the position to begin at.
+                del self._assigned[each]
         self._turn = deque(each for each in self._turn if each in self._held)
         self._beat_now.set()
 
@@ -435,9 +439,14 @@ class AsyncConsumer:
         assigned: dict[TopicPartition, AssignedPartition] = {}
         for each in assignment.partitions:
             place = TopicPartition(each.topic, each.partition)
-            known = self._assigned.get(place)
-            # The broker sends no position for what the heartbeat listed.
-            assigned[place] = known if known is not None and listed.get(place) == each.generation else each
+            if listed.get(place) != each.generation:
+                assigned[place] = each
+            elif place in self._assigned or place in self._held:
+                # The broker sends no position for what the heartbeat listed.
+                assigned[place] = self._assigned.get(place, each)
+            else:
+                # Given up or lost while the heartbeat was on its way. One that does not list it brings the position to begin at.
+                self._beat_now.set()
         if assigned.keys() != self._assigned.keys() or assigned != self._assigned:
             self._changed.set()
         self._assigned = assigned
