@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -65,4 +66,21 @@ def test_the_loop_thread_itself_is_refused_instead_of_waiting_for_itself() -> No
 
     with pytest.raises(InvalidRequest, match="async client"):
         thread.run(nested())
+    thread.close()
+
+
+def test_an_interrupt_that_does_not_wake_the_caller_is_noticed() -> None:
+    thread = LoopThread("a client")
+    started = threading.Event()
+
+    def interrupt() -> None:
+        started.wait()
+        # Delivered here, as a signal is that comes between the caller's last look at signals and its wait.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(wait_for_ever(started))
+    interrupter.join()
     thread.close()

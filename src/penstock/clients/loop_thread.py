@@ -13,6 +13,8 @@ from penstock.errors import InvalidRequest
 
 CANCEL_S_MAX = 5.0
 """How long an interrupted caller waits for its work to unwind."""
+SIGNALS_S_MAX = 0.2
+"""How long a signal may stay unnoticed that arrives just before the caller waits: it wakes nobody then."""
 TURNS_TO_CLOSE = 3
 """Turns of the loop that transports take to close once they were told to."""
 
@@ -68,7 +70,8 @@ class LoopThread:
             except RuntimeError:
                 work.close()
                 raise InvalidRequest("this client is closed; connect again to go on") from None
-            ended.wait()
+            while not ended.wait(SIGNALS_S_MAX):
+                pass
         except InvalidRequest:
             raise
         except BaseException:
