@@ -46,9 +46,12 @@ Record = tuple[bytes | None, bytes | None]
 
 
 class ModelTopic:
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, *, flushed: bool) -> None:
         self.partitions: list[list[Record]] = [[] for _ in range(partitions)]
         self.turn = 0
+        self.flushed = flushed
+        self.cut = False
+        """Whether it may have lost its tail: offsets beyond its end are of records that are lost."""
 
 
 class Model:
@@ -70,10 +73,10 @@ class Model:
             raise PartitionNotFound(name)
         return partitions[index]
 
-    def create(self, name: str, partitions: int) -> None:
+    def create(self, name: str, partitions: int, *, flushed: bool) -> None:
         if name in self.topics:
             raise TopicExists(name)
-        self.topics[name] = ModelTopic(partitions)
+        self.topics[name] = ModelTopic(partitions, flushed=flushed)
         self._forget_groups(name)
 
     def delete(self, name: str) -> None:
@@ -109,8 +112,21 @@ class Model:
 
     def commit(self, name: str, group: str, partition: int, offset: int) -> None:
         if name in self.topics:
-            self.partition(name, partition)
+            end = len(self.partition(name, partition))
+            if self.topics[name].cut and offset > end:
+                raise OffsetOutOfRange(name)
         self.offsets.setdefault((name, group), {})[partition] = offset
+
+    def crash(self) -> None:
+        """Groups continue at the end of a topic without flushes if they were beyond it."""
+        for name, topic in self.topics.items():
+            topic.cut = topic.cut or not topic.flushed
+            if topic.flushed:
+                continue
+            for (of_topic, _), offsets in self.offsets.items():
+                if of_topic == name:
+                    for partition, offset in offsets.items():
+                        offsets[partition] = min(offset, len(topic.partitions[partition]))
 
     def committed(self, name: str, group: str, partition: int) -> int | None:
         pair = name, group
@@ -185,6 +201,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         old, self.generation = self.generation, self.generation + 1
         shutil.copytree(self.root / str(old), self.root / str(self.generation))
         self.runner.run(self.stop())
+        self.model.crash()
         self.reopen()
 
     def reopen(self) -> None:
@@ -211,7 +228,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             config = TopicConfig(partitions, Durability.parse(durability), segment_bytes=1 << 16)
             await self.broker.create_topic(WHO, name, config)
 
-        self.same(lambda: self.model.create(name, partitions), actual)
+        self.same(lambda: self.model.create(name, partitions, flushed=durability == "fsync"), actual)
 
     @rule(name=EXISTING)
     def delete_topic(self, name: str) -> None:
