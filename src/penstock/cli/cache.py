@@ -28,7 +28,7 @@ FelixOption = Annotated[
         "--server",
         "-s",
         metavar="URL",
-        help="The broker, by its Felix address (?ca=FILE says whom to trust); one of another protocol stands for its host.",
+        help="The Felix address of the broker; ?ca=FILE names the CA to trust. Of an address of another protocol only the host is used.",
         show_default="felix://127.0.0.1:5000",
     ),
 ]
@@ -147,7 +147,7 @@ def _connected(context: typer.Context, server: str | None) -> Iterator[FelixClie
 
 
 def felix_url(url: str) -> str:
-    """The Felix address that is meant: an address of another protocol stands for its host.
+    """Return the Felix address of the broker. Of an address of another protocol only the host is used.
 
     Where it names nobody to trust, a broker of this machine that was started here is trusted by the certificate it made for itself.
     """
