@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -84,3 +85,23 @@ def test_an_interrupt_that_does_not_wake_the_caller_is_noticed() -> None:
         thread.run(wait_for_ever(started))
     interrupter.join()
     thread.close()
+
+
+def test_work_that_is_handed_over_while_the_loop_closes_is_refused_too() -> None:
+    async def nothing() -> None:
+        pass
+
+    def work_until_refused(thread: LoopThread, started: threading.Event) -> None:
+        started.set()
+        with suppress(InvalidRequest):
+            while True:
+                thread.run(nothing())
+
+    for _ in range(300):
+        thread, started = LoopThread("a client"), threading.Event()
+        caller = threading.Thread(target=work_until_refused, args=(thread, started), daemon=True)
+        caller.start()
+        started.wait()
+        thread.close()
+        caller.join(10)
+        assert not caller.is_alive()

@@ -13,8 +13,9 @@ from penstock.errors import InvalidRequest
 
 CANCEL_S_MAX = 5.0
 """How long an interrupted caller waits for its work to unwind."""
-SIGNALS_S_MAX = 0.2
-"""How long a signal may stay unnoticed that arrives just before the caller waits: it wakes nobody then."""
+WAIT_S_MAX = 0.2
+"""How long one wait for the loop lasts. A signal that arrives just before it wakes nobody, nor does a loop that closes meanwhile."""
+CLOSED = "this client is closed; connect again to go on"
 TURNS_TO_CLOSE = 3
 """Turns of the loop that transports take to close once they were told to."""
 
@@ -69,9 +70,11 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(begin)
             except RuntimeError:
                 work.close()
-                raise InvalidRequest("this client is closed; connect again to go on") from None
-            while not ended.wait(SIGNALS_S_MAX):
-                pass
+                raise InvalidRequest(CLOSED) from None
+            while not ended.wait(WAIT_S_MAX):
+                if self.closed and not ended.is_set():  # it closed without running what was handed over last
+                    work.close()
+                    raise InvalidRequest(CLOSED)
         except InvalidRequest:
             raise
         except BaseException:
