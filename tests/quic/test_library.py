@@ -41,6 +41,19 @@ def test_a_report_counts_accepted_packets_at_the_place_we_read(tmp_path: Path) -
     assert core.receive_gro_buffer(bytes(1_200), 1_200, CLIENT, 1.0)[library.REPORT_ACCEPTED] == 0
 
 
+def test_a_receive_report_counts_the_events_that_were_added(tmp_path: Path) -> None:
+    talk = Talk(tmp_path).shake_hands()
+    streams = [talk.client.open_stream(one_way=True) for _ in range(2)]
+    for _ in talk.steps(20):
+        pass  # until nobody has anything to say
+    added = []
+    for stream_id in (streams[0], streams[0], streams[1], streams[0]):
+        talk.client.send(stream_id, b"x", end=False)
+        for datagram, _ in talk.client.take_datagrams(talk.now_s, 10):
+            added.append(talk.server._core.receive_gro_buffer(datagram, len(datagram), CLIENT, talk.now_s))
+    assert [report[library.REPORT_EVENTS] for report in added] == [1, 0, 1, 1]
+
+
 def test_a_path_names_its_remote_address_and_datagram_size_at_the_places_we_read() -> None:
     path = packet_core().active_path
     assert path[library.PATH_REMOTE] == SERVER

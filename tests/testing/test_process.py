@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def test_it_survives_kill_9_on_the_same_directory_and_port(tmp_path: Path) -> No
             assert [record.value for record in client.records("orders")] == [b"one", b"two"]
         assert broker.terminate() == 0
         assert (tmp_path / "data" / "clean-shutdown").exists()
+
+
+def test_a_port_that_another_program_took_stops_no_start_where_any_port_will_do(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", keep_port=False) as broker:
+        host, port = broker.address.split(":")
+        broker.kill9()
+        with socket.create_server((host, int(port)), reuse_port=False):
+            broker.start()
+            assert broker.address != f"{host}:{port}"
 
 
 def test_it_can_be_made_to_end_itself(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from itertools import islice
 from typing import Protocol
 
 from penstock.net.stats import ListenerStats
+from penstock.net.windows import ReceiveWindows
 
 OWN_REQUESTS = 1
 SERVER_REQUESTS = 2
@@ -41,6 +42,8 @@ PARTIAL_FRAMES = 16
 RESUMED_PER_TURN_MAX = 32
 PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
+WINDOWS_SHARE = 4
+"""The receive windows of QUIC connections have one of so many parts of the budget, on top of it."""
 UNAUTHENTICATED_SHARE = 4
 """Peers that have not authenticated have one of so many parts of the budget, on top of it."""
 ROOM_GRANTED_PER_TURN_MAX = 4
@@ -138,6 +141,7 @@ class InFlightBudget:
         "promised_bytes",
         "resume_bytes",
         "unsent_bytes",
+        "windows",
     )
 
     def __init__(self, bytes_max: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -147,6 +151,7 @@ class InFlightBudget:
         self.resume_bytes = bytes_max // 2
         self.held_bytes = 0
         self.partial = PartialFrames(bytes_max // 2, call_soon)
+        self.windows = ReceiveWindows(bytes_max // WINDOWS_SHARE)
         self.unsent_bytes = 0
         """Replies that peers have not taken."""
         self.promised_bytes = 0

@@ -12,6 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -136,6 +137,7 @@ class QuicListener(Listener[QuicServerConnection]):
             if connection.farewell:
                 self._remember_farewell(cid, connection.farewell)
         self._connections.pop(connection, None)
+        self.budget.windows.give_back(connection.settings.connection_window_bytes)
         self.stats.connections_open -= 1
         if not connection.is_established:
             self._half_open.pop(connection, None)
@@ -240,8 +242,9 @@ class QuicListener(Listener[QuicServerConnection]):
 
     def _admit(self, header: LongHeader, admitted: Admitted | None, datagram: bytes, address: Address) -> None:
         assert self._endpoint is not None
+        settings = self._settings_of_next()
         core = QuicCore.accept(
-            self._settings,
+            settings,
             self._tls,
             header,
             address,
@@ -249,7 +252,8 @@ class QuicListener(Listener[QuicServerConnection]):
             local_cid=self._random_bytes(CID_BYTES) if admitted is None else admitted.retry_source_cid,
             original_destination_cid=None if admitted is None else admitted.original_destination_cid,
         )
-        connection = QuicServerConnection(self, self._endpoint, core, self._settings, address, self._now_s)
+        connection = QuicServerConnection(self, self._endpoint, core, settings, address, self._now_s)
+        self.budget.windows.take(settings.connection_window_bytes)
         self._connections[connection] = None
         self.stats.connections_open += 1
         self.stats.handshakes_open += 1
@@ -259,6 +263,15 @@ class QuicListener(Listener[QuicServerConnection]):
         self._deliver(connection, datagram, len(datagram), address)
         if not core.has_authenticated_packet and not connection.is_lost:
             connection.abandon("")
+
+    def _settings_of_next(self) -> QuicSettings:
+        """Return the settings of a new connection, with the windows that there is room for."""
+        settings = self._settings
+        window_bytes = self.budget.windows.offer(settings.connection_window_bytes)
+        if window_bytes == settings.connection_window_bytes:
+            return settings
+        stream_window_bytes = settings.stream_window_bytes * window_bytes // settings.connection_window_bytes
+        return replace(settings, connection_window_bytes=window_bytes, stream_window_bytes=stream_window_bytes)
 
     def _send_retry(self, header: LongHeader, address: Address) -> None:
         self.stats.retries_sent += 1

@@ -33,6 +33,11 @@ VALIDATION_INTERVAL_S: Final = 0.2
 EARLY_BYTES_MAX: Final = 64 * 1024
 """What may come of a handshake: it takes a few KiB, large certificates and repetitions some more. The library keeps what
 comes out of order at nineteen times its size."""
+WAITING_EVENTS_FREE: Final = 1_024
+"""What may wait besides stream data while a connection is not read: a peer that reads grants us credit every few hundred KiB. Each event
+costs the library some 60 to 90 bytes, and a frame of 2 bytes makes one."""
+WAITING_EVENT_BYTES_MIN: Final = 16
+"""The shortest pieces that a peer may send its window in, while the connection is not read."""
 ANTI_AMPLIFICATION_FACTOR: Final = 3
 """How many times the bytes received from an address that is not validated may be sent there (RFC 9000, section 8)."""
 
@@ -109,6 +114,7 @@ class QuicServerConnection(Connection):
         """What its share of the handshakes is counted by; the peer may change its port, but not its host."""
         self._heard_s = now_s()
         self._early_bytes = 0
+        self._waiting_events_max = WAITING_EVENTS_FREE + settings.connection_window_bytes // WAITING_EVENT_BYTES_MIN
         self._pinged_s = 0.0
         self._allowance_bytes: int | None = None
         """What may be sent to an address that is not validated; None once it is."""
@@ -246,6 +252,10 @@ class QuicServerConnection(Connection):
             stream.conclude()
 
     def has_run(self) -> None:
+        if self.core.waiting_events > self._waiting_events_max:
+            self.stats.protocol_errors += 1
+            log.info("connection_closed", listener=self.listener, peer=self.peer, reason="too many frames wait")
+            self.close(Code.TOO_MUCH, "too many frames while the connection is not read")
         if self._stopping:
             self.answered()
 

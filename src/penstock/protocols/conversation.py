@@ -111,6 +111,7 @@ class Conversation(ABC, Generic[Message]):
         "_loop",
         "_ready",
         "_ready_bytes",
+        "_requeued",
         "_slots",
         "_stats",
         "_task",
@@ -136,6 +137,8 @@ class Conversation(ABC, Generic[Message]):
         self._ready: list[bytes] = []
         self._ready_bytes = 0
         self._writes_in_flight = 0
+        self._requeued: Message | None = None
+        """The request that waits to be carried out again."""
         self._busy = False
         """A request is being answered in the background; those after it wait."""
         self._task: asyncio.Task[None] | None = None
@@ -160,6 +163,9 @@ class Conversation(ABC, Generic[Message]):
     @abstractmethod
     def _refusal(self, message: Message, error: Exception) -> bytes:
         """Count and encode the reply to a message that failed."""
+
+    def _count(self, message: Message) -> None:
+        """Count a request that is about to be started, once, however often it is carried out."""
 
     def _reply_bytes_max(self, message: Message) -> int:
         """Return about how large the reply of a request may be that changes nothing, so that it may be carried out again; 0 for others."""
@@ -263,7 +269,12 @@ class Conversation(ABC, Generic[Message]):
         while waiting and not self._busy and self._connection.writable:
             if self._writes_in_flight and self._must_wait(waiting[0]):
                 break
-            self._start(waiting.popleft())
+            message = waiting.popleft()
+            if message is self._requeued:
+                self._requeued = None
+            else:
+                self._count(message)
+            self._start(message)
         if self._ready:
             self.flush()
         if self._backlog_bytes and not waiting:
@@ -365,12 +376,16 @@ class Conversation(ABC, Generic[Message]):
             self.flush()
         self._connection.release(slot.held_bytes)
 
-    def _answer_read(self, message: Message, slot: ReplySlot, reply: bytes) -> None:
-        """Answer a request that nothing was started after; if there is no room for its reply, it waits at the head of the queue."""
-        if not self._reply_bytes_max(message) or self._has_room_for(reply):
-            self.answer(slot, reply)
-        else:
+    def _answer_read(self, message: Message, slot: ReplySlot, reply: bytes) -> bool:
+        """Answer a request that nothing was started after; if there is no room for its reply, it waits at the head of the queue.
+
+        Returns whether it is answered.
+        """
+        if self._reply_bytes_max(message) and not self._has_room_for(reply):
             self._requeue(message, slot)
+            return False
+        self.answer(slot, reply)
+        return True
 
     def _has_room_for(self, reply: bytes) -> bool:
         """Return whether a reply may be sent. If not, the connection is not writable until it may."""
@@ -380,6 +395,7 @@ class Conversation(ABC, Generic[Message]):
         """Put a request that nothing was started after back to the head of the queue."""
         self._slots.remove(slot)
         self._waiting.appendleft(message)
+        self._requeued = message
 
     def _settle_write(self, slot: ReplySlot, reply: bytes) -> None:
         """Answer a write that was in flight."""

@@ -47,6 +47,7 @@ from penstock.quic.library import (
     PEER_CLOSED,
     PROTOCOL_ERROR,
     REPORT_ACCEPTED,
+    REPORT_EVENTS,
     TERMINATED,
 )
 from penstock.quic.outbox import Data, Outbox
@@ -140,6 +141,8 @@ class QuicCore:
         """What may be given to the core before datagrams are next made; -1 while that is not known."""
         self._datagrams_max = 1
         """How many could be made the last time."""
+        self.waiting_events = 0
+        """About how many wait to be taken. Flow control bounds only data: what other frames bring waits too."""
         self._fins = LateFins()
         self.frames = FramesUnderWay(settings.datagram_bytes)
 
@@ -258,7 +261,9 @@ class QuicCore:
         """
         try:
             if self.is_established:
-                return self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)[REPORT_ACCEPTED]
+                report = self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)
+                self.waiting_events += report[REPORT_EVENTS]
+                return report[REPORT_ACCEPTED]
             for start in range(0, len(buffer), segment_bytes):
                 self._receive_early(buffer[start : start + segment_bytes], address, now_s)
         except BaseException as error:
@@ -313,8 +318,10 @@ class QuicCore:
         if self.frames.hold_events and not self.is_closed:
             return None
         while (event := core.next_event()) is not None:
+            self.waiting_events -= 1
             if event[0] == STREAM_DATA or self._is_reported(event):
                 return event
+        self.waiting_events = 0
         self.frames.events_taken()
         return None
 

@@ -12,6 +12,8 @@ from typing import Final
 
 REPORT_ACCEPTED: Final = 2
 """How many packets were decrypted and new."""
+REPORT_EVENTS: Final = 5
+"""How many events were added to those that wait. Data that continues that of the last one is added to it."""
 
 # -- the tuple of `active_path` ----------------------------------------------------------------------------------------------------------
 

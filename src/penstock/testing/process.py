@@ -32,7 +32,7 @@ class BrokerProcessFailed(RuntimeError):
 
 
 class BrokerProcess:
-    """A broker in a process of its own, started and ended as often as a test likes, always on one directory and one port.
+    """A broker in a process of its own, started and ended as often as a test likes, always on one directory.
 
     ```python
     with BrokerProcess(tmp_path / "data") as broker:
@@ -41,6 +41,8 @@ class BrokerProcess:
         broker.start()
     ```
     `config` is TOML that is added to the configuration file (without `data_dir` and `[listeners.flymq]`, which are set here).
+    Every start listens on the port of the first, so that clients connect again. Another program may have taken it meanwhile, which ends
+    the start: with `keep_port=False` every start takes a free one.
     `launcher` is a command that is given the broker's own as its last arguments, as in `("nice", "-n", "10")`.
     """
 
@@ -51,6 +53,7 @@ class BrokerProcess:
         config: str = "",
         environment: Mapping[str, str] | None = None,
         launcher: Sequence[str] = (),
+        keep_port: bool = True,
         start_s_max: float = 30.0,
         stop_s_max: float = 30.0,
     ) -> None:
@@ -58,6 +61,7 @@ class BrokerProcess:
         self._config = config
         self._environment = dict(environment or {})
         self._launcher = tuple(launcher)
+        self._keep_port = keep_port
         self._start_s_max = start_s_max
         self._stop_s_max = stop_s_max
         self._bind = "127.0.0.1:0"
@@ -105,7 +109,8 @@ class BrokerProcess:
                 raise BrokerProcessFailed(f"the broker was not ready within {self._start_s_max:g} s:\n{self.output}")
         if not self.address:
             raise BrokerProcessFailed(f"the broker is ready but named no FlyMQ address:\n{self.output}")
-        self._bind = self.address
+        if self._keep_port:
+            self._bind = self.address
 
     def kill9(self) -> None:
         """End it as a crash would, now."""

@@ -457,7 +457,7 @@ async def test_many_writes_that_are_refused_at_once_are_each_answered(talk: Conv
 
 
 async def test_whole_records_without_room_for_their_reply_are_read_again_when_there_is(
-    talk: Conversation, broker: Broker
+    talk: Conversation, flymq: FlyMQ, broker: Broker
 ) -> None:
     await broker.create_topic(SYSTEM, "orders", TopicConfig())
     value = bytes(ROOM_NEEDED_BYTES_MIN)
@@ -472,9 +472,12 @@ async def test_whole_records_without_room_for_their_reply_are_read_again_when_th
     [reply] = await talk.replies(1)
     assert decode_reply(FetchRecords, reply.payload).values == [value]
     assert talk.connection.held_bytes == 0
+    assert flymq.stats.requests[FetchRecords.opcode] == 1
+    talk.say(encode_request(FetchRecords("orders", 0, 0, 10)))
+    assert flymq.stats.requests[FetchRecords.opcode] == 2
 
 
-async def test_a_read_that_must_wait_begins_when_there_is_room_for_its_reply(talk: Conversation) -> None:
+async def test_a_read_that_must_wait_begins_when_there_is_room_for_its_reply(talk: Conversation, flymq: FlyMQ) -> None:
     talk.connection.has_room = False
     talk.say(encode_request(AuditRequest()))
     await turns()
@@ -484,3 +487,4 @@ async def test_a_read_that_must_wait_begins_when_there_is_room_for_its_reply(tal
     [reply] = await talk.replies(1)
     assert reply.opcode == AuditRequest.opcode
     assert talk.connection.held_bytes == 0
+    assert flymq.stats.requests[AuditRequest.opcode] == 1

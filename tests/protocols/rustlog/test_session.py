@@ -15,6 +15,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
+from penstock.protocols.conversation import ROOM_NEEDED_BYTES_MIN
 from penstock.protocols.rustlog import binary_client, json_client, json_dialect
 from penstock.protocols.rustlog.codec import ReplyDecoder
 from penstock.protocols.rustlog.messages import CreateTopic, Fetch, ListTopics, Ping, Reply
@@ -107,6 +108,27 @@ async def test_long_json_keeps_its_place_among_the_others(talk: Conversation, br
     assert replies[4:] == [Opcode.PING, Opcode.FETCH, Opcode.PRODUCE, Opcode.PING]
     assert broker.partition(ANONYMOUS, "t", 0).committed_end == 6
     assert talk.connection.held_bytes == 0
+
+
+async def test_a_read_that_waits_for_room_counts_once(talk: Conversation, rustlog: RustLog, broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    talk.session.receive(binary_client.encode_produce("t", 0, [bytes(ROOM_NEEDED_BYTES_MIN)]))
+    await talk.hear(1)
+    talk.connection.has_room = False
+    fetch = binary_client.encode_call(Fetch("t", 0, 0, 1 << 20, ""))
+    talk.session.receive(fetch)
+    assert not talk.connection.writable, "it waits for room"
+    assert talk.connection.sends == []
+    talk.connection.has_room = talk.connection.writable = True
+    talk.session.resume()
+    reply_bytes = len(talk.connection.sends[0])
+    assert await talk.hear(1) == [Opcode.FETCH]
+    stats = rustlog.stats
+    assert stats.requests[Opcode.FETCH] == stats.fetched_records == stats.fetch_seconds.count == 1
+    assert stats.fetched_bytes == reply_bytes
+    talk.session.receive(fetch)
+    assert await talk.hear(1) == [Opcode.FETCH]
+    assert stats.requests[Opcode.FETCH] == stats.fetched_records == stats.fetch_seconds.count == 2
 
 
 async def test_decoding_ends_with_its_connection(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from penstock.clock import Clock
-from penstock.errors import CorruptBlock
+from penstock.errors import CorruptBlock, NotWritten
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.disk import Disk, is_full, storage_error
 from penstock.log.embedded.options import EngineOptions
@@ -46,7 +46,7 @@ class Maintenance:
         """When half of a sealed segment's records with a time to live will have expired, of segments that were looked at."""
 
     async def run(self, partition: EmbeddedPartition) -> None:
-        """One pass over one partition. Raises OSError, unless it is that the disk is full: the log works without a rewrite."""
+        """One pass over one partition. Raises NotWritten if the disk fails, but not if it is full: the log works without a rewrite."""
         if partition.failure is not None:
             return
         try:
@@ -64,12 +64,14 @@ class Maintenance:
             if not partition.deleted:
                 partition.fail(f"{error}; check the disk, then restart the broker, which finishes it")
         except (OSError, CorruptBlock) as error:
-            if partition.deleted:
-                return
+            if partition.deleted or partition.failure is not None:
+                return  # a failure of the partition is told where it refuses writes
             # The log is as it was: a rewrite replaces nothing before it is whole. The next pass tries again.
             _log.error("maintenance_failed", topic=partition.topic, partition=partition.index, error=str(error))
             if isinstance(error, OSError) and not is_full(error):
-                raise
+                raise NotWritten(
+                    f"maintenance of {partition} failed: {error.strerror or error}; check the disk"
+                ) from error
 
     async def reclaim(self, partition: EmbeddedPartition) -> None:
         """Remove the segments that a truncation left nothing of. What fails is done by the next pass."""

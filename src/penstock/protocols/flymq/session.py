@@ -146,9 +146,14 @@ class FlyMQSession(Conversation[Request]):
     def _must_wait(self, request: Request) -> bool:
         return not (isinstance(request, ProduceRun) or isinstance(request.body, Undecoded) or is_write(request.body))
 
-    def _start(self, request: Request) -> None:
+    def _count(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
             self._stats.requests[_PRODUCE] += len(request.values)
+        elif not isinstance(request.body, Undecoded):
+            self._stats.requests[request.opcode] += _requests_in(request)
+
+    def _start(self, request: Request) -> None:
+        if isinstance(request, ProduceRun):
             self._start_write(request, request.topic, self._write)
         elif isinstance(request.body, Undecoded):
             if request.body.gzip:
@@ -156,7 +161,6 @@ class FlyMQSession(Conversation[Request]):
             self._note_login()
             self._decode_in_thread(request, partial(decode_undecoded, request, self._decoder.limits))
         elif is_write(request.body):
-            self._stats.requests[request.opcode] += 1
             self._start_write(request, request.body.topic, self._write_single)  # type: ignore[union-attr]
         else:
             self._call(request)
@@ -232,7 +236,6 @@ class FlyMQSession(Conversation[Request]):
 
     def _call(self, call: Call) -> None:
         slot, body = self.reserve(self._held_bytes(call)), call.body
-        self._stats.requests[call.opcode] += _requests_in(call)
         if isinstance(body, BadRequest):
             self._stats.errors += 1
             self.answer(slot, self._encode_error(body.message))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.broker.access.checks import Operation, Principal, Resource, ResourceKind, authorize
 from penstock.broker.broker import Broker
@@ -63,10 +63,18 @@ class Replies(Protocol):
 REPLIES: Mapping[Dialect, Replies] = {Dialect.JSON: json_dialect, Dialect.BINARY: binary_dialect}
 
 
+class _Fetched(NamedTuple):
+    """What the metrics are told of a Fetch."""
+
+    records: int
+    size_bytes: int
+    seconds: float
+
+
 class Operations:
     """Those of one session."""
 
-    __slots__ = ("_broker", "_clock", "_fetcher", "_principal", "_stats")
+    __slots__ = ("_broker", "_clock", "_fetched", "_fetcher", "_principal", "_stats")
 
     def __init__(
         self, broker: Broker, fetcher: Fetcher, clock: Clock, principal: Principal, stats: RustLogStats
@@ -76,6 +84,7 @@ class Operations:
         self._clock = clock
         self._principal = principal
         self._stats = stats
+        self._fetched: _Fetched | None = None
 
     def answer(self, call: Call) -> Answer:
         return _METHODS[type(call.body)](self, call.dialect, call.body)
@@ -104,13 +113,19 @@ class Operations:
 
         def fetched(gathering: Gathering) -> bytes:
             reply = gathering.encode()
-            stats = self._stats
-            stats.fetched_records += gathering.count
-            stats.fetched_bytes += len(reply)
-            stats.fetch_seconds.observe(self._clock.monotonic() - started_s)
+            self._fetched = _Fetched(gathering.count, len(reply), self._clock.monotonic() - started_s)
             return reply
 
         return self._fetcher.fetch(partition, offset, body.max_bytes, dialect, fetched)
+
+    def count_fetched(self, *, sent: bool) -> None:
+        """Count the last Fetch, if its reply was sent; one that was not is made again."""
+        fetched, self._fetched = self._fetched, None
+        if fetched is not None and sent:
+            stats = self._stats
+            stats.fetched_records += fetched.records
+            stats.fetched_bytes += fetched.size_bytes
+            stats.fetch_seconds.observe(fetched.seconds)
 
     # --- groups ---
 

@@ -109,13 +109,18 @@ class RustLogSession(Conversation[Request]):
     def _must_wait(self, request: Request) -> bool:
         return not isinstance(request, ProduceRun | Undecoded)
 
+    def _count(self, request: Request) -> None:
+        if isinstance(request, ProduceRun):
+            self._stats.requests[_PRODUCE] += len(request.counts)
+        elif isinstance(request, Call):
+            self._stats.requests[request.opcode] += 1
+
     def _start(self, request: Request) -> None:
         if isinstance(request, Undecoded):
             self._decode_in_thread(request, partial(json_dialect.decode_request, request.payload))
             return
         slot = self.reserve(self._held_bytes(request))
         if isinstance(request, ProduceRun):
-            self._stats.requests[_PRODUCE] += len(request.counts)
             if request.values:
                 self._write(request, slot)
             else:
@@ -176,7 +181,6 @@ class RustLogSession(Conversation[Request]):
     # --- everything else ---
 
     def _call(self, call: Call, slot: ReplySlot) -> None:
-        self._stats.requests[call.opcode] += 1
         if isinstance(call.body, BadRequest):
             self._stats.errors += 1
             self.answer(slot, malformed(call, call.body))
@@ -195,11 +199,13 @@ class RustLogSession(Conversation[Request]):
             return 0
         return min(request.body.max_bytes, PAYLOAD_BYTES_MAX) + 1 if isinstance(request.body, Fetch) else READ_BYTES_MAX
 
-    def _answer_read(self, request: Request, slot: ReplySlot, reply: bytes) -> None:
+    def _answer_read(self, request: Request, slot: ReplySlot, reply: bytes) -> bool:
         if len(reply) - LENGTH_BYTES > PAYLOAD_BYTES_MAX:  # a list of very many topics
             error = InvalidRequest(f"the reply would take more than {PAYLOAD_BYTES_MAX} bytes")
             reply = self._refusal(request, error)
-        super()._answer_read(request, slot, reply)
+        answered = super()._answer_read(request, slot, reply)
+        self._operations.count_fetched(sent=answered)
+        return answered
 
     # --- refusals ---
 

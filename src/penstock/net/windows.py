@@ -1,0 +1,35 @@
+"""How much each QUIC connection may send before any of it is taken: its receive window, a share of what all have together.
+
+What a peer has sent within its window stays in our memory while its connection is not read, and a window cannot be made smaller once it
+is announced. So each new connection is given a part of what is left. Few connections have large windows, which long round trips need;
+with many, new ones have small windows, and none is refused for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WINDOWS_LEFT: Final = 16
+"""Each connection gets one of so many parts of what is left."""
+WINDOW_BYTES_MIN: Final = 128 * 1024
+"""What each connection gets, whatever the others have: at a round trip of 1 ms still some 100 MB/s."""
+
+
+class ReceiveWindows:
+    """The receive windows of all QUIC connections together."""
+
+    __slots__ = ("left_bytes",)
+
+    def __init__(self, total_bytes: int) -> None:
+        self.left_bytes = total_bytes
+        """Below 0 if more connections have the smallest window than there is room for."""
+
+    def offer(self, bytes_max: int) -> int:
+        """Return the window that a new connection may have."""
+        return min(max(self.left_bytes // WINDOWS_LEFT, WINDOW_BYTES_MIN), bytes_max)
+
+    def take(self, size_bytes: int) -> None:
+        self.left_bytes -= size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self.left_bytes += size_bytes

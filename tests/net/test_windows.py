@@ -1,0 +1,45 @@
+"""The receive windows of QUIC connections: large for few, small for many, and bounded over all."""
+
+from __future__ import annotations
+
+from penstock.net.windows import WINDOW_BYTES_MIN, WINDOWS_LEFT, ReceiveWindows
+
+MIB = 1 << 20
+TOTAL_BYTES = 64 * MIB
+WINDOW_BYTES_MAX = 4 * MIB
+
+
+def taken(windows: ReceiveWindows, connections: int) -> list[int]:
+    """The windows of so many new connections."""
+    offered = []
+    for _ in range(connections):
+        offered.append(windows.offer(WINDOW_BYTES_MAX))
+        windows.take(offered[-1])
+    return offered
+
+
+def test_the_first_connection_has_the_largest_window_and_each_next_one_a_smaller_one() -> None:
+    offered = taken(ReceiveWindows(TOTAL_BYTES), 50)
+    assert offered[0] == WINDOW_BYTES_MAX == TOTAL_BYTES // WINDOWS_LEFT
+    assert offered == sorted(offered, reverse=True)
+    assert len(set(offered)) == len(offered)
+
+
+def test_all_windows_together_exceed_the_total_by_the_smallest_ones_at_most() -> None:
+    offered = taken(ReceiveWindows(TOTAL_BYTES), 4_000)
+    assert offered[-1] == WINDOW_BYTES_MIN
+    assert sum(window for window in offered if window > WINDOW_BYTES_MIN) <= TOTAL_BYTES
+    assert sum(offered) <= TOTAL_BYTES + len(offered) * WINDOW_BYTES_MIN
+
+
+def test_what_is_given_back_is_there_for_the_next() -> None:
+    windows = ReceiveWindows(TOTAL_BYTES)
+    for window_bytes in taken(windows, 4_000):
+        windows.give_back(window_bytes)
+    assert windows.left_bytes == TOTAL_BYTES
+    assert windows.offer(WINDOW_BYTES_MAX) == WINDOW_BYTES_MAX
+
+
+def test_no_window_is_larger_than_was_asked_for() -> None:
+    assert ReceiveWindows(TOTAL_BYTES).offer(1024) == 1024
+    assert ReceiveWindows(0).offer(1024) == 1024
