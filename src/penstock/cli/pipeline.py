@@ -350,6 +350,48 @@ def export(
         print(f"exported {rows} rows of {terminal.visible(table)} to {to}")
 
 
+@app.command()
+def rebuild(
+    context: typer.Context,
+    file: FileArgument,
+    table: Annotated[
+        str, typer.Argument(metavar="silver/TOPIC", help="The table, as in silver/orders.", show_default=False)
+    ],
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema", metavar="NAME:VERSION", help="The schema to decode by.", show_default="as in the file"
+        ),
+    ] = None,
+    verbose: VerboseOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remake a silver table from bronze, also while the pipeline runs.
+
+    With another version of the schema, or other rules, every record is
+    decoded again, those too that the topic no longer holds. Readers see the
+    old rows until all of the new ones are there. A rebuild that was killed
+    continues where it was.
+
+    Examples:
+    $ penstock pipeline rebuild sales.toml silver/orders
+    $ penstock pipeline rebuild sales.toml silver/orders --schema orders:3
+    """
+    _check_installed()
+    from dataclasses import asdict
+
+    from penstock.cli.pipeline_running import rebuild_table
+    from penstock.spark.pipelines.model import load_pipeline
+
+    pipeline, password = _addressed(context, server, load_pipeline(file))
+    done = rebuild_table(pipeline, password, table, schema, verbose=verbose)
+    if wants_json(context, as_json):
+        terminal.print_json({"table": table, **asdict(done)})
+        return
+    print(f"rebuilt {terminal.visible(table)} up to batch {done.batch}: {done.rows} rows, {done.rejects} rejects")
+
+
 # --- inside ---
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -23,10 +24,16 @@ if TYPE_CHECKING:
 
     from penstock.protocols.flymq.sync import FlyMQClient
     from penstock.spark.pipelines.progress import StageProgress
+    from penstock.spark.pipelines.rebuild import Rebuilt
     from penstock.spark.pipelines.replay import ReplayRequest
     from penstock.spark.pipelines.running import Outcome, Run
 
 SHOWN_PER_S = 4
+LEFT_OUT = {
+    "dropped": "did not meet an expectation and were dropped",
+    "late": "came after their window was done and were dropped (watermark_ms)",
+    "future": "are dated too far ahead and were left out (future_ms)",
+}
 QUIET_LOG_LEVEL = "OFF"
 VERBOSE_LOG_LEVEL = "WARN"
 
@@ -72,18 +79,48 @@ def replay_records(pipeline: Pipeline, password: str | None, request: ReplayRequ
         # Here and not by Spark, which takes its time to start.
         if request.topic is not None and request.topic not in client.topics():
             raise TopicNotFound(f"topic not found: {request.topic}")
-    with spark_session(pipeline, verbose=verbose) as spark:
+    with spark_session(pipeline, verbose=verbose) as spark, _one_line(verbose=verbose):
         from penstock.spark.pipelines.files import files_at
         from penstock.spark.pipelines.replay import replay
 
-        try:
-            return replay(spark, pipeline, files_at(pipeline.notes, spark), options, request)
-        except PenstockError:
+        return replay(spark, pipeline, files_at(pipeline.notes, spark), options, request)
+
+
+def rebuild_table(
+    pipeline: Pipeline, password: str | None, table: str, schema: str | None, *, verbose: bool
+) -> Rebuilt:
+    from penstock.broker.schemas.reference import parse_reference
+    from penstock.spark.pipelines.assembly import reference_of
+    from penstock.spark.pipelines.files import LocalFiles
+    from penstock.spark.pipelines.rebuild import check_rebuildable
+    from penstock.spark.pipelines.schemas import Plans
+
+    topic = check_rebuildable(pipeline, table)
+    with _connected(pipeline, password) as client:
+        reference = parse_reference(schema) if schema is not None else reference_of(pipeline, client, topic)
+        plan = None if reference is None else Plans(client, topic, reference, LocalFiles(), os.devnull).newest()
+
+    def on_chunk(done: int, chunks: int) -> None:
+        terminal.hint(f"decoded chunk {done} of {chunks}")
+
+    with spark_session(pipeline, verbose=verbose) as spark, _one_line(verbose=verbose):
+        from penstock.spark.pipelines.files import files_at
+        from penstock.spark.pipelines.rebuild import Rebuild
+
+        return Rebuild(spark, pipeline, files_at(pipeline.notes, spark), topic, plan, on_chunk)()
+
+
+@contextmanager
+def _one_line(*, verbose: bool) -> Iterator[None]:
+    """What Spark throws as one line, unless all of it is wanted."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        if verbose:
             raise
-        except Exception as error:
-            if verbose:
-                raise
-            raise InvalidRequest(explain_failure(error)) from error
+        raise InvalidRequest(explain_failure(error)) from error
 
 
 def _connected(pipeline: Pipeline, password: str | None) -> FlyMQClient:
@@ -125,8 +162,6 @@ def spark_session(pipeline: Pipeline, *, verbose: bool) -> Iterator[Any]:
 @contextmanager
 def quiet_start(*, quiet: bool) -> Iterator[None]:
     """Java's and Spark's remarks on starting go nowhere: the process inherits standard error as it is when it begins."""
-    import os
-
     if not quiet:
         yield
         return
@@ -199,6 +234,7 @@ class JsonDisplay:
             batch_ms=stage.batch_ms,
             rows=stage.rows,
             rejects=stage.rejects,
+            **_left_out(stage),
             lag=None if stage.lag < 0 else stage.lag,
         )
 
@@ -218,6 +254,7 @@ class JsonDisplay:
                 "state": each.state,
                 "rows": each.rows,
                 "rejects": each.rejects,
+                **_left_out(each),
                 "batches": each.batches,
             }
             for each in outcome.stages
@@ -227,6 +264,11 @@ class JsonDisplay:
 
     def _line(self, **fields: Any) -> None:
         print(json.dumps({**fields, "time_ms": int(time.time() * 1000)}), flush=True)
+
+
+def _left_out(stage: StageProgress) -> dict[str, int]:
+    """Rows that no table has got, where there are any."""
+    return {name: count for name in ("dropped", "late", "future") if (count := getattr(stage, name))}
 
 
 class LineDisplay:
@@ -314,6 +356,9 @@ def print_outcome(pipeline: Pipeline, outcome: Outcome) -> None:
         [(each.name, each.state, each.rows, each.rejects, each.batches) for each in outcome.stages],
         right=["rows", "rejects", "batches"],
     )
+    for each in outcome.stages:
+        for name, count in _left_out(each).items():
+            terminal.print_note(f"{each.name}: {count} rows {LEFT_OUT[name]}")
     if outcome.state == "failed":
         terminal.print_error(f"{outcome.message} (more with --verbose)")
     elif outcome.state == "stopped":

@@ -46,13 +46,32 @@ def names(stages: Any) -> list[str]:
     return [stage.name for stage in stages]
 
 
-def test_a_run_begins_with_a_stage_of_each_kind_for_each_topic(client: FlyMQClient, tmp_path: Path) -> None:
+def test_a_run_begins_with_one_query_for_each_topic(client: FlyMQClient, tmp_path: Path) -> None:
     made = assembled(client, tmp_path)
-    assert names(made.first_stages()) == ["bronze/orders", "bronze/orders-eu", "silver/orders", "silver/orders-eu"]
+    stages = made.first_stages()
+    assert names(stages) == ["topics/orders", "topics/orders-eu"]
+    assert stages[0].shown == ["bronze/orders", "silver/orders"]
+    assert stages[0].tables == [("bronze", "orders"), ("silver", "orders"), ("rejects", "orders")]
     assert made.stages_of_new_topics() == []
-    assert names(assembled(client, tmp_path, "silver").first_stages()) == ["silver/orders", "silver/orders-eu"]
+    [only_silver, _] = assembled(client, tmp_path, "silver", bronze=None).first_stages()
+    assert only_silver.shown == ["silver/orders"]
     with pytest.raises(ConfigError, match="has no stage gold: add its section"):
         assembled(client, tmp_path, "gold").first_stages()
+
+
+def test_tables_that_are_written_together_cannot_run_alone(client: FlyMQClient, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="writes bronze and silver together, so silver cannot run alone: name both"):
+        assembled(client, tmp_path, "silver").first_stages()
+    assert len(assembled(client, tmp_path, "silver", "bronze").first_stages()) == 2
+
+
+def test_checkpoints_of_two_queries_a_topic_are_refused_with_a_way_on(client: FlyMQClient, tmp_path: Path) -> None:
+    old = tmp_path / "_checkpoints" / "silver" / "orders" / "offsets"
+    old.mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=r"silver/orders is the checkpoint of an earlier version .* another directory"
+    ):
+        assembled(client, tmp_path).first_stages()
 
 
 def test_a_topic_that_appears_is_taken_up_once_and_from_its_beginning(client: FlyMQClient, tmp_path: Path) -> None:
@@ -61,7 +80,7 @@ def test_a_topic_that_appears_is_taken_up_once_and_from_its_beginning(client: Fl
     client.create_topic("orders-us", 1)
     client.create_topic("payments", 1)
     stages = made.stages_of_new_topics()
-    assert names(stages) == ["bronze/orders-us", "silver/orders-us"]
+    assert names(stages) == ["topics/orders-us"]
     assert {stage.starting for stage in stages} == {"earliest"}
     assert made.stages_of_new_topics() == []
 
@@ -73,7 +92,7 @@ def test_a_topic_that_appears_waits_for_its_schema(client: FlyMQClient, tmp_path
     assert made.stages_of_new_topics() == []
     assert made.waiting["orders-us"].startswith("topic orders-us has no schema: register one")
     client.schemas.register("orders-us", "{}")
-    assert names(made.stages_of_new_topics()) == ["bronze/orders-us", "silver/orders-us"]
+    assert names(made.stages_of_new_topics()) == ["topics/orders-us"]
     assert made.waiting == {}
 
 

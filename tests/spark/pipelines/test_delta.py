@@ -93,7 +93,7 @@ def test_a_batch_that_loses_the_race_to_an_older_one_is_committed_again_with_the
         written.append(len(files))
         return files
 
-    table = claimed(path, 2)
+    table = claimed(path, 1)
     monkeypatch.setattr(module, "write_data_files", count_files)
     interposed(monkeypatch, lambda: append(path, 1))
     table.append(ids_from(20), 2, small=True)
@@ -114,7 +114,7 @@ def test_a_table_that_others_keep_changing_is_an_error_that_says_so(path: str, m
 
     interposed(monkeypatch, other_batch, times=COMMIT_ATTEMPTS_MAX)
     with pytest.raises(ConfigError, match="was changed by another writer in each of 10 attempts"):
-        append(path, 999)
+        claimed(path, 1).append(ids_from(10), 999, small=True)
     assert ids(path) == list(range(10))
 
 
@@ -131,6 +131,8 @@ def test_a_table_and_a_checkpoint_that_do_not_belong_together_are_refused(path: 
     append(path, 0)
     with pytest.raises(ConfigError, match="was not written with checkpoint"):
         claimed(path, 0, "query-2")
+    with pytest.raises(ConfigError, match="lacks batches 1 to 2 of its checkpoint"):
+        claimed(path, 3)
     assert ids(path) == list(range(10))
 
 

@@ -112,7 +112,7 @@ def test_a_pipeline_writes_to_an_object_store_and_keeps_checkpoints_on_disk(
     made = bench(directory=URL, checkpoints=str(tmp_path / "checkpoints"), storage=store.options, bronze={})
     made.client.send_many(made.topic, [order(n) for n in range(10)])
     made.run_once()
-    made.forget_last_commit("bronze")
+    made.forget_last_commit("topics")
     made.client.send(made.topic, order(10))
     made.run_once()
     assert made.rows("bronze").num_rows == len(made.places()) == 11

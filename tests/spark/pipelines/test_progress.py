@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.spark.pipelines.progress import Progress
+from penstock.spark.pipelines.progress import Counts, Progress
 
 
 def said(**changes: Any) -> dict[str, Any]:
@@ -22,8 +22,8 @@ def said(**changes: Any) -> dict[str, Any]:
 
 def test_batches_add_up_and_the_lag_is_what_waits_in_the_log() -> None:
     progress = Progress(["bronze/orders"])
-    progress.batch("bronze/orders", said(), 0)
-    stage = progress.batch("bronze/orders", said(batchId=5, numInputRows=5), 2)
+    progress.batch("bronze/orders", said(), Counts())
+    stage = progress.batch("bronze/orders", said(batchId=5, numInputRows=5), Counts(rejects=2))
     assert stage is not None
     assert (stage.rows, stage.batches, stage.batch_id, stage.batch_ms, stage.rejects) == (20, 2, 5, 500, 2)
     assert (stage.lag, stage.rows_per_s) == (2 + 3, 10.0)
@@ -34,7 +34,7 @@ def test_batches_add_up_and_the_lag_is_what_waits_in_the_log() -> None:
 
 def test_a_look_without_a_batch_changes_the_lag_and_nothing_else() -> None:
     progress = Progress(["bronze/orders"])
-    assert progress.batch("bronze/orders", said(durationMs={"triggerExecution": 1}), 0) is None
+    assert progress.batch("bronze/orders", said(durationMs={"triggerExecution": 1}), Counts()) is None
     [stage] = progress.stages()
     assert (stage.rows, stage.batches, stage.lag) == (0, 0, 5)
 
@@ -42,11 +42,11 @@ def test_a_look_without_a_batch_changes_the_lag_and_nothing_else() -> None:
 def test_without_a_look_at_the_log_the_lag_is_what_it_was() -> None:
     progress = Progress(["s"])
     again = said(sources=[{"endOffset": json.dumps({"orders": {"0": 10}}), "latestOffset": None}])
-    stage = progress.batch("s", again, 0)
+    stage = progress.batch("s", again, Counts())
     assert stage is not None
     assert stage.lag == -1
-    progress.batch("s", said(), 0)
-    stage = progress.batch("s", again, 0)
+    progress.batch("s", said(), Counts())
+    stage = progress.batch("s", again, Counts())
     assert stage is not None
     assert stage.lag == 5
 
@@ -59,7 +59,7 @@ def test_offsets_that_are_none_of_ours_are_passed_over() -> None:
         {"endOffset": "not json"},
         {"endOffset": '{"__start__":"options"}'},
     ]
-    stage = progress.batch("s", said(sources=sources), 0)
+    stage = progress.batch("s", said(sources=sources), Counts())
     assert stage is not None
     assert (stage.lag, stage.positions) == (-1, {})
 
@@ -73,7 +73,7 @@ def test_stages_that_have_ended_keep_their_state() -> None:
 
 def test_a_stage_that_has_nothing_to_read_is_behind_by_nothing() -> None:
     progress = Progress(["a", "b", "c"])
-    progress.batch("a", said(), 0)
+    progress.batch("a", said(), Counts())
     progress.idle("a")
     progress.finished("b")
     assert [(stage.lag, stage.rows_per_s, stage.state) for stage in progress.stages()] == [
@@ -81,5 +81,17 @@ def test_a_stage_that_has_nothing_to_read_is_behind_by_nothing() -> None:
         (0, 0.0, "finished"),
         (-1, 0.0, "starting"),
     ]
-    progress.batch("b", said(), 0)
+    progress.batch("b", said(), Counts())
     assert progress.stages()[1].lag == 5, "what Spark tells late counts"
+
+
+def test_rows_that_no_table_gets_are_counted_over_batches() -> None:
+    progress = Progress(["gold/revenue"])
+    batch = said(
+        stateOperators=[{"numRowsDroppedByWatermark": 2}, {"numRowsDroppedByWatermark": 1}],
+        observedMetrics={"orders": {"future": 4}, "payments": {"future": None}},
+    )
+    progress.batch("gold/revenue", batch, Counts(dropped=5))
+    stage = progress.batch("gold/revenue", batch, Counts(dropped=7))
+    assert stage is not None
+    assert (stage.late, stage.future, stage.dropped) == (6, 8, 7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
@@ -50,13 +50,19 @@ class Query:
 class Stage:
     """Starts one query after the other."""
 
-    kind = "bronze"
-    group = "sales.bronze"
-    subject = "orders"
-    rejects = 0
+    group = "sales"
+    tables: ClassVar = [("bronze", "orders")]
 
-    def __init__(self, name: str, *queries: Query, on_start: Callable[[int], None] = lambda times: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *queries: Query,
+        on_start: Callable[[int], None] = lambda times: None,
+        reads_tables: bool = False,
+    ) -> None:
         self.name = name
+        self.shown = [name]
+        self.reads_tables = reads_tables
         self.session = MagicMock()
         self.failure: Exception | None = None
         self.outdated = False
@@ -107,6 +113,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcom
 def test_a_run_ends_when_every_query_has(run: Callable[..., Outcome]) -> None:
     outcome = run(Stage("bronze/a", Query()), Stage("bronze/b", Query()), once=True)
     assert (outcome.state, [stage.state for stage in outcome.stages]) == ("finished", ["finished", "finished"])
+
+
+def test_who_reads_tables_to_their_end_begins_when_they_are_written(run: Callable[..., Outcome]) -> None:
+    started: list[str] = []
+    gold = Stage("gold/g", Query(), on_start=lambda times: started.append("gold"), reads_tables=True)
+    topic = Stage("bronze/a", Query(LATE), Query(), on_start=lambda times: started.append("topic"))
+    assert run(gold, topic, once=True).state == "finished"
+    assert started == ["topic", "topic", "gold"]
+    failing = Stage("bronze/a", Query(RuntimeError("it broke")))
+    assert run(Stage("gold/g", Query(), reads_tables=True), failing, once=True).state == "failed"
 
 
 def test_a_stage_that_fails_ends_the_others(run: Callable[..., Outcome]) -> None:

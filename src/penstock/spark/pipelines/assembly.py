@@ -19,8 +19,9 @@ from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import TOPICS_MAX, Pipeline, is_pattern, path_name
 from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.schemas import Plans, described, schema_of
-from penstock.spark.pipelines.stages import BronzeStage, House, SilverStage, Stage
+from penstock.spark.pipelines.stages import House, Stage
 from penstock.spark.pipelines.tables.table import Table
+from penstock.spark.pipelines.topic_stage import TOPICS, TopicStage
 from penstock.spark.pipelines.topics import chosen_topics, new_topics
 from penstock.spark.pipelines.views import mentions, view_names
 
@@ -42,8 +43,8 @@ class Assembly:
         """Raises ConfigError or TopicNotFound where the pipeline cannot run as it is."""
         pipeline = self._house.pipeline
         self._topics = chosen_topics(pipeline, self._house.client.topics())
-        by_topic = [self._stages_of(topic) for topic in self._topics]
-        stages = [stage for kind in ("bronze", "silver") for made in by_topic for stage in made if stage.kind == kind]
+        check_kinds(pipeline, self._kinds)
+        stages = [stage for topic in self._topics for stage in self._stages_of(topic)]
         if self._has("gold"):
             stages += self._gold_stages()
         if not stages:
@@ -77,15 +78,29 @@ class Assembly:
         return has_stage(self._house.pipeline, kind, self._kinds)
 
     def _stages_of(self, topic: str) -> list[Stage]:
-        house = self._house
-        stages: list[Stage] = []
-        if self._has("bronze"):
-            stages.append(BronzeStage(house, topic, self._table("bronze", topic)))
+        if not self._has("bronze") and not self._has("silver"):
+            return []
+        self._refuse_old_checkpoints(topic)
+        pipeline = self._house.pipeline
+        bronze = self._table("bronze", topic) if self._has("bronze") else None
+        silver = plans = rejects = None
         if self._has("silver"):
-            pin = house.pipeline.checkpoint("silver", topic) + ".schema.json"
-            plans = self._plans(topic, pin)
-            stages.append(SilverStage(house, topic, self._table("silver", topic), plans))
-        return stages
+            silver = self._table("silver", topic)
+            plans = self._plans(topic, pipeline.checkpoint(TOPICS, topic) + ".schema.json")
+            if plans is not None and pipeline.silver is not None and pipeline.silver.rejects == "dead_letters":
+                rejects = self._table("rejects", topic)
+        return [TopicStage(self._house, topic, bronze, silver, rejects, plans)]
+
+    def _refuse_old_checkpoints(self, topic: str) -> None:
+        """Versions before this one read a topic once for each table, by two queries that could be anywhere in it."""
+        for kind in ("bronze", "silver"):
+            checkpoint = self._house.pipeline.checkpoint(kind, topic)
+            if self._house.files.names(checkpoint):
+                raise ConfigError(
+                    f"{checkpoint} is the checkpoint of an earlier version of Penstock, which read each topic with two queries; now one "
+                    "query writes bronze and silver, and cannot go on from it: give the pipeline another directory, where everything that "
+                    "the topic still holds is read again, and keep the old tables for what it no longer holds"
+                )
 
     def _gold_stages(self) -> list[Stage]:
         house = self._house
@@ -108,7 +123,7 @@ class Assembly:
     def _plans(self, topic: str, pin: str) -> Plans | None:
         """Raises where the topic has no schema and must have one, or one that is not there."""
         client = self._house.client
-        reference = _reference(self._house.pipeline, client, topic)
+        reference = reference_of(self._house.pipeline, client, topic)
         if reference is None:
             return None
         plans = Plans(client, topic, reference, self._house.files, pin)
@@ -121,12 +136,23 @@ def check_before_spark(pipeline: Pipeline, client: FlyMQClient, kinds: Sequence[
     if not is_url(pipeline.notes):
         with DirectoryLock(Path(pipeline.notes)):
             pass
+    check_kinds(pipeline, kinds)
     topics = chosen_topics(pipeline, client.topics())
     if has_stage(pipeline, "silver", kinds):
         for topic in topics:
-            reference = _reference(pipeline, client, topic)
+            reference = reference_of(pipeline, client, topic)
             if reference is not None:
                 described(client, topic, reference)
+
+
+def check_kinds(pipeline: Pipeline, kinds: Sequence[str]) -> None:
+    """Raises ConfigError where only one of two tables is wanted that are written together."""
+    wanted = {"bronze", "silver"} & set(kinds)
+    if len(wanted) == 1 and pipeline.bronze is not None and pipeline.silver is not None:
+        raise ConfigError(
+            f"the pipeline writes bronze and silver together, so {wanted.pop()} cannot run alone: name both (--stage bronze --stage "
+            "silver), or take the other one out of the file for good"
+        )
 
 
 def has_stage(pipeline: Pipeline, kind: str, kinds: Sequence[str] = ()) -> bool:
@@ -135,7 +161,7 @@ def has_stage(pipeline: Pipeline, kind: str, kinds: Sequence[str] = ()) -> bool:
     return there[kind] and (not kinds or kind in kinds)
 
 
-def _reference(pipeline: Pipeline, client: FlyMQClient, topic: str) -> Reference | None:
+def reference_of(pipeline: Pipeline, client: FlyMQClient, topic: str) -> Reference | None:
     """The schema of a topic, None where its records are passed on undecoded."""
     silver = pipeline.silver
     reference = schema_of(client, topic, silver.schemas if silver is not None else {})

@@ -10,9 +10,9 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import ConfigError, InvalidRequest
-from penstock.spark.pipelines.model import STAGES, Pipeline
-from penstock.spark.pipelines.opening import open_table
+from penstock.errors import InvalidRequest
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import named_table
 
 ROWS_PER_FILE: Final = 5_000_000
 
@@ -21,14 +21,9 @@ def export_table(pipeline: Pipeline, table: str, target: Path) -> int:
     """Write a table, named as in "silver/orders", to a directory that does not exist yet; return the number of rows."""
     import pyarrow.dataset as ds
 
-    stage, _, name = table.partition("/")
-    if stage not in STAGES or not name:
-        raise InvalidRequest(f"{table} is not a table: name one as in bronze/orders or gold/revenue")
     if target.exists():
         raise InvalidRequest(f"{target} is there already: name another directory, or remove it")
-    source = open_table(pipeline, stage, name)
-    if not source.exists():
-        raise ConfigError(f"there is no table {source.path}: run the pipeline first")
+    source = named_table(pipeline, table)
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     rows = 0
 

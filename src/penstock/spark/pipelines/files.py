@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -30,6 +31,9 @@ class Files(Protocol):
         """A file's text; None where there is none."""
 
     def write(self, path: str, text: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a directory and all that is in it, if it is there."""
 
 
 class LocalFiles:
@@ -54,6 +58,13 @@ class LocalFiles:
             os.fsync(stream.fileno())
         temporary.replace(target)
         sync_directory(target.parent)
+
+    def remove(self, path: str) -> None:
+        target = Path(path)
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:
@@ -114,6 +125,10 @@ class HadoopFiles:
         # A rename that did not happen is no error to every file system.
         if self.read(path) != text:
             raise ConfigError(f"{path} was not replaced: its file system does not do what was asked of it; use another")
+
+    def remove(self, path: str) -> None:
+        at, system = self._at(path)
+        system.delete(at, True)
 
     def _at(self, path: str) -> tuple[Any, Any]:
         at = self._jvm.org.apache.hadoop.fs.Path(path)

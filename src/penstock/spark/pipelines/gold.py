@@ -8,24 +8,26 @@ A batch that a run before did not finish is done with the versions it was begun 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.spark.delta_format import FORMAT as DELTA
+from penstock.spark.delta_format import STORAGE_PREFIX, with_delta_source
 from penstock.spark.pipelines.decoded_rows import fitting_rows, undecoded, with_decoded
 from penstock.spark.pipelines.decoding import RAW_COLUMNS, Plan
 from penstock.spark.pipelines.failures import explain_failure
 from penstock.spark.pipelines.model import Gold
+from penstock.spark.pipelines.progress import FUTURE
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
+from penstock.spark.pipelines.silver import met, silver_columns
 from penstock.spark.pipelines.stages import House, Outdated, Stage
+from penstock.spark.pipelines.tables.data_files import DRIVER_ROWS_MAX
 from penstock.spark.pipelines.tables.table import Table
 from penstock.spark.sessions import with_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
-
-DRIVER_ROWS_MAX: Final = 50_000
-"""Results of a batch that the driver writes to the table as one file, instead of a file for each task of the last shuffle."""
 
 
 class View(NamedTuple):
@@ -41,7 +43,7 @@ class GoldStage(Stage):
         self, house: House, gold: Gold, table: Table | None, views: Mapping[str, View], known: Sequence[str]
     ) -> None:
         """`views` are those that the SQL mentions, `known` all that it could."""
-        super().__init__(house, "gold", gold.name)
+        super().__init__(house, "gold", gold.name, [("gold", gold.name)] if table is not None else [])
         self._gold = gold
         self._table = table
         self._views = views
@@ -52,7 +54,12 @@ class GoldStage(Stage):
         """The batch that ended the query before: it was planned, and not begun."""
         self._written_down = False
         # Its own: views of two queries may have one name and different watermarks.
-        self.session = with_source(house.spark.newSession())
+        self.session = with_delta_source(with_source(house.spark.newSession()))
+        self.reads_tables = house.pipeline.gold_source(gold) == "silver"
+
+    @property
+    def group(self) -> str:
+        return f"{self.house.pipeline.name}.gold.{self.subject}"
 
     def start(self) -> StreamingQuery:
         self.outdated = self._written_down = False
@@ -99,15 +106,39 @@ class GoldStage(Stage):
         return rows
 
     def _create_view(self, name: str, topic: str, plan: Plan | None) -> None:
-        rows = self._stream(topic).select(*RAW_COLUMNS)
-        rows = undecoded(rows) if plan is None else fitting_rows(with_decoded(rows, plan))
+        rows = self._silver_stream(topic, plan) if self.reads_tables else self._topic_stream(topic, plan)
         if self._gold.event_time not in rows.columns:
             raise ConfigError(
                 f"gold {self._gold.name} takes its time from column {self._gold.event_time}, which {name} does not have: it has "
                 f"{', '.join(rows.columns)}"
             )
+        rows = self._without_the_future(name, rows)
         rows = rows.withWatermark(self._gold.event_time, f"{self._gold.watermark_ms} milliseconds")
         rows.createOrReplaceTempView(name)
+
+    def _silver_stream(self, topic: str, plan: Plan | None) -> DataFrame:
+        """The rows of silver; of a table that is not there yet, none."""
+        pipeline = self.house.pipeline
+        storage = {f"{STORAGE_PREFIX}{name}": value for name, value in pipeline.storage.items()}
+        stream = self.session.readStream.format(DELTA).options(**storage).schema(silver_columns(plan))
+        return stream.load(pipeline.table("silver", topic))
+
+    def _topic_stream(self, topic: str, plan: Plan | None) -> DataFrame:
+        """What the rows of silver are or would be."""
+        rows = self._stream(topic).select(*RAW_COLUMNS)
+        rows = undecoded(rows) if plan is None else fitting_rows(with_decoded(rows, plan))
+        silver = self.house.pipeline.silver
+        return rows if silver is None else met(rows, silver.rules(topic))
+
+    def _without_the_future(self, view: str, rows: DataFrame) -> DataFrame:
+        """Without rows that would move the watermark past everything that comes after them; they are counted.
+
+        The time of a batch is in Spark's checkpoint, so a batch that is repeated leaves out the same rows.
+        """
+        from pyspark.sql.functions import count_if, expr
+
+        ahead = f"coalesce(`{self._gold.event_time}` > current_timestamp() + INTERVAL {self._gold.future_ms} MILLISECOND, false)"
+        return rows.observe(view, count_if(expr(ahead)).alias(FUTURE)).where(f"NOT {ahead}")
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
         self._check_versions(batch_id)

@@ -18,7 +18,8 @@ LOCK_FILE: Final = "_lock"
 
 
 class DirectoryLock:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, advice: str = "stop that run first (penstock pipeline stop NAME)") -> None:
+        self._advice = advice
         self._path = directory / LOCK_FILE
         self._descriptor: int | None = None
 
@@ -30,9 +31,7 @@ class DirectoryLock:
         except OSError:
             holder = os.read(descriptor, 100).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
-            raise ConfigError(
-                f"{self._path.parent} is in use by process {holder}: stop that run first (penstock pipeline stop NAME)"
-            ) from None
+            raise ConfigError(f"{self._path.parent} is in use by process {holder}: {self._advice}") from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._descriptor = descriptor

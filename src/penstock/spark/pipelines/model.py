@@ -27,15 +27,21 @@ NAME_CHARS_MAX: Final = 100
 PATH_NAME_CHARS_MAX: Final = 220
 """File systems take 255; files beside the directory are named after it."""
 TOPICS_MAX: Final = 100
-"""Named in the file, and read by a run: each is a query for each of bronze and silver, with a process of its own."""
+"""Named in the file, and read by a run: each is a query with a process of its own."""
 GOLD_MAX: Final = 50
+COLUMNS_MAX: Final = 16
+"""Of a key, or that a table is partitioned by."""
+EXPECTATIONS_MAX: Final = 100
 PROPERTIES_MAX: Final = 1000
 KEEP_MS_MIN: Final = 24 * 3600 * 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WILDCARDS: Final = re.compile(r"[*?\[]")
 
 STAGES: Final = ("bronze", "silver", "gold")
+TABLE_KINDS: Final = (*STAGES, "rejects")
+"""Directories of tables: those of the stages, and the records that silver could not take."""
 Format = Literal["delta", "iceberg"]
+Expectation = Literal["drop", "reject", "fail"]
 Starting = Literal["earliest", "latest"]
 
 
@@ -80,13 +86,31 @@ class Connection(Section):
     key: str | None = None
 
 
+Columns = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=COLUMNS_MAX)]
+
+
 class Bronze(Section):
     """`[bronze]`: every record as it is, one table a topic."""
 
+    partition_by: Columns = Field(default_factory=list)
+    """Columns whose values name directories, so that readers skip the others. "date" is made of the timestamp."""
 
-class Silver(Section):
+
+class Rules(Section):
+    """What a table of silver is like: in `[silver]` that of every topic, in `[silver.topics.NAME]` that of one."""
+
+    partition_by: Columns = Field(default_factory=list)
+    key: Columns = Field(default_factory=list)
+    """Columns that tell rows apart: a later record replaces the row of an earlier one, and a tombstone deletes it."""
+    expect: Annotated[dict[str, Expectation], Field(max_length=EXPECTATIONS_MAX)] = Field(default_factory=dict)
+    """What must be true of a row, as SQL, and what to do with one of which it is not."""
+
+
+class Silver(Rules):
     """`[silver]`: records decoded by the schemas of their topics, one table a topic."""
 
+    topics: Annotated[dict[str, Rules], Field(max_length=TOPICS_MAX)] = Field(default_factory=dict)
+    """Rules for single topics, instead of those of the section."""
     schemas: dict[str, str] = Field(default_factory=dict)
     """The schema of a topic, where it is neither bound to it nor registered under its name."""
     without_schema: Literal["error", "pass"] = "error"
@@ -94,16 +118,26 @@ class Silver(Section):
     rejects: Literal["dead_letters", "fail"] = "dead_letters"
     """What to do with records that do not fit: put them into the topic's dead letters, or stop."""
 
+    def rules(self, topic: str) -> Rules:
+        return self.topics.get(topic, self)
+
 
 class Gold(Section):
     """`[[gold]]`: the result of a query over windows of event time, to a table, a topic, or both."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
     name: Annotated[str, BeforeValidator(_name)]
     sql: Annotated[str, Field(min_length=1)]
+    source: Annotated[Literal["silver", "topic"] | None, Field(alias="from")] = None
+    """What the views are made of: tables of silver, or topics. Silver where there is one that can be read as a stream."""
     event_time: str = "timestamp"
     """The column that says when something happened."""
     watermark_ms: DurationMs = 600_000
     """How long records may come late: a window is done when something so much later has been seen."""
+    future_ms: Annotated[DurationMs, Field(ge=0)] = 24 * 3600 * 1000
+    """How far ahead of the clock a row's time may be. One further ahead would end every window before it, and is left out and counted."""
+    partition_by: Columns = Field(default_factory=list)
     mode: Literal["append", "update"] = "append"
     table: bool = True
     topic: Annotated[str, BeforeValidator(_topic)] | None = None
@@ -203,6 +237,7 @@ class Pipeline(Section):
             raise ValueError(
                 f"Iceberg tables in {self.directory} need a catalog that is reached from anywhere: describe it in [catalog]"
             )
+        self._check_tables()
         names = [gold.name for gold in self.gold]
         if len(set(names)) != len(names):
             raise ValueError("two [[gold]] sections have one name: give each its own")
@@ -212,6 +247,43 @@ class Pipeline(Section):
                     f"gold {gold.name} would write to topic {gold.topic}, which the pipeline reads: choose another"
                 )
         return self
+
+    def _check_tables(self) -> None:
+        silver = self.silver
+        rules = [] if silver is None else [silver, *silver.topics.values()]
+        if self.format == "iceberg":
+            columns = [each.partition_by for each in (*rules, *self.gold)]
+            columns += [] if self.bronze is None else [self.bronze.partition_by]
+            if any(each.key for each in rules):
+                raise ValueError('a key needs tables that take changes of rows: use format = "delta"')
+            if any(columns):
+                raise ValueError('partition_by is for format = "delta"')
+        for gold in self.gold:
+            if gold.source == "silver" and (silver is None or self.format != "delta"):
+                raise ValueError(
+                    f'gold {gold.name} reads silver, which needs a [silver] section and format = "delta": add them, or set from = "topic"'
+                )
+            if gold.source == "silver" and any(each.key for each in rules):
+                raise ValueError(
+                    f"gold {gold.name} reads silver, whose rows change where it has a key, and a stream has no way to take a row back: set "
+                    'from = "topic"'
+                )
+
+    def partition_by(self, stage: str, name: str) -> list[str]:
+        """Return the columns that a table is partitioned by."""
+        if stage == "bronze":
+            return [] if self.bronze is None else self.bronze.partition_by
+        if stage == "silver":
+            return [] if self.silver is None else self.silver.rules(name).partition_by
+        return next((gold.partition_by for gold in self.gold if stage == "gold" and gold.name == name), [])
+
+    def gold_source(self, gold: Gold) -> Literal["silver", "topic"]:
+        if gold.source is not None:
+            return gold.source
+        silver = self.silver
+        if silver is None or self.format != "delta" or any(each.key for each in (silver, *silver.topics.values())):
+            return "topic"
+        return "silver"
 
     # -- where things are -------------------------------------------------------------------------------------------------
 

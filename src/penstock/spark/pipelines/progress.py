@@ -6,11 +6,21 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import InvalidRequest
 from penstock.protocols.flymq.operations.spark import StageReport
 from penstock.spark.offsets import Positions, StreamOffset, is_start
+
+FUTURE: Final = "future"
+"""The metric, observed by the query, of rows that were left out because they claim to come from the future."""
+
+
+class Counts(NamedTuple):
+    """What became of records that are not in the table, since the run began."""
+
+    rejects: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,12 @@ class StageProgress:
     rows: int = 0
     """Since the run began, like the rejects and the batches."""
     rejects: int = 0
+    dropped: int = 0
+    """By expectations."""
+    late: int = 0
+    """Rows that came after their window was done, which Spark drops."""
+    future: int = 0
+    """Rows that were left out because their time lies too far ahead."""
     lag: int = -1
     batches: int = 0
     batch_id: int = -1
@@ -71,7 +87,7 @@ class Progress:
                 if stage.state in ("starting", "running", "stopping"):
                     self._stages[name] = replace(stage, state=state)
 
-    def batch(self, name: str, said: Mapping[str, Any], rejects: int) -> StageProgress | None:
+    def batch(self, name: str, said: Mapping[str, Any], counts: Counts) -> StageProgress | None:
         """Spark has told of a batch; None where there was none."""
         durations = said.get("durationMs") or {}
         with self._lock:
@@ -87,7 +103,10 @@ class Progress:
             stage = replace(
                 before,
                 rows=before.rows + rows,
-                rejects=rejects,
+                rejects=counts.rejects,
+                dropped=counts.dropped,
+                late=before.late + _late(said),
+                future=before.future + _from_the_future(said),
                 lag=lag,
                 batches=before.batches + 1,
                 batch_id=int(said.get("batchId", -1)),
@@ -98,6 +117,16 @@ class Progress:
             )
             self._stages[name] = stage
             return stage
+
+
+def _late(said: Mapping[str, Any]) -> int:
+    """How many rows of a batch came too late, over all of its stateful operators."""
+    return sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in said.get("stateOperators") or ())
+
+
+def _from_the_future(said: Mapping[str, Any]) -> int:
+    observed = said.get("observedMetrics") or {}
+    return sum(int((metrics or {}).get(FUTURE) or 0) for metrics in observed.values())
 
 
 def _positions(said: Mapping[str, Any], which: str) -> Positions:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import ConfigError, InvalidRequest
+from penstock.errors import InvalidRequest
 from penstock.spark.pipelines.applications import application_name
 from penstock.spark.pipelines.decoding import METADATA_COLUMNS
 from penstock.spark.pipelines.files import Files
-from penstock.spark.pipelines.model import STAGES, Pipeline, path_name
-from penstock.spark.pipelines.opening import open_table
+from penstock.spark.pipelines.model import Pipeline, path_name
+from penstock.spark.pipelines.opening import named_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,13 +109,8 @@ def _from_topic(spark: SparkSession, options: dict[str, str], request: ReplayReq
 
 
 def _from_table(spark: SparkSession, pipeline: Pipeline, request: ReplayRequest) -> DataFrame:
-    stage, _, name = (request.table or "").partition("/")
-    if stage not in STAGES or not name:
-        raise InvalidRequest(f"{request.table} is not a table: name one as in bronze/orders or gold/revenue")
-    table = open_table(pipeline, stage, name, spark)
-    if not table.exists():
-        raise ConfigError(f"there is no table {table.path}: run the pipeline first")
-    rows = table.read()
+    assert request.table is not None
+    rows = named_table(pipeline, request.table, spark).read()
     if request.since_ms is not None or request.until_ms is not None:
         if "timestamp" not in rows.columns:
             raise InvalidRequest(f"table {request.table} has no column timestamp to choose rows by: replay all of it")
@@ -123,7 +118,7 @@ def _from_table(spark: SparkSession, pipeline: Pipeline, request: ReplayRequest)
             rows = rows.where(f"timestamp >= timestamp_millis({request.since_ms})")
         if request.until_ms is not None:
             rows = rows.where(f"timestamp < timestamp_millis({request.until_ms})")
-    if stage == "bronze":
+    if request.table.startswith(("bronze/", "rejects/")):
         return rows.select("key", "value", "headers", "partition")
     columns = [f"`{column}`" for column in rows.columns if column not in METADATA_COLUMNS]
     value = f"CAST(to_json(struct({', '.join(columns)})) AS BINARY) AS value"

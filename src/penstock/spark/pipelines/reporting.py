@@ -39,6 +39,8 @@ class Reporter:
         self._message = ""
         self._ended = threading.Event()
         self._now = threading.Event()
+        self.replaced_by: str | None = None
+        """The run of the same pipeline that has taken its place."""
         self.problem: str | None = None
         """Why the last report was not taken."""
         self._thread = threading.Thread(target=self._report_for_ever, name="penstock-report", daemon=True)
@@ -76,4 +78,13 @@ class Reporter:
             return
         self.problem = None
         if asked_to_stop:
+            self.replaced_by = self._newer_run()
             self._stop()
+
+    def _newer_run(self) -> str | None:
+        """The run that is the reason to stop; None if somebody has asked for it."""
+        try:
+            [last] = [each for each in self._client.pipelines.list() if each.name == self._pipeline]
+        except (PenstockError, ValueError):
+            return None
+        return last.run if last.run != self._run else None

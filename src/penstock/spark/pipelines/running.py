@@ -1,8 +1,8 @@
 """One run of a pipeline, from start to stop.
 
-Every stage is a query with a checkpoint of its own, so a run can end anywhere and the next goes on from there. A run that is asked to stop
-(a signal, `penstock pipeline stop`) lets batches that have begun finish and begins no others. One stage that fails ends the run, after the
-others have finished theirs. Topics that appear under a pattern meanwhile get stages of their own.
+Every topic and every gold table is a query with a checkpoint of its own, so a run can end anywhere and the next goes on from there. A run
+that is asked to stop (a signal, `penstock pipeline stop`) lets batches that have begun finish and begins no others. One stage that fails
+ends the run, after the others have finished theirs. Topics that appear under a pattern meanwhile get stages of their own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.assembly import Assembly
 from penstock.spark.pipelines.failures import explain_failure, is_late_worker
 from penstock.spark.pipelines.files import files_at, is_url
+from penstock.spark.pipelines.identity import new_run, refuse_other_pipeline
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.progress import Progress, StageProgress
@@ -102,7 +102,7 @@ class Run:
         self._restart_s: dict[str, float] = {}
         """When stages are to be started again that a busy machine kept from coming up."""
         self.reporter: Reporter | None = None
-        self._upkeep = Upkeep(pipeline, files, lambda: [(stage.kind, stage.subject) for stage, _ in self._known()])
+        self._upkeep = Upkeep(pipeline, files, lambda: [each for stage, _ in self._known() for each in stage.tables])
 
     def stop(self) -> None:
         """Ask it to stop: batches that have begun are finished, no other is begun. From any thread, any number of times."""
@@ -115,8 +115,9 @@ class Run:
             if not is_url(self.pipeline.notes):
                 stack.enter_context(DirectoryLock(Path(self.pipeline.notes)))
             stages = self._assembly.first_stages()
-            self.progress = Progress([stage.name for stage in stages])
-            run, started_ms = uuid.uuid4().hex, int(time.time() * 1000)
+            self.progress = Progress([name for stage in stages for name in stage.shown])
+            refuse_other_pipeline(self.pipeline, self._client)
+            run, started_ms = new_run(self.pipeline), int(time.time() * 1000)
             self.reporter = Reporter(self._client, self.pipeline.name, run, started_ms, self.progress, self.stop)
             self.reporter.start()
             listener = _Listener(self)
@@ -144,14 +145,21 @@ class Run:
 
     def _run(self, stages: Sequence[Stage]) -> Outcome:
         assert self.reporter is not None
-        self._start(stages)
+        # Who reads what is there, and no more, must not begin before it is there.
+        later = [stage for stage in stages if self._once and stage.reads_tables]
+        self._start([stage for stage in stages if stage not in later])
         self.reporter.say("running")
         looked_s = time.monotonic()
         while not self._stop_asked.is_set():
             self._start_again()
             active = [stage for stage, query in self._queries.values() if self._is_active(stage, query)]
-            if not active or self._failed() is not None:
+            if self._failed() is not None:
                 break
+            if not active:
+                if not later:
+                    break
+                self._start(later)
+                later = []
             if not self._once and time.monotonic() - looked_s >= self._new_topics_every_s:
                 self._take_up_new_topics()
                 looked_s = time.monotonic()
@@ -168,10 +176,19 @@ class Run:
         self._publish()
         if failed is not None:
             stage, error = failed
-            self.progress.state(stage.name, "failed")
+            for name in stage.shown:
+                self.progress.state(name, "failed")
             self.progress.states("stopped")
             return Outcome("failed", self.progress.stages(), f"{stage.name}: {explain_failure(error)}", error)
         self.progress.states(state)
+        newer = self.reporter.replaced_by
+        if newer is not None:
+            return Outcome(
+                "failed",
+                self.progress.stages(),
+                f"a newer run of pipeline {self.pipeline.name} ({newer}) has taken the place of this one, which stopped: let one run at a "
+                "time, and give each pipeline a name of its own",
+            )
         return Outcome(state, self.progress.stages())
 
     def _start(self, stages: Sequence[Stage]) -> None:
@@ -182,7 +199,8 @@ class Run:
             query = stage.start()
             self._queries[stage.name] = (stage, query)
             self._stages_by_run_id[str(query.runId)] = stage
-            self.progress.state(stage.name, "running")
+            for name in stage.shown:
+                self.progress.state(name, "running")
             self._await_start(query)
 
     def _await_start(self, query: StreamingQuery) -> None:
@@ -220,13 +238,13 @@ class Run:
             stages = self._assembly.stages_of_new_topics()
         except PenstockError:
             return  # a broker that cannot be reached is for the stages that read from it to report
-        self.progress.add([stage.name for stage in stages])
+        self.progress.add([name for stage in stages for name in stage.shown])
         self._start(stages)
 
     def _update_note(self) -> None:
         assert self.reporter is not None
         waiting = [f"topic {topic} waits: {why}" for topic, why in self._assembly.waiting.items()]
-        note = "; ".join(filter(None, [*waiting, self._upkeep.note]))
+        note = "; ".join(filter(None, [*waiting, *_left_out(self.progress.stages()), self._upkeep.note]))
         if note != self._note:
             self._note = note
             self.reporter.say("running", note)
@@ -236,7 +254,8 @@ class Run:
         if query.isActive or stage.outdated or self._is_late(stage, query):
             return True
         if query.exception() is None:
-            self.progress.finished(stage.name)
+            for name in stage.shown:
+                self.progress.finished(name)
         return False
 
     def _failed(self) -> tuple[Stage, BaseException] | None:
@@ -275,10 +294,12 @@ class Run:
 
     def _publish(self) -> None:
         """How far each stage has read, as the offsets of its group. The source does so too, but a batch late."""
-        for progress in self.progress.stages():
-            if progress.positions and progress.name in self._queries:
+        progress = {each.name: each for each in self.progress.stages()}
+        for stage, _ in self._known():
+            positions = progress[stage.shown[0]].positions
+            if positions:
                 try:
-                    publish(self._client, self._queries[progress.name][0].group, progress.positions)
+                    publish(self._client, stage.group, positions)
                 except PenstockError:
                     continue  # it is for people who watch, and says nothing that the checkpoint does not know
 
@@ -286,18 +307,29 @@ class Run:
 
     def told_progress(self, run_id: str, said: dict[str, Any]) -> None:
         stage = self._stages_by_run_id.get(run_id)
-        if stage is not None:
-            progress = self.progress.batch(stage.name, said, stage.rejects)
+        if stage is None:
+            return
+        for name in stage.shown:
+            progress = self.progress.batch(name, said, stage.counts(name))
             if progress is not None:
                 self._on_batch(progress)
 
     def told_idle(self, run_id: str) -> None:
         stage = self._stages_by_run_id.get(run_id)
-        if stage is not None:
-            self.progress.idle(stage.name)
+        for name in () if stage is None else stage.shown:
+            self.progress.idle(name)
 
     def told_end(self, run_id: str) -> None:
         self._terminated.add(run_id)
+
+
+def _left_out(stages: Sequence[StageProgress]) -> Iterator[str]:
+    """Of each stage, how many rows no table has got and why."""
+    for stage in stages:
+        if stage.late:
+            yield f"{stage.name}: {stage.late} rows came after their window was done and were dropped (watermark_ms)"
+        if stage.future:
+            yield f"{stage.name}: {stage.future} rows are dated too far ahead and were left out (future_ms)"
 
 
 class _Listener(StreamingQueryListener):

@@ -7,18 +7,32 @@ one file, and one Python process less to pass it through.
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.errors import ConfigError
 from penstock.spark.pipelines.tables.stores import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 ROW_GROUP_BYTES: Final = 128 << 20
 """Of Arrow data, held in memory by each task that writes."""
+
+
+DRIVER_ROWS_MAX: Final = 50_000
+"""Rows of a batch that the driver writes as one file, instead of a file for each task."""
+
+
+PARTITIONS_MAX: Final = 1000
+"""Of a table, that one task or one small batch has rows for."""
 
 
 class DataFile(NamedTuple):
@@ -27,9 +41,11 @@ class DataFile(NamedTuple):
     rows: int
     statistics: str
     """As JSON, see statistics.py."""
+    partition_values: str = "{}"
+    """As JSON, by column; values as text, or null."""
 
 
-_COLUMNS: Final = "name string, size_bytes bigint, rows bigint, statistics string"
+_COLUMNS: Final = "name string, size_bytes bigint, rows bigint, statistics string, partition_values string"
 
 
 def is_small(batch: DataFrame) -> bool:
@@ -40,26 +56,91 @@ def is_small(batch: DataFrame) -> bool:
     return batch.rdd.getNumPartitions() <= 1
 
 
-def write_data_files(rows: DataFrame, store: Store, *, small: bool) -> list[DataFile]:
+def write_data_files(rows: DataFrame, store: Store, *, small: bool, partition_by: Sequence[str] = ()) -> list[DataFile]:
     """Write the rows as durable files that no table names yet."""
     schema = table_schema(rows)
     if small:
         collected = rows.toArrow().cast(schema)
-        written = write_data_file(collected.to_batches(), schema, store)
-        return [] if written is None else [written]
+        return list(_written(collected.to_batches(), schema, store, partition_by))
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        file = write_data_file(batches, schema, store)
-        if file is not None:
+        for file in _written(batches, schema, store, partition_by):
             names = list(DataFile._fields)
             yield pa.RecordBatch.from_arrays([pa.array([value]) for value in file], names=names)
 
     return [DataFile(*each) for each in rows.mapInArrow(write, _COLUMNS).collect()]
 
 
-def write_data_file(batches: Iterable[Any], schema: pa.Schema, store: Store) -> DataFile | None:
+def _written(
+    batches: Iterable[Any], schema: pa.Schema, store: Store, partition_by: Sequence[str]
+) -> Iterator[DataFile]:
+    if not partition_by:
+        file = write_data_file(batches, schema, store)
+        if file is not None:
+            yield file
+        return
+    import pyarrow as pa
+
+    inside = [field for field in schema if field.name not in partition_by]
+    for group in _row_groups((batch for batch in batches if batch.num_rows), schema):
+        for values, rows in partitioned(group, partition_by):
+            texts = {name: partition_text(value) for name, value in values.items()}
+            directory = "/".join(f"{name}={_directory_name(text)}" for name, text in texts.items())
+            file = write_data_file(
+                rows.select([field.name for field in inside]).to_batches(), pa.schema(inside), store, f"{directory}/"
+            )
+            if file is not None:
+                yield file._replace(partition_values=json.dumps(texts))
+
+
+def partitioned(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    """The rows of each combination of values. Raises ConfigError where a table cannot be partitioned so."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in partition_by:
+        if name not in rows.schema.names:
+            raise ConfigError(f"partition_by names {name}, which the rows do not have: {', '.join(rows.schema.names)}")
+        kind = rows.schema.field(name).type
+        if not (
+            pa.types.is_string(kind) or pa.types.is_date32(kind) or pa.types.is_integer(kind) or kind == pa.bool_()
+        ):
+            raise ConfigError(
+                f"partition_by names {name}, which is {kind}: use columns of text, dates, integers or booleans"
+            )
+    found = rows.group_by(list(partition_by)).aggregate([]).to_pylist()
+    if len(found) > PARTITIONS_MAX:
+        raise ConfigError(
+            f"partition_by {', '.join(partition_by)} has {len(found)} values in one batch, and at most {PARTITIONS_MAX} make sense: "
+            "partition by something that has fewer"
+        )
+    for values in found:
+        chosen = None
+        for name, value in values.items():
+            same = pc.is_null(rows[name]) if value is None else pc.equal(rows[name], pa.scalar(value, rows[name].type))
+            chosen = same if chosen is None else pc.and_(chosen, same)
+        yield values, rows.filter(chosen)
+
+
+def partition_text(value: Any) -> str | None:
+    """A partition value as a Delta log has it."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _directory_name(text: str | None) -> str:
+    """A name for the files of a value. Readers go by the log, so what is no plain name need only be told apart."""
+    if text is None:
+        return "__HIVE_DEFAULT_PARTITION__"
+    return text if _PLAIN.fullmatch(text) else blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def write_data_file(batches: Iterable[Any], schema: pa.Schema, store: Store, directory: str = "") -> DataFile | None:
     """Write one file, or none if there are no rows."""
     import pyarrow.parquet as pq
 
@@ -69,7 +150,7 @@ def write_data_file(batches: Iterable[Any], schema: pa.Schema, store: Store) -> 
     first = next(groups, None)
     if first is None:
         return None
-    name = f"part-{uuid.uuid4()}.parquet"
+    name = f"{directory}part-{uuid.uuid4()}.parquet"
     columns_with_nan: set[str] = set()
     with store.create(name) as stream:
         with pq.ParquetWriter(stream, schema, compression="zstd") as writer:

@@ -9,6 +9,7 @@ The table is created by the commit of its first batch: a table that exists alway
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError
+from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX, with_delta_source
 from penstock.spark.pipelines.files import is_url, sync_directory
 from penstock.spark.pipelines.tables.data_files import DataFile, table_schema, write_data_files
+from penstock.spark.pipelines.tables.delta_log import LOG, REBUILD, DeltaLog
+from penstock.spark.pipelines.tables.delta_merge import delete_rows, merge_rows
 from penstock.spark.pipelines.tables.stores import DeltaStore, LocalStore, Store
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, Compacted, Table, check_keep, merged_columns
 
@@ -28,15 +32,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 LOG_CHECKPOINT_COMMITS: Final = 100
-LOG: Final = "_delta_log"
+DATE: Final = "date"
+"""A column to partition by that is made of the timestamp."""
 UNREADABLE_FEATURES: Final = frozenset({"columnMapping", "deletionVectors"})
 """Of the Delta protocol: with them the rows of a table are not simply those of its Parquet files."""
 
 
 class DeltaLakeTable(Table):
-    def __init__(self, spark: SparkSession | None, path: str, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession | None,
+        path: str,
+        storage_options: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+    ) -> None:
         super().__init__(spark, path)
         self._options = dict(storage_options or {})
+        self._partition_by = list(partition_by)
 
     def exists(self) -> bool:
         return self._found() is not None
@@ -44,17 +56,19 @@ class DeltaLakeTable(Table):
     def append(self, rows: DataFrame, batch_id: int, *, small: bool = False) -> None:
         from deltalake.exceptions import CommitFailedError, DeltaError
 
+        rows = self._with_date(rows)
         files: list[DataFile] | None = None
         problem: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
             delta = self._found()
+            self._check_partitioning(delta)
             try:
                 if delta is not None and not self._has(delta, batch_id):
                     delta = self._with_columns(delta, rows)
                 if delta is not None and self._has(delta, batch_id):
                     return
                 if files is None:
-                    files = write_data_files(rows, self._store, small=small)
+                    files = write_data_files(rows, self._store, small=small, partition_by=self._partition_by)
                 self._commit(delta, rows, files, batch_id)
             except DeltaError as error:
                 created_meanwhile = delta is None and self.exists()
@@ -66,40 +80,112 @@ class DeltaLakeTable(Table):
                 return
         raise self._contended(problem)
 
+    # -- rebuilding -------------------------------------------------------------------------------------------------------
+
+    @property
+    def log(self) -> DeltaLog:
+        return DeltaLog(self.path, self._options)
+
+    def handle(self) -> Any | None:
+        """Return the table as it is now, to be replaced; None if there is none."""
+        return self._found()
+
+    def write_files(self, rows: DataFrame) -> list[DataFile]:
+        """Write durable files that no version of the table names yet."""
+        return write_data_files(self._with_date(rows), self._store, small=False, partition_by=self._partition_by)
+
+    def columns_of(self, rows: DataFrame) -> pa.Schema:
+        """Return the columns that the table has with these rows alone."""
+        return table_schema(self._with_date(rows))
+
+    def replace(
+        self, handle: Any | None, query: str, batch_id: int, files: Sequence[DataFile], columns: pa.Schema
+    ) -> bool:
+        """Replace every row by those of the files, which are all of a query up to a batch. Return whether that was done.
+
+        It is not if anything was committed since the handle was opened. Without `max_commit_retries` the library would put the commit on
+        top of a compaction that came in between, and leave the compacted rows beside the new ones.
+        """
+        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.transaction import CommitProperties, Transaction
+
+        properties = CommitProperties(
+            app_transactions=[Transaction(query, batch_id)],
+            custom_metadata={REBUILD: str(batch_id)},
+            max_commit_retries=0,
+        )
+        schema = _deltalake().Schema.from_arrow(columns)
+        try:
+            if handle is None:
+                self._create(schema, _add_actions(files), properties)
+            else:
+                self._check_partitioning(handle)
+                handle.create_write_transaction(
+                    _add_actions(files),
+                    mode="overwrite",
+                    schema=schema,
+                    partition_by=self._partition_by or None,
+                    commit_properties=properties,
+                )
+        except DeltaError as error:
+            created_meanwhile = handle is None and self.exists()
+            if not isinstance(error, CommitFailedError) and not created_meanwhile:
+                raise
+            return False
+        self._sync_log(0 if handle is None else handle.version())
+        return True
+
+    # -- appending --------------------------------------------------------------------------------------------------------
+
     def _has(self, delta: Any, batch_id: int) -> bool:
         done = delta.transaction_version(self._query)
         return done is not None and done >= batch_id
 
     def _commit(self, delta: Any, rows: DataFrame, files: Sequence[DataFile], batch_id: int) -> None:
-        from deltalake.transaction import AddAction, CommitProperties, Transaction, create_table_with_add_actions
+        from deltalake.transaction import CommitProperties, Transaction
 
-        now_ms = int(time.time() * 1000)
-        actions = [
-            AddAction(
-                path=each.name,
-                size=each.size_bytes,
-                partition_values={},
-                modification_time=now_ms,
-                data_change=True,
-                stats=each.statistics,
-            )
-            for each in files
-        ]
+        actions = _add_actions(files)
         properties = CommitProperties(app_transactions=[Transaction(self._query, batch_id)])
         if delta is not None:
-            delta.create_write_transaction(actions, mode="append", schema=delta.schema(), commit_properties=properties)
+            delta.create_write_transaction(
+                actions,
+                mode="append",
+                schema=delta.schema(),
+                partition_by=self._partition_by or None,
+                commit_properties=properties,
+            )
             return
+        self._create(_deltalake().Schema.from_arrow(table_schema(rows)), actions, properties)
+
+    def _create(self, schema: Any, actions: list[Any], properties: Any) -> None:
+        from deltalake.transaction import create_table_with_add_actions
+
         if not is_url(self.path):
             Path(self.path).mkdir(parents=True, exist_ok=True)
         create_table_with_add_actions(
             self.path,
-            _deltalake().Schema.from_arrow(table_schema(rows)),
+            schema,
             actions,
             mode="error",
+            partition_by=self._partition_by or None,
             configuration={"delta.checkpointInterval": str(LOG_CHECKPOINT_COMMITS)},
             storage_options=self._options,
             commit_properties=properties,
         )
+
+    def _with_date(self, rows: DataFrame) -> DataFrame:
+        """Return the rows with the day of their timestamp, in UTC, if the table is partitioned by it and they have none."""
+        if DATE not in self._partition_by or DATE in rows.columns or "timestamp" not in rows.columns:
+            return rows
+        return rows.selectExpr("*", f"CAST(to_utc_timestamp(timestamp, current_timezone()) AS DATE) AS {DATE}")
+
+    def _check_partitioning(self, delta: Any | None) -> None:
+        found = self._partition_by if delta is None else list(delta.metadata().partition_columns)
+        if found != self._partition_by:
+            raise ConfigError(
+                f"table {self.path} is partitioned by {', '.join(found) or 'nothing'}, and the file says "
+                f"{', '.join(self._partition_by) or 'nothing'}: set partition_by back, or write a new table with another directory"
+            )
 
     def _with_columns(self, delta: Any, rows: DataFrame) -> Any:
         """Return the table with columns for everything in the rows. A crash afterwards leaves columns of nulls, which do no harm."""
@@ -112,8 +198,9 @@ class DeltaLakeTable(Table):
         delta.alter.add_columns([field for field in wanted.fields if field.name not in names])
         return self._opened()
 
-    def _belongs_to(self, query: str) -> bool:
-        return self._opened().transaction_version(query) is not None
+    def last_batch(self, query: str) -> int | None:
+        found: int | None = self._opened().transaction_version(query)
+        return found
 
     def _stored_columns(self) -> StructType | None:
         delta = self._found()
@@ -122,6 +209,10 @@ class DeltaLakeTable(Table):
     def read(self) -> DataFrame:
         delta = self._readable()
         columns = _spark_columns(delta)
+        if delta.metadata().partition_columns:
+            # Values of those columns are in the log alone.
+            storage = {f"{STORAGE_PREFIX}{name}": value for name, value in self._options.items()}
+            return with_delta_source(self._spark).read.format(FORMAT).options(**storage).schema(columns).load(self.path)
         files = sorted(self._paths(delta))
         if not files:
             return self._spark.createDataFrame([], columns)
@@ -133,6 +224,44 @@ class DeltaLakeTable(Table):
     def file_sizes(self) -> list[int]:
         sizes: list[int] = _files(self._opened())["size_bytes"].to_pylist()
         return sizes
+
+    def merge(self, changes: DataFrame, deleted: pa.Array, key: Sequence[str], batch_id: int) -> None:
+        """Do a batch of changes, unless it was done before: delete the rows of `deleted` record keys, then replace or add rows by key.
+
+        Deleting is a commit of its own, which is repeated without harm; only the second has the number of the batch.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        changes = self._with_date(changes)
+        found: pa.Table | None = None
+        problem: Exception | None = None
+        for _ in range(COMMIT_ATTEMPTS_MAX):
+            delta = self._found()
+            if delta is None:
+                self.append(changes, batch_id, small=True)
+                return
+            self._check_partitioning(delta)
+            if self._has(delta, batch_id):
+                return
+            if found is None:
+                found = changes.toArrow().cast(table_schema(changes))
+            before = self._paths(delta)
+            try:
+                delta = self._with_columns(delta, changes)
+                if len(deleted):
+                    delete_rows(delta, deleted)
+                    delta = self._opened()
+                    if self._has(delta, batch_id):
+                        return
+                first_version = delta.version()
+                merge_rows(delta, found, key, self._query, batch_id)
+            except CommitFailedError as error:
+                problem = error
+                continue
+            self._sync_files(self._paths(self._opened()) - before)
+            self._sync_log(first_version)
+            return
+        raise self._contended(problem)
 
     def compact(self, file_bytes: int) -> Compacted:
         from deltalake import WriterProperties
@@ -184,8 +313,6 @@ class DeltaLakeTable(Table):
     def _readable(self) -> Any:
         delta = self._opened()
         hidden = sorted(UNREADABLE_FEATURES & set(delta.protocol().reader_features or ()))
-        if delta.metadata().partition_columns:
-            hidden.append("partition columns")
         if hidden:
             raise ConfigError(
                 f"table {self.path} uses {', '.join(hidden)}, which another writer turned on: read it with Spark and the Delta jar"
@@ -233,6 +360,23 @@ def stage_directories(directory: str, stage: str, storage_options: Mapping[str, 
     file_system = PyFileSystem(DeltaStorageHandler(directory, dict(storage_options)))
     listed = file_system.get_file_info(FileSelector(stage, allow_not_found=True))
     return [each.base_name for each in listed if each.type == FileType.Directory]
+
+
+def _add_actions(files: Sequence[DataFile]) -> list[Any]:
+    from deltalake.transaction import AddAction
+
+    now_ms = int(time.time() * 1000)
+    return [
+        AddAction(
+            path=each.name,
+            size=each.size_bytes,
+            partition_values=json.loads(each.partition_values),
+            modification_time=now_ms,
+            data_change=True,
+            stats=each.statistics,
+        )
+        for each in files
+    ]
 
 
 def _files(delta: Any) -> pa.Table:

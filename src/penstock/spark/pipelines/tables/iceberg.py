@@ -3,7 +3,7 @@
 One transaction adds the files of a batch and sets its number as a property of the table. The catalog accepts it only if the table's
 snapshot is still the one that the number was read with. The library would repeat a refused commit on top of whatever came in between, the
 same batch of another run included, so its retries are off (`commit.retry.num-retries`): after a refusal the table is loaded and the number
-compared again here. A batch without rows makes no snapshot and is not recorded.
+compared again here. A batch without rows makes no snapshot; only its number is recorded.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ class IcebergTable(Table):
                 return
             if files is None:
                 files = write_data_files(rows, self._store(table), small=small)
-            if files:
-                self._add(table, files, batch_id)
+            self._add(table, files, batch_id)
 
         with self._catalog_errors():
             self._repeated_after_conflicts(commit)
 
     def _add(self, table: Any, files: Sequence[DataFile], batch_id: int) -> None:
         with table.transaction() as transaction:
-            transaction.add_files([f"{self._location}/data/{each.name}" for each in files])
+            if files:
+                transaction.add_files([f"{self._location}/data/{each.name}" for each in files])
             transaction.set_properties({BATCH_PROPERTY: str(batch_id)})
 
     def _created(self, rows: DataFrame) -> Any:
@@ -132,8 +132,9 @@ class IcebergTable(Table):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _belongs_to(self, query: str) -> bool:
-        return str(self._loaded().properties.get(QUERY_PROPERTY)) == query
+    def last_batch(self, query: str) -> int | None:
+        properties = self._loaded().properties
+        return int(properties.get(BATCH_PROPERTY, -1)) if properties.get(QUERY_PROPERTY) == query else None
 
     def _stored_columns(self) -> StructType | None:
         return _spark_columns(self._loaded()) if self.exists() else None

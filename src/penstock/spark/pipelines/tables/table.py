@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS_MAX: Final = 10
 """Of one batch or compaction, when other writers of the table keep winning the race."""
+READ_AGAIN: Final = "remove the checkpoint too to read everything again"
 VACUUM_KEEP_S_MIN: Final = 24 * 3600
 """Files that no commit names may be those of a batch under way: they must be this old before they are deleted."""
 
@@ -38,42 +39,55 @@ class Table(ABC):
         self.path = path
         self._session = spark
         self._query = ""
-        self._columns: StructType | None = None
-        """Those of the table and of the batches since, once they were asked for."""
 
     @property
     def _spark(self) -> SparkSession:
         assert self._session is not None, "this table was opened without a Spark session"
         return self._session
 
-    def claim(self, query: str, batch_id: int, checkpoint: str) -> None:
-        """Check that the table and the checkpoint belong together. Call it before the first append of a run."""
+    def claim(
+        self, query: str, batch_id: int, checkpoint: str, *, remedy: str = READ_AGAIN, every_batch: bool = True
+    ) -> None:
+        """Check that the table and the checkpoint belong together. Call it before the first append of a run.
+
+        `remedy` is what to do about a table that lacks batches. One that does not get `every_batch` may lack any.
+        """
         if self.exists():
-            if not self._belongs_to(query):
+            last = self.last_batch(query)
+            if last is None:
                 raise ConfigError(
                     f"table {self.path} was not written with checkpoint {checkpoint}, so which batches it has is unknown: put back the "
                     "checkpoint it was written with, choose another directory, or remove the table too to read everything again"
                 )
-        elif batch_id > 0:
+            if every_batch and last < batch_id - 1:
+                raise ConfigError(
+                    f"table {self.path} lacks batches {last + 1} to {batch_id - 1} of its checkpoint {checkpoint}, which were done without "
+                    f"it: {remedy}"
+                )
+        elif every_batch and batch_id > 0:
             raise ConfigError(
-                f"table {self.path} is gone, but its checkpoint {checkpoint} has gone past what was in it: put the table back, "
-                "or remove the checkpoint too to read everything again"
+                f"table {self.path} is gone, but its checkpoint {checkpoint} has gone past what was in it: put the table back, or {remedy}"
             )
         self._query = query
 
     def check_columns(self, columns: StructType, what: str, advice: str) -> None:
         """Check that rows with these columns can be appended. Raises InvalidRequest if a column would change its type."""
-        if self._columns is None:
-            self._columns = self._stored_columns()
-        self._columns = columns if self._columns is None else merged_columns(self._columns, columns, what, advice)
+        stored = self._stored_columns()
+        if stored is not None:
+            merged_columns(stored, columns, what, advice)
+
+    def has(self, batch_id: int) -> bool:
+        """Return whether a batch of the query that has claimed the table is in it."""
+        last = self.last_batch(self._query) if self.exists() else None
+        return last is not None and last >= batch_id
 
     @abstractmethod
     def exists(self) -> bool:
         """Return whether the table was created."""
 
     @abstractmethod
-    def _belongs_to(self, query: str) -> bool:
-        """Return whether the table, which exists, was written by a query of this id."""
+    def last_batch(self, query: str) -> int | None:
+        """Return the number of the last batch of a query in the table, which exists; None if it was not written by that query."""
 
     @abstractmethod
     def _stored_columns(self) -> StructType | None: ...

@@ -1,0 +1,23 @@
+"""The name of the source that reads Delta tables without a jar, and how a session gets it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT: Final = "penstock-delta"
+STORAGE_PREFIX: Final = "storage."
+"""Of options that are passed on to the deltalake library."""
+
+
+def with_delta_source(session: SparkSession) -> SparkSession:
+    """Register the source with a session on a cluster, where Spark does not find it by itself."""
+    from penstock.spark.sessions import is_local
+
+    if not is_local(session.conf.get("spark.master", None) or "local"):
+        from penstock.spark.delta_source import DeltaDataSource
+
+        session.dataSource.register(DeltaDataSource)
+    return session

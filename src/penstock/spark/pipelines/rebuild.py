@@ -1,0 +1,332 @@
+"""Silver made anew from bronze, while the pipeline runs: with another version of the schema, other rules, or because it was lost.
+
+Bronze is decoded up to the batch N that silver is at, into files that no version of silver names. One commit then replaces every row, with
+the number N, from the handle that N was read with. If the query has added batch N+1 meanwhile, the commit is refused: that batch is decoded
+too, and the commit tried again. If the rebuild came first, the query's own commit is refused, and it adds N+1 to the new rows. Nothing
+depends on the topic, which may have lost the records long ago. Readers see the old rows or the new ones.
+
+The work is done in chunks, and a note of each is kept beside the checkpoints, so a rebuild that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.delta_source import FileTask, read_files
+from penstock.spark.pipelines.decoding import RAW_COLUMNS, REASON, Plan
+from penstock.spark.pipelines.files import Files, is_url
+from penstock.spark.pipelines.lock import DirectoryLock
+from penstock.spark.pipelines.model import Pipeline, Rules
+from penstock.spark.pipelines.opening import open_table
+from penstock.spark.pipelines.rebuild_hold import ask_to_wait, rebuild_directory
+from penstock.spark.pipelines.silver import latest_changes, silver_columns, sorted_records
+from penstock.spark.pipelines.tables.data_files import DataFile
+from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.delta_log import AddedFile, DeltaLog, total_bytes
+from penstock.spark.pipelines.topic_stage import TOPICS
+from penstock.spark.schema import chosen_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CHUNK_BYTES: Final = 256 << 20
+"""Of bronze, that is decoded and noted at once."""
+ATTEMPTS_MAX: Final = 20
+RESUME_S_MAX: Final = 20 * 3600
+"""Files that no commit names are deleted after 24 hours, so those of a chunk are used within this time."""
+
+OnChunk = Callable[[int, int], None]
+"""How many chunks are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    rows: int
+    rejects: int
+    dropped: int
+    batch: int
+    """Up to which silver was remade; the query adds what comes after it."""
+    chunks: int
+    resumed: int
+    """Chunks that an earlier attempt had done."""
+
+
+class Chunk(NamedTuple):
+    """What became of some files of bronze."""
+
+    at_s: float
+    silver: list[DataFile]
+    rejects: list[DataFile]
+    rejected: int
+    dropped: int
+    tombstones: list[DataFile]
+    """Of a table with a key. They are in no table, and go with the next vacuum of the rejects."""
+
+
+class Rebuild:
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        files: Files,
+        topic: str,
+        plan: Plan | None,
+        on_chunk: OnChunk = lambda done, chunks: None,
+    ) -> None:
+        """`plan` is the schema to decode by, None to pass records on undecoded."""
+        self._spark = spark
+        self._pipeline = pipeline
+        self._files = files
+        self._topic = topic
+        self._plan = plan
+        self._on_chunk = on_chunk
+        self._rules = Rules() if pipeline.silver is None else pipeline.silver.rules(topic)
+        self._notes = rebuild_directory(pipeline, topic)
+        self._bronze, self._silver, self._rejects = (
+            _delta(open_table(pipeline, kind, topic, spark)) for kind in ("bronze", "silver", "rejects")
+        )
+        self._resumed = 0
+
+    def __call__(self) -> Rebuilt:
+        with ExitStack() as stack:
+            if not is_url(self._pipeline.notes):
+                advice = "let that rebuild finish, or end it; this one then goes on where it was"
+                stack.enter_context(DirectoryLock(Path(self._notes), advice))
+            query = query_of(self._files, self._pipeline, self._topic)
+            batch, chunks, version = self._replace_silver(query)
+            self._replace_rejects(query, batch, chunks, version)
+            rows = sum(each.rows for each in self._committed)
+            self._files.remove(self._notes)
+        return Rebuilt(
+            rows,
+            sum(chunk.rejected for chunk in chunks),
+            sum(chunk.dropped for chunk in chunks),
+            batch,
+            len(chunks),
+            self._resumed,
+        )
+
+    # -- silver -----------------------------------------------------------------------------------------------------------
+
+    def _replace_silver(self, query: str) -> tuple[int, list[Chunk], int]:
+        """Returns the batch, what was decoded, and the version of bronze that it was decoded from."""
+        log = self._bronze.log
+        version = self._base(log, query)
+        chunks = self._decoded(log.files(version))
+        for attempt in range(ATTEMPTS_MAX):
+            handle = self._silver.handle()
+            batch = self._batch_to_reach(handle, query)
+            wanted = log.version_of_batch(query, batch)
+            if wanted != version:
+                chunks += self._decoded(added_files(log, version, wanted))
+                version = wanted
+                # What follows is quick; but a query of short batches is quicker.
+                if attempt:
+                    ask_to_wait(self._files, self._pipeline, self._topic)
+                continue
+            _check_age(chunks)
+            self._committed = self._final_files(chunks)
+            columns = self._silver.columns_of(self._spark.createDataFrame([], silver_columns(self._plan)))
+            if self._silver.replace(handle, query, batch, self._committed, columns):
+                return batch, chunks, version
+            ask_to_wait(self._files, self._pipeline, self._topic)
+        raise ConfigError(
+            f"table {self._silver.path} was changed in each of {ATTEMPTS_MAX} attempts to replace its rows: run this again, with the "
+            "pipeline stopped if need be; what was decoded is kept"
+        )
+
+    def _batch_to_reach(self, handle: Any | None, query: str) -> int:
+        """The batch that silver is at. Where it lacks batches, nobody adds them, and it is the one that bronze is at."""
+        bronze = self._bronze.last_batch(query)
+        if bronze is None:
+            raise ConfigError(
+                f"table {self._bronze.path} does not belong to the checkpoint of the pipeline: put back what it was written with"
+            )
+        silver: int | None = None if handle is None else handle.transaction_version(query)
+        if handle is not None and silver is None:
+            raise ConfigError(
+                f"table {self._silver.path} was not written by this pipeline, and is not replaced: remove it first"
+            )
+        return silver if silver is not None and silver >= bronze - 1 else bronze
+
+    def _base(self, log: DeltaLog, query: str) -> int:
+        """The version of bronze to begin with: that of an earlier attempt, if its work can be used."""
+        note = f"{self._notes}/begun.json"
+        found = self._files.read(note)
+        begun = {} if found is None else json.loads(found)
+        identity = self._identity(query)
+        version = log.version_of_batch(query, self._batch_to_reach(self._silver.handle(), query))
+        young = time.time() - begun.get("at_s", 0) < RESUME_S_MAX
+        if young and begun["identity"] == identity and begun["version"] <= version:
+            return int(begun["version"])
+        self._files.remove(f"{self._notes}/chunks")
+        self._files.write(note, json.dumps({"identity": identity, "at_s": time.time(), "version": version}))
+        return version
+
+    def _identity(self, query: str) -> str:
+        """What must be the same for an earlier attempt to be continued."""
+        return _digest(repr((query, self._plan, self._rules.model_dump())))
+
+    def _final_files(self, chunks: Sequence[Chunk]) -> list[DataFile]:
+        files = [file for chunk in chunks for file in chunk.silver]
+        if not self._rules.key or not files:
+            return files
+        # Each chunk has the last change of each key in it; now those of all of them together.
+        changes = self._read_back(self._silver, files, silver_columns(self._plan))
+        tombstones = [file for chunk in chunks for file in chunk.tombstones]
+        deleted = self._read_back(self._rejects, tombstones, chosen_schema(RAW_COLUMNS))
+        return self._silver.write_files(latest_changes(changes, deleted, self._rules.key).rows)
+
+    # -- rejects ----------------------------------------------------------------------------------------------------------
+
+    def _replace_rejects(self, query: str, batch: int, chunks: list[Chunk], version: int) -> None:
+        """By the rejects of the same batches. Of a batch that the query is busy with they may be there before its rows are."""
+        columns = self._rejects.columns_of(
+            self._spark.createDataFrame([], chosen_schema(RAW_COLUMNS).add(REASON, "string"))
+        )
+        for _ in range(ATTEMPTS_MAX):
+            handle = self._rejects.handle()
+            done = None if handle is None else handle.transaction_version(query)
+            reached = max(batch, batch if done is None else done)
+            wanted = self._bronze.log.version_of_batch(query, reached)
+            if wanted != version:
+                chunks = chunks + self._decoded(added_files(self._bronze.log, version, wanted))
+                version = wanted
+                continue
+            files = [file for chunk in chunks for file in chunk.rejects]
+            if handle is None and not files:
+                return
+            if self._rejects.replace(handle, query, reached, files, columns):
+                return
+        raise ConfigError(f"table {self._rejects.path} was changed in each of {ATTEMPTS_MAX} attempts: run this again")
+
+    # -- chunks -----------------------------------------------------------------------------------------------------------
+
+    def _decoded(self, files: Sequence[AddedFile]) -> list[Chunk]:
+        groups = list(_groups(files))
+        chunks: list[Chunk] = []
+        for group in groups:
+            chunks.append(self._chunk(group))
+            self._on_chunk(len(chunks), len(groups))
+        return chunks
+
+    def _chunk(self, files: Sequence[AddedFile]) -> Chunk:
+        note = f"{self._notes}/chunks/{_digest(repr([file.path for file in files]))}.json"
+        found = self._files.read(note)
+        if found is not None:
+            self._resumed += 1
+            return _chunk_of(json.loads(found))
+        at_s = time.time()
+        rows = self._read_back(self._bronze, files, chosen_schema(RAW_COLUMNS))
+        with sorted_records(rows, self._plan, self._rules) as records:
+            fitting, tombstones = records.fitting, []
+            if records.tombstones is not None:
+                fitting = latest_changes(fitting, records.tombstones, self._rules.key).rows
+                tombstones = self._rejects.write_files(records.tombstones)
+            chunk = Chunk(
+                at_s,
+                self._silver.write_files(fitting),
+                [] if records.rejected is None else self._rejects.write_files(records.rejected),
+                records.rejects,
+                records.dropped,
+                tombstones,
+            )
+        self._files.write(note, json.dumps(chunk))
+        return chunk
+
+    def _read_back(self, table: DeltaLakeTable, files: Sequence[AddedFile | DataFile], columns: Any) -> DataFrame:
+        """Files of a table, whether or not a version of it names them, read by tasks."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        log, schema = table.log, to_arrow_schema(columns, timezone="UTC")
+        if not files:
+            return self._spark.createDataFrame([], columns)
+
+        def read(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                for path, values in zip(batch["path"].to_pylist(), batch["partition_values"].to_pylist(), strict=True):
+                    yield from read_files(log, FileTask((AddedFile(path, 0, json.loads(values)),)), schema)
+
+        places = [
+            (file.name, file.partition_values)
+            if isinstance(file, DataFile)
+            else (file.path, json.dumps(dict(file.partition_values)))
+            for file in files
+        ]
+        listed = self._spark.createDataFrame(places, "path string, partition_values string")
+        return listed.repartition(len(places)).mapInArrow(read, columns)
+
+
+def query_of(files: Files, pipeline: Pipeline, topic: str) -> str:
+    """The id of the query that writes a topic's tables."""
+    found = files.read(f"{pipeline.checkpoint(TOPICS, topic)}/metadata")
+    if found is None:
+        raise ConfigError(
+            f"there is no checkpoint {pipeline.checkpoint(TOPICS, topic)}, so the tables of {topic} were not written by this pipeline: run "
+            "it first"
+        )
+    return str(json.loads(found)["id"])
+
+
+def check_rebuildable(pipeline: Pipeline, table: str) -> str:
+    """Return the topic of a table that is named as in "silver/orders". Raises InvalidRequest or ConfigError if it cannot be remade."""
+    stage, _, topic = table.partition("/")
+    if stage != "silver" or not topic:
+        raise InvalidRequest(
+            f"{table} is not a table of silver, and only those are made from another: name one as in silver/orders"
+        )
+    if pipeline.silver is None or pipeline.bronze is None:
+        raise ConfigError("a rebuild makes silver from bronze: the file must have both sections")
+    if pipeline.format != "delta":
+        raise ConfigError('a rebuild needs tables in format = "delta"')
+    bronze = open_table(pipeline, "bronze", topic)
+    if not bronze.exists():
+        raise ConfigError(f"there is no table {bronze.path} to make silver from: run the pipeline first")
+    return topic
+
+
+def added_files(log: DeltaLog, after: int, until: int) -> list[AddedFile]:
+    """Files with rows that came in after one version, up to another."""
+    return [file for version in range(after + 1, until + 1) for file in log.commit(version).added]
+
+
+def _groups(files: Sequence[AddedFile]) -> Iterator[list[AddedFile]]:
+    group: list[AddedFile] = []
+    for file in files:
+        if group and total_bytes(group) + file.size_bytes > CHUNK_BYTES:
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _check_age(chunks: Sequence[Chunk]) -> None:
+    if any(time.time() - chunk.at_s > RESUME_S_MAX for chunk in chunks):
+        raise ConfigError(
+            f"the rebuild took more than {RESUME_S_MAX // 3600} h, after which its first files may be vacuumed: give it more processors "
+            "(--master), and run it again"
+        )
+
+
+def _chunk_of(noted: Sequence[Any]) -> Chunk:
+    at_s, silver, rejects, rejected, dropped, tombstones = noted
+    made = [[DataFile(*file) for file in files] for files in (silver, rejects, tombstones)]
+    return Chunk(at_s, made[0], made[1], rejected, dropped, made[2])
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _delta(table: Any) -> DeltaLakeTable:
+    assert isinstance(table, DeltaLakeTable), "check_rebuildable lets no other format pass"
+    return table

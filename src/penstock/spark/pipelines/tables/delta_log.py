@@ -1,0 +1,145 @@
+"""The commits of a Delta table one by one, straight from its log: the library tells what a table is, not how it became that.
+
+A commit is a file of one JSON object a line. Files are added with `dataChange` when rows come in, and without when a compaction has only
+moved them. A commit that replaces every row with the same records, decoded anew, says so (`REBUILD`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from penstock.errors import ConfigError
+from penstock.spark.pipelines.files import is_url
+from penstock.spark.pipelines.tables.data_files import partition_text
+
+LOG: Final = "_delta_log"
+REBUILD: Final = "penstock.rebuild"
+"""In the information of a commit."""
+
+
+class AddedFile(NamedTuple):
+    path: str
+    """Below the table."""
+    size_bytes: int
+    partition_values: Mapping[str, str | None]
+
+
+class Commit(NamedTuple):
+    version: int
+    added: tuple[AddedFile, ...]
+    """Files with rows that the table did not have."""
+    deletes: bool
+    """Whether rows went away."""
+    batches: Mapping[str, int]
+    """The numbers of batches by query."""
+    is_rebuild: bool
+
+
+class DeltaLog:
+    """Plain data, so that it travels to Spark's processes; it opens what it needs."""
+
+    def __init__(self, path: str, storage_options: Mapping[str, str]) -> None:
+        self.path = path
+        self._options = dict(storage_options)
+
+    def version(self) -> int | None:
+        """Return the newest version, None if there is no table."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return int(DeltaTable(self.path, storage_options=self._options).version())
+        except TableNotFoundError:
+            return None
+
+    def has(self, version: int) -> bool:
+        """Return whether there is a commit; cheaper than `version`."""
+        name = f"{LOG}/{version:020d}.json"
+        if not is_url(self.path):
+            return Path(self.path, name).exists()
+        from pyarrow.fs import FileType
+
+        return bool(self.file_system().get_file_info(name).type != FileType.NotFound)
+
+    def commit(self, version: int) -> Commit:
+        """Raises ConfigError if the commit is no longer in the log."""
+        try:
+            text = self._read(f"{LOG}/{version:020d}.json")
+        except FileNotFoundError:
+            raise ConfigError(
+                f"version {version} of table {self.path} is no longer in its log, so what came after it cannot be told: begin anew with "
+                "the table as it is, by removing the checkpoint and the results"
+            ) from None
+        return parse_commit(version, text)
+
+    def files(self, version: int) -> list[AddedFile]:
+        """Return the files of the table as it was."""
+        import pyarrow as pa
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self.path, version=version, storage_options=self._options)
+        return [
+            AddedFile(
+                unquote(each["path"]),
+                each["size_bytes"],
+                {name: partition_text(value) for name, value in (each.get("partition") or {}).items()},
+            )
+            for each in pa.table(table.get_add_actions()).to_pylist()
+        ]
+
+    def version_of_batch(self, query: str, batch_id: int) -> int:
+        """Return the version in which the table has the batches of a query up to this one, and no more."""
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self.path, storage_options=self._options)
+        newest: int = table.version()
+        done = table.transaction_version(query)
+        if done is not None and done <= batch_id:
+            return newest
+        for version in range(newest, -1, -1):
+            done = self.commit(version).batches.get(query)
+            if done is not None and done <= batch_id:
+                return newest
+            if done is not None:
+                newest = version - 1
+        raise ConfigError(f"batch {batch_id} is not in table {self.path}: let the pipeline run first")
+
+    def file_system(self) -> Any:
+        """Return the table as a file system of pyarrow."""
+        from pyarrow import fs
+
+        if not is_url(self.path):
+            return fs.SubTreeFileSystem(self.path, fs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler
+
+        return fs.PyFileSystem(DeltaStorageHandler(self.path, self._options))
+
+    def _read(self, name: str) -> str:
+        with self.file_system().open_input_stream(name) as stream:
+            return bytes(stream.read()).decode()
+
+
+def parse_commit(version: int, text: str) -> Commit:
+    added: list[AddedFile] = []
+    deletes = is_rebuild = False
+    batches: dict[str, int] = {}
+    for line in text.splitlines():
+        action = json.loads(line)
+        if "add" in action and action["add"].get("dataChange", True):
+            add = action["add"]
+            added.append(AddedFile(unquote(add["path"]), add["size"], add.get("partitionValues") or {}))
+        elif "remove" in action:
+            deletes |= action["remove"].get("dataChange", True)
+        elif "txn" in action:
+            batches[action["txn"]["appId"]] = action["txn"]["version"]
+        elif "commitInfo" in action:
+            is_rebuild = REBUILD in action["commitInfo"]
+    return Commit(version, tuple(added), deletes, batches, is_rebuild)
+
+
+def total_bytes(files: Iterable[AddedFile]) -> int:
+    return sum(each.size_bytes for each in files)

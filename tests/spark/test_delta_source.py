@@ -1,0 +1,140 @@
+"""A Delta table as a stream, asked by hand as Spark would."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark import delta_source
+from penstock.spark.delta_source import DeltaDataSource, DeltaStreamReader
+from penstock.spark.pipelines.tables.delta_log import REBUILD
+
+ALL = ReadAllAvailable()
+
+
+class Stream:
+    """A query with its checkpoint: what it has read, and how far it is."""
+
+    def __init__(self, path: str, **options: str) -> None:
+        self._options = {"path": path, **options}
+        self.offset: dict[str, Any] = {"version": -1}
+        self.ids: list[int] = []
+
+    def reader(self) -> DeltaStreamReader:
+        from pyspark.sql.types import LongType, StructField, StructType
+
+        source = DeltaDataSource(self._options)
+        made = source.streamReader(StructType([StructField("id", LongType())]))
+        assert isinstance(made, DeltaStreamReader)
+        made.prepareForTriggerAvailableNow()
+        return made
+
+    def run(self) -> list[int]:
+        """Read all there is, as a run of a query does; return what is new."""
+        reader, read = self.reader(), []
+        while (end := reader.latestOffset(self.offset, ALL)) != self.offset:
+            for task in reader.partitions(self.offset, end):
+                for batch in reader.read(task):
+                    read += batch.column("id").to_pylist()
+            self.offset = end
+        self.ids += read
+        return read
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def write(path: str, *ids: int, **settings: Any) -> None:
+    write_deltalake(path, pa.table({"id": pa.array(ids, pa.int64())}), **{"mode": "append", **settings})
+
+
+def test_every_row_comes_once_and_compactions_are_not_seen(path: str) -> None:
+    stream = Stream(path)
+    assert stream.run() == [], "a table that is not there yet has no rows"
+    write(path, 1, 2)
+    write(path, 3)
+    DeltaTable(path).optimize.compact()
+    assert sorted(stream.run()) == [1, 2, 3]
+    assert stream.run() == []
+    write(path, 4)
+    write(path, 5)
+    DeltaTable(path).optimize.compact()
+    write(path, 6)
+    assert stream.run() == [4, 5, 6]
+    assert stream.offset == {"version": 6}
+
+
+def test_a_rebuild_brings_no_new_rows_and_other_changes_are_refused_or_passed_over(path: str) -> None:
+    write(path, 1)
+    stream, patient = Stream(path), Stream(path, ignoreChanges="true")
+    stream.run()
+    patient.run()
+    rebuilt = CommitProperties(custom_metadata={REBUILD: "0"})
+    write(path, 10, mode="overwrite", commit_properties=rebuilt)
+    write(path, 2)
+    assert stream.run() == [2]
+    DeltaTable(path).delete("id = 2")
+    write(path, 3)
+    with pytest.raises(InvalidRequest, match=r"version 3 of table .* changes or deletes rows"):
+        stream.run()
+    assert patient.run() == [2, 3]
+
+
+def test_a_batch_has_a_bound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_source, "COMMITS_MAX", 2)
+    write(path, 0)
+    stream = Stream(path)
+    stream.run()
+    for number in range(1, 6):
+        write(path, number)
+    assert stream.reader().latestOffset(stream.offset, ALL) == {"version": 2}
+    assert stream.run() == [1, 2, 3, 4, 5]
+
+
+def test_columns_come_from_the_log_and_the_schema_where_a_file_has_them_not(path: str) -> None:
+    from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType
+
+    day = pa.array([date(2026, 1, 1)], pa.date32())
+    write_deltalake(path, pa.table({"id": pa.array([1]), "day": day}), partition_by=["day"])
+    schema = StructType(
+        [StructField("id", LongType()), StructField("day", DateType()), StructField("note", StringType())]
+    )
+    reader = DeltaDataSource({"path": path}).reader(schema)
+    [task] = reader.partitions()
+    [batch] = reader.read(task)
+    assert batch.to_pylist() == [{"id": 1, "day": date(2026, 1, 1), "note": None}]
+    assert [field.name for field in DeltaDataSource({"path": path}).schema().fields] == ["id", "day"]
+
+
+def test_what_cannot_be_read_says_why(path: str) -> None:
+    with pytest.raises(InvalidRequest, match="needs the path of a Delta table"):
+        DeltaDataSource({}).schema()
+    write(path, 1)
+    stream = Stream(path)
+    stream.run()
+    stream.offset = {"version": 7}
+    with pytest.raises(ConfigError, match="was read up to version 7, and has 0: it is another table now"):
+        stream.run()
+    stream.offset = {"orders": {"0": 3}}
+    with pytest.raises(InvalidRequest, match='set from = "topic"'):
+        stream.run()
+    stream.offset = {"version": -1}
+    for file in Path(path).glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="vacuumed before it was read"):
+        stream.run()
+
+
+def test_spark_finds_the_source_by_itself() -> None:
+    import pyspark_penstock_delta
+
+    assert pyspark_penstock_delta.DefaultSource is DeltaDataSource
