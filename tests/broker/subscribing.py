@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.cursor import NOT_IN_MEMORY
+from penstock.broker.deliveries.cursor import NotInMemory
 from penstock.broker.deliveries.subscription import QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
 from penstock.broker.limits import BrokerLimits
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -48,10 +48,9 @@ async def subscribe(broker: Broker, topic: str = "orders", qos: int = 1, **more:
 
 async def take(broker: Broker, subscription: Subscription) -> Delivery | None:
     while True:
-        taken = broker.subscriptions.take(ANONYMOUS, subscription.topic, subscription)
-        if taken is not NOT_IN_MEMORY:
-            assert taken is None or isinstance(taken, Delivery)
-            return taken
+        taken = broker.subscriptions.take_many(ANONYMOUS, subscription.topic, subscription, 1, 1)
+        if not isinstance(taken, NotInMemory):
+            return taken[0] if taken else None
         await broker.subscriptions.load(ANONYMOUS, subscription.topic, subscription)
 
 

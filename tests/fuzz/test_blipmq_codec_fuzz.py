@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.blipmq import codec
-from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
+from penstock.protocols.blipmq.codec import Decoder, Frame, IdRun, Message, PublishRun
 from penstock.protocols.blipmq.wire import FrameType
 
 IDS = st.integers(0, (1 << 64) - 1)
@@ -21,13 +21,15 @@ FRAMES = st.one_of(
     st.builds(codec.encode_subscribe, IDS, TEXTS, st.integers(0, 255)),
     st.builds(codec.encode_ack, IDS, IDS),
     st.builds(codec.encode_poll, IDS, IDS),
+    st.builds(codec.encode_ack, IDS, st.just(7)),
+    st.builds(codec.encode_poll, IDS, st.just(7)),
     st.builds(codec.encode_auth, IDS, TEXTS),
     st.builds(codec.encode_nack, IDS, st.integers(0, 0xFFFF), TEXTS),
     st.builds(codec.encode_frame, st.sampled_from(list(FrameType)), IDS, SMALL),
 )
 
 
-def flattened(messages: list[Frame | PublishRun]) -> list[tuple[object, ...]]:
+def flattened(messages: list[Message]) -> list[tuple[object, ...]]:
     """Runs taken apart, so that where a chunk ended makes no difference."""
     flat: list[tuple[object, ...]] = []
     for message in messages:
@@ -36,6 +38,8 @@ def flattened(messages: list[Frame | PublishRun]) -> list[tuple[object, ...]]:
                 (message.qos, message.topic, *each)
                 for each in zip(message.correlation_ids, message.values, strict=True)
             ]
+        elif isinstance(message, IdRun):
+            flat += [(message.type, message.subscription_id, each) for each in message.correlation_ids]
         else:
             flat.append(tuple(message))
     return flat
@@ -44,7 +48,7 @@ def flattened(messages: list[Frame | PublishRun]) -> list[tuple[object, ...]]:
 def decoded(data: bytes, cuts: list[int]) -> tuple[list[tuple[object, ...]], bool]:
     """What comes out of the chunks, and whether it ended in a violation."""
     decoder = Decoder()
-    messages: list[Frame | PublishRun] = []
+    messages: list[Message] = []
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, stop in pairwise(edges):
         try:

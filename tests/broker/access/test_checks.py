@@ -323,11 +323,6 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         GROUP_IN_TOPIC,
         lambda b, who, t: b.subscriptions.subscribe(who, t, 1, name="g"),
     ),
-    "subscriptions.take": (
-        Operation.COMMIT,
-        GROUP_IN_TOPIC,
-        lambda b, who, t: b.subscriptions.take(who, t, a_subscription(t)),
-    ),
     "subscriptions.load": (
         Operation.COMMIT,
         GROUP_IN_TOPIC,
@@ -406,7 +401,6 @@ WITHOUT_GROUP: dict[str, Call] = {
     "seek_to_time": lambda b, who, t: b.seek_to_time(who, t, "", 0, 0),
     "seek_to_time by name": lambda b, who, t: b.seek_to_time(who, t, group="", partition=0, timestamp_ms=0),
     "subscribe": lambda b, who, t: b.subscriptions.subscribe(who, t, 1),
-    "take": lambda b, who, t: b.subscriptions.take(who, t, a_subscription(t, "")),
     "take_many": lambda b, who, t: b.subscriptions.take_many(who, t, a_subscription(t, ""), 1, 1),
     "load": lambda b, who, t: b.subscriptions.load(who, t, a_subscription(t, "")),
     "acknowledge": lambda b, who, t: b.subscriptions.acknowledge(who, t, a_subscription(t, ""), 1),

@@ -238,10 +238,10 @@ async def test_one_acl_on_all_groups_closes_those_without_their_own(guarded: Bro
 async def test_a_reader_that_joined_a_group_loses_it_at_once_too(guarded: Broker) -> None:
     bob = await user(guarded, "bob", "consumer")
     subscription = await guarded.subscriptions.subscribe(bob, "orders", 1, name="reports")
-    guarded.subscriptions.take(bob, "orders", subscription)
+    guarded.subscriptions.take_many(bob, "orders", subscription, 1, 1)
     await guarded.acls.set_acl(SYSTEM, "group://reports", users=["ann"])
     with pytest.raises(AccessDenied, match="may not commit to group reports"):
-        guarded.subscriptions.take(bob, "orders", subscription)
+        guarded.subscriptions.take_many(bob, "orders", subscription, 1, 1)
 
 
 async def test_anonymous_readers_of_public_topics_commit_to_open_groups_only(

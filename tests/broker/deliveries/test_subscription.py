@@ -11,7 +11,7 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.cursor import NOT_IN_MEMORY
-from penstock.broker.deliveries.subscription import Delivery, DeliveryPolicy
+from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
@@ -99,8 +99,8 @@ async def test_a_record_is_settled_once_nobody_is_owed_it(broker: Broker, clock:
     assert (before, one, two) == (0, 1, 2)
     assert not any(map(subscription.is_settled, (before, one, two, 3))), "nothing was delivered"
     for tag in (one, two):
-        delivery = broker.subscriptions.take(ANONYMOUS, "orders", subscription)
-        assert isinstance(delivery, Delivery)
+        delivery = await take(broker, subscription)
+        assert delivery is not None
         assert delivery.tag == tag
         assert not subscription.is_settled(tag)
     broker.subscriptions.acknowledge(ANONYMOUS, "orders", subscription, one)
@@ -170,7 +170,7 @@ async def test_blocks_are_let_go_when_nobody_reads(tmp_path: Path, clock: Manual
         assert ack(broker, subscription, 1)
         clock.advance(2)
         broker.subscriptions.sweep()
-        assert broker.subscriptions.take(ANONYMOUS, "orders", subscription) is NOT_IN_MEMORY
+        assert broker.subscriptions.take_many(ANONYMOUS, "orders", subscription, 1, 1) is NOT_IN_MEMORY
         assert await take_values(broker, subscription) == [b"b", b"c", b"d"]
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.subscription import Delivery
 from penstock.broker.groups import monitoring
 from penstock.broker.groups.lag import PartitionLag
 from penstock.broker.groups.membership import Heartbeat, Session
@@ -73,15 +72,14 @@ async def test_a_subscription_is_shown_with_what_is_in_flight_redelivered_and_de
     await broker.subscriptions.subscribe(WHO, "t", 1)
     await produce(broker, "t", [b"x"] * 3, partition=0)
     clock.advance(4)
-    first = broker.subscriptions.take(WHO, "t", subscription)
-    assert isinstance(first, Delivery)
+    assert broker.subscriptions.take_many(WHO, "t", subscription, 1, 1)
     unnamed, status = (await broker.monitoring.subscriptions(WHO, ALL)).items
     assert unnamed.name == "#2"
     assert (status.name, status.lag, status.seconds, status.in_flight) == ("jobs", 3, 4.0, 1)
     assert (status.redeliveries, status.dead_letters, status.positions) == (0, 0, [(1, 3)])
     for _ in range(2):
         clock.advance(10)
-        assert isinstance(broker.subscriptions.take(WHO, "t", subscription), Delivery)
+        assert broker.subscriptions.take_many(WHO, "t", subscription, 1, 1)
     clock.advance(10)
     subscription.release_due(clock.now_ms())
     [status] = (await broker.monitoring.subscriptions(WHO, Filter(name="jobs"))).items

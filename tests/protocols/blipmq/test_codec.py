@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.blipmq import codec
-from penstock.protocols.blipmq.codec import RUN_BYTES_MAX, Decoder, Frame, PublishRun
+from penstock.protocols.blipmq.codec import RUN_BYTES_MAX, Decoder, Frame, IdRun, PublishRun
 from penstock.protocols.blipmq.wire import LENGTH_MAX, FrameType
 
 
@@ -27,6 +27,29 @@ def test_another_topic_qos_or_frame_ends_a_run() -> None:
         for each in Decoder().feed(data)
     ]
     assert found == [("t", 1, 2), ("tt", 1, 2), ("t", 0, 1), Frame(FrameType.PING, 9, b""), ("t", 1, 1)]
+
+
+def test_polls_and_acknowledgements_alike_become_one_run_each() -> None:
+    data = b"".join(codec.encode_ack(tag, 7) for tag in (3, 1, 2)) + codec.encode_poll(4, 7) * 2
+    data += codec.encode_poll(5, 8) + codec.encode_frame(FrameType.POLL, 6, bytes(9)) + codec.encode_poll(6, 8)
+    for cut in range(len(data)):
+        decoder = Decoder()
+        found = decoder.feed(data[:cut]) + decoder.feed(data[cut:])
+        assert [each for each in found if isinstance(each, Frame)] == [Frame(FrameType.POLL, 6, bytes(9))]
+        frames = [(each.type, each.subscription_id, n) for each in found if isinstance(each, IdRun) for n in each[2]]
+        assert frames == [(5, 7, 3), (5, 7, 1), (5, 7, 2), (9, 7, 4), (9, 7, 4), (9, 8, 5), (9, 8, 6)]
+    whole = Decoder().feed(data)
+    assert whole[:2] == [IdRun(5, 7, [3, 1, 2]), IdRun(9, 7, [4, 4])]
+    assert sum(each.size_bytes for each in whole) == len(data)
+
+
+def test_every_poll_of_a_run_counts_towards_the_bound_of_one_feed() -> None:
+    decoder = Decoder(messages_max=3)
+    first = decoder.feed(codec.encode_ping(1) + codec.encode_poll(2, 7) * 4)
+    assert first == [Frame(FrameType.PING, 1, b""), IdRun(9, 7, [2, 2])]
+    assert decoder.more
+    assert decoder.feed(b"") == [IdRun(9, 7, [2, 2])]
+    assert not decoder.more
 
 
 def test_a_publish_shorter_than_the_one_before_it_is_not_taken_for_one_like_it() -> None:

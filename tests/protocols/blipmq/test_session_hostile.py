@@ -15,7 +15,7 @@ from penstock.errors import ProtocolViolation
 from penstock.protocols.blipmq.codec import (
     Decoder,
     Frame,
-    PublishRun,
+    Message,
     encode_ack,
     encode_auth,
     encode_hello,
@@ -177,7 +177,7 @@ async def test_a_client_that_closes_its_half_after_a_ping_hears_that_its_acknowl
         reader, writer = await asyncio.open_connection(host, int(port))
         decoder = Decoder(runs=False)
 
-        async def ask(*frames: bytes) -> list[Frame | PublishRun]:
+        async def ask(*frames: bytes) -> list[Message]:
             writer.writelines(frames)
             replies = decoder.feed(await reader.read(4096))
             while not replies:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.blipmq import codec
-from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
+from penstock.protocols.blipmq.codec import Decoder, Frame, IdRun, PublishRun
 from tests.protocols.blipmq.conversation import Conversation
 
 
@@ -62,7 +62,7 @@ def test_the_decoder_reads_the_frames_of_the_contract() -> None:
         Frame(2, 2, b"\0\7dev-key"),
         Frame(4, 3, b"\0\4demo\1"),
         PublishRun(1, "demo", [4], [b"hi"], len(PUBLISH_DEMO)),
-        Frame(5, 3, (42).to_bytes(8, "big")),
+        IdRun(5, 42, [3]),
     ]
     assert codec.parse_hello(b"\0\1") == 1
     assert codec.parse_auth(b"\0\7dev-key") == "dev-key"

@@ -85,7 +85,7 @@ async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Br
         group = await broker.subscriptions.subscribe(
             SYSTEM, topic, ALWAYS_AT_LEAST_ONCE, name="known", start="earliest"
         )
-        assert broker.subscriptions.take(SYSTEM, topic, group)
+        assert broker.subscriptions.take_many(SYSTEM, topic, group, 1, 1)
         assert broker.subscriptions.acknowledge(SYSTEM, topic, group, group.tag(0, 0))
     yield broker
     await broker.close()

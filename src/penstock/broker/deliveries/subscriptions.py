@@ -179,27 +179,25 @@ class Subscriptions:
         return subscription
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
-    def take(self, principal: Principal, topic: str, subscription: Subscription) -> Delivery | NotInMemory | None:
-        """The next record of a subscription. Where it is not in memory, await `load` and take again."""
-        subscription.used_s = self._clock.monotonic()
-        self._reading[subscription.id] = subscription
-        taken = subscription.take(self._clock.now_ms())
-        if isinstance(taken, Delivery):
-            self.stats.delivered += 1
-        return taken
-
-    @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def take_many(
         self, principal: Principal, topic: str, subscription: Subscription, records_max: int, bytes_max: int
     ) -> list[Delivery] | NotInMemory:
-        """The next records of a subscription: as many as there are, until either bound is reached."""
+        """The next records of a subscription: as many as there are, until either bound is reached.
+
+        If they are not in memory, await `load` and take again. If the one after them cannot be read, that is said to whoever asks for it.
+        """
         subscription.used_s = self._clock.monotonic()
         self._reading[subscription.id] = subscription
         now_ms = self._clock.now_ms()
         deliveries: list[Delivery] = []
         size_bytes = 0
         while len(deliveries) < records_max and size_bytes < bytes_max:
-            taken = subscription.take(now_ms)
+            try:
+                taken = subscription.take(now_ms)
+            except PenstockError:
+                if not deliveries:
+                    raise
+                break
             if not isinstance(taken, Delivery):
                 if taken is NOT_IN_MEMORY and not deliveries:
                     return NOT_IN_MEMORY

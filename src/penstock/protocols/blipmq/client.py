@@ -35,7 +35,7 @@ from penstock.errors import (
     ServerError,
 )
 from penstock.protocols.blipmq import codec
-from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
+from penstock.protocols.blipmq.codec import Decoder, Frame
 from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType, NackCode
 
 SCHEMES: Final = ("blipmq", "blipmqs")
@@ -104,7 +104,7 @@ class _AnswerDecoder:
     def feed(self, data: bytes) -> Sequence[Frame]:
         frames = []
         for message in self._decoder.feed(data):
-            assert not isinstance(message, PublishRun)
+            assert isinstance(message, Frame)
             frames.append(message)
         return frames
 

@@ -2,8 +2,9 @@
 
 `feed` takes a whole read and returns the messages that are complete, up to a bound; the rest is kept (`more`). Consecutive PUBLISH frames
 with the same QoS and topic become one `PublishRun`: behind the first, a frame is recognised by comparing its first bytes with the first
-frame's, and costs one unpacking and one slice. Everything else is a `Frame`, whose payload is looked into when its turn comes: which of
-its faults counts depends on the state of the conversation.
+frame's, and costs one unpacking and one slice. Consecutive POLL frames for one subscription become one `IdRun`, and so do consecutive ACK
+frames. Everything else is a `Frame`, whose payload is looked into when its turn comes: which of its faults counts depends on the state of
+the conversation.
 
 A frame that is half received is kept as it came, and nothing is allocated by the length it announces. Only framing can be broken (a
 length out of bounds, a type that is none): what came before is still returned, then `violation` is set. A frame that is too large only
@@ -19,6 +20,7 @@ from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.blipmq.wire import (
     HEAD,
     HEAD_BYTES,
+    ID_FRAME,
     LENGTH_BYTES,
     LENGTH_MAX,
     LENGTH_MIN,
@@ -31,13 +33,15 @@ from penstock.protocols.bytes import U16, U64
 from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
 
 _PUBLISH = int(FrameType.PUBLISH)
+_ID_KINDS = frozenset((int(FrameType.POLL), int(FrameType.ACK)))
+_ID_FRAME_LENGTH = ID_FRAME.size - LENGTH_BYTES
 _TYPES = frozenset(map(int, FrameType))
 RUN_BYTES_MAX = 1 << 20
 """About how much one run holds, so that what waits for its commit is released in parts."""
 
 
 class Frame(NamedTuple):
-    """One frame other than a sound PUBLISH."""
+    """One frame other than a sound PUBLISH, POLL or ACK."""
 
     type: int
     correlation_id: int
@@ -59,15 +63,30 @@ class PublishRun(NamedTuple):
     """On the wire."""
 
 
+class IdRun(NamedTuple):
+    """Consecutive POLL frames for one subscription, or ACK frames; the correlation ids of ACK frames are delivery tags."""
+
+    type: int
+    subscription_id: int
+    correlation_ids: list[int]
+
+    @property
+    def size_bytes(self) -> int:
+        return ID_FRAME.size * len(self.correlation_ids)
+
+
+Message = Frame | PublishRun | IdRun
+
+
 class Decoder:
     """One direction of one connection."""
 
     __slots__ = ("_buffer", "_messages_max", "_runs", "length_max", "more", "violation")
 
     def __init__(self, *, runs: bool = True, length_max: int = LENGTH_MAX, messages_max: int = UNBOUNDED) -> None:
-        """Without `runs` every PUBLISH is a `Frame`: a client's side of the conversation, where each answers a POLL.
+        """Without `runs` everything is a `Frame`: a client's side of the conversation, where each PUBLISH answers a POLL.
 
-        Decode at most `messages_max` messages in one `feed`.
+        Decode at most `messages_max` messages in one `feed`; each frame of an `IdRun` counts as one.
         """
         self._messages_max = messages_max
         self.more = False
@@ -88,14 +107,14 @@ class Decoder:
         """Bytes received and not decoded."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[Frame | PublishRun]:
+    def feed(self, data: bytes) -> list[Message]:
         """Every message that is complete. Raises ProtocolViolation where there is none before the fault."""
         if self.violation is not None:
             raise self.violation
         whole = self._buffer.join(data)
         if whole is None:
             return []
-        messages: list[Frame | PublishRun] = []
+        messages: list[Message] = []
         try:
             position = self._decode(whole, messages)
         except ProtocolViolation as violation:
@@ -106,13 +125,14 @@ class Decoder:
         self._buffer.keep(whole, position)
         return messages
 
-    def _decode(self, data: bytes, messages: list[Frame | PublishRun]) -> int:
+    def _decode(self, data: bytes, messages: list[Message]) -> int:
         """Append what is complete; returns where the incomplete rest begins."""
         position, end = 0, len(data)
         unpack = HEAD.unpack_from
         self.more = False
+        messages_left = self._messages_max
         while end - position >= LENGTH_BYTES:
-            if len(messages) == self._messages_max:
+            if not messages_left:
                 self.more = True
                 self._buffer.needed_bytes = 0
                 return position
@@ -143,11 +163,19 @@ class Decoder:
                 if run is not None:
                     run_end = self._extend(run, data, position, frame_end)
                     messages.append(run._replace(size_bytes=run_end - position))
+                    messages_left -= 1
                     position = run_end
                     continue
+            elif kind in _ID_KINDS and length == _ID_FRAME_LENGTH and self._runs:
+                ids = _id_run(data, position, messages_left)
+                messages.append(ids)
+                messages_left -= len(ids.correlation_ids)
+                position += ids.size_bytes
+                continue
             elif kind not in _TYPES:
                 raise ProtocolViolation(f"frame type {kind:#04x} is none of BlipMQ's")
             messages.append(Frame(kind, correlation_id, data[position + HEAD_BYTES : frame_end]))
+            messages_left -= 1
             position = frame_end
         self._buffer.needed_bytes = LENGTH_BYTES
         return position
@@ -181,6 +209,19 @@ class Decoder:
             add_value(data[position + head_bytes : frame_end])
             position = frame_end
         return position
+
+
+def _id_run(data: bytes, position: int, frames_max: int) -> IdRun:
+    """The POLL or ACK at a position, and those behind it that differ from it only in the correlation id."""
+    count = min((len(data) - position) // ID_FRAME.size, frames_max)
+    frames = ID_FRAME.iter_unpack(memoryview(data)[position : position + count * ID_FRAME.size])
+    length, kind, correlation_id, subscription_id = next(frames)
+    correlation_ids = [correlation_id]
+    for other_length, other_kind, correlation_id, other_id in frames:
+        if other_id != subscription_id or other_kind != kind or other_length != length:
+            break
+        correlation_ids.append(correlation_id)
+    return IdRun(kind, subscription_id, correlation_ids)
 
 
 # -- payloads -------------------------------------------------------------------------------------------------------------
@@ -222,7 +263,7 @@ def parse_hello(payload: bytes) -> int | None:
 
 
 def parse_id(payload: bytes) -> int | None:
-    """The subscription id of an ACK or a POLL; None where the payload is malformed."""
+    """The subscription id of an ACK; None where the payload is malformed."""
     number: int | None = U64.unpack(payload)[0] if len(payload) == 8 else None
     return number
 

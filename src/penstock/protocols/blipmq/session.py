@@ -2,7 +2,8 @@
 
 PUBLISH is started without waiting for the one before; nothing answers it unless it fails. A POLL or a SUBSCRIBE waits until what this
 connection published is committed, so that a client finds its own message, or does not subscribe to its own past. A PING waits for its
-publishes of QoS 1 and for its acknowledgements: PONG means that they are on disk. An ACK counts at once.
+publishes of QoS 1 and for its acknowledgements: PONG means that they are on disk. An ACK counts at once. POLL and ACK frames for one
+subscription that arrive in a row are answered as one request.
 
 Overload stops the reading of the socket (`hold`); nothing is refused because there is much to do.
 
@@ -19,18 +20,24 @@ from typing import Any, Final
 from penstock.broker.access.api_keys import CONFIGURED_KEY, DEFAULT_ROLES, Login, digest_of
 from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.cursor import NOT_IN_MEMORY
-from penstock.broker.deliveries.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Delivery, Subscription
+from penstock.broker.deliveries.cursor import NotInMemory
+from penstock.broker.deliveries.subscription import AT_LEAST_ONCE, AT_MOST_ONCE, QOS0_HEADERS, Subscription
 from penstock.broker.records.producer import ANY_PARTITION
 from penstock.broker.records.spreading import Placement, Scattered, errors_by_row
 from penstock.clock import Clock
 from penstock.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from penstock.net.session import Connection
 from penstock.protocols.blipmq import codec, wire
-from penstock.protocols.blipmq.codec import Decoder, Frame, PublishRun
+from penstock.protocols.blipmq.codec import Decoder, Frame, IdRun, Message, PublishRun
 from penstock.protocols.blipmq.refusals import code_of
 from penstock.protocols.blipmq.wire import FrameType, NackCode
-from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, Conversation, ReplySlot
+from penstock.protocols.conversation import (
+    GATHERED_BYTES_MAX,
+    INTERNAL_ERROR,
+    REQUEST_BYTES_MIN,
+    Conversation,
+    ReplySlot,
+)
 
 MESSAGES_PER_TURN_MAX: Final = 256
 """Frames, or runs of publishes, that one session decodes and starts before it lets others have their turn of the loop."""
@@ -81,11 +88,7 @@ class BlipMQ:
         return BlipMQSession(self, connection)
 
 
-class _NoRoom(Exception):
-    """There is no room for a delivery now."""
-
-
-class BlipMQSession(Conversation[Frame | PublishRun]):
+class BlipMQSession(Conversation[Message]):
     """Implements `penstock.net.session.Session`."""
 
     __slots__ = (
@@ -126,19 +129,25 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
         if stranger and self._decoder.partial and not self._decoder.more:
             super()._decode(b"")  # a frame that was too large before the login is read after it
 
-    def _held_bytes(self, message: Frame | PublishRun) -> int:
+    def _held_bytes(self, message: Message) -> int:
         return max(message.size_bytes, REQUEST_BYTES_MIN)
 
-    def _must_wait(self, message: Frame | PublishRun) -> bool:
+    def _must_wait(self, message: Message) -> bool:
         if isinstance(message, PublishRun):
             return False
         return message.type in (_POLL, _SUBSCRIBE) or (message.type == _PING and self._qos1_in_flight > 0)
 
-    def _start(self, message: Frame | PublishRun) -> None:
+    def _start(self, message: Message) -> None:
         if isinstance(message, PublishRun):
             self._publish(message)
-        else:
-            self._answer_frame(message)
+            return
+        slot = self.reserve(self._held_bytes(message))
+        try:
+            reply = self._answer_ids(message, slot) if isinstance(message, IdRun) else self._answer_frame(message, slot)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = self._refusal(message, error)
+        if reply is not None:
+            self.answer(slot, reply)
 
     # --- publishing ---
 
@@ -148,8 +157,7 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
         slot = self.reserve(self._held_bytes(run), late=run.qos == AT_MOST_ONCE)
         principal = self._principal
         if principal is None:
-            nacks = [self._nack(each, NackCode.UNAUTHENTICATED, wire.UNAUTHENTICATED) for each in run.correlation_ids]
-            self.answer(slot, b"".join(nacks))
+            self.answer(slot, self._nack_all(run.correlation_ids, NackCode.UNAUTHENTICATED, wire.UNAUTHENTICATED))
         elif self._broker.has_topic(run.topic):
             self._write(principal, run, slot)
         else:
@@ -190,24 +198,14 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
         code, reason = self._reason(error, len(correlation_ids) - 1)
         if code == NackCode.INTERNAL:
             reason = wire.DURABLE_PUBLISH_FAILED + reason
-        return b"".join([self._nack(each, code, reason) for each in correlation_ids])
+        return self._nack_all(correlation_ids, code, reason)
 
     # --- everything else ---
 
-    def _answer_frame(self, frame: Frame) -> None:
-        """Answer one frame other than a sound publish, or leave it to the background."""
-        self._stats.requests[frame.type] += 1
-        slot = self.reserve(self._held_bytes(frame))
-        try:
-            reply = self._reply(frame, slot)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = self._refusal(frame, error)
-        if reply is not None:
-            self.answer(slot, reply)
-
-    def _reply(self, frame: Frame, slot: ReplySlot) -> bytes | None:
+    def _answer_frame(self, frame: Frame, slot: ReplySlot) -> bytes | None:
         """Return the answer; None if it comes later."""
         kind, correlation_id, payload = frame
+        self._stats.requests[kind] += 1
         if kind == _HELLO:
             return self._hello(correlation_id, payload)
         if kind == _AUTH:
@@ -215,16 +213,16 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
         principal = self._principal
         if principal is None:
             return self._nack(correlation_id, NackCode.UNAUTHENTICATED, wire.UNAUTHENTICATED)
-        if kind == _POLL:
-            return self._poll(principal, frame, slot)
-        if kind == _ACK:
-            return self._ack(principal, correlation_id, payload)
         if kind == _PING:
             return self._ping(correlation_id, slot)
         if kind == _SUBSCRIBE:
             return self._subscribe(principal, frame, slot)
         if kind == _PUBLISH:
             return self._nack(correlation_id, NackCode.INVALID, _publish_fault(payload))
+        if kind == _POLL:
+            return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_POLL)
+        if kind == _ACK:
+            return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_ACK)
         return SILENCE  # PONG and NACK answer nothing that was asked
 
     def _hello(self, correlation_id: int, payload: bytes) -> bytes:
@@ -250,20 +248,6 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
         self._decoder.length_max = wire.LENGTH_MAX
         self._connection.set_authenticated(True)
         return codec.encode_ack(correlation_id)
-
-    def _ack(self, principal: Principal, tag: int, payload: bytes) -> bytes:
-        subscription_id = codec.parse_id(payload)
-        if subscription_id is None:
-            return self._nack(tag, NackCode.INVALID, wire.INVALID_ACK)
-        if subscription_id == 0:
-            return self._nack(tag, NackCode.INVALID, wire.SUBSCRIPTION_ID_ZERO)
-        subscription = self._subscriptions.find(subscription_id)
-        if subscription is None or not self._subscriptions.acknowledge(
-            principal, subscription.topic, subscription, tag
-        ):
-            return self._nack(tag, NackCode.UNKNOWN, wire.UNKNOWN_DELIVERY)
-        self._acknowledged = True
-        return SILENCE
 
     def _ping(self, correlation_id: int, slot: ReplySlot) -> bytes | None:
         if not self._acknowledged:
@@ -304,56 +288,91 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
 
     # --- delivering ---
 
-    def _poll(self, principal: Principal, frame: Frame, slot: ReplySlot) -> bytes | None:
-        correlation_id = frame.correlation_id
-        subscription_id = codec.parse_id(frame.payload)
-        if subscription_id is None:
-            return self._nack(correlation_id, NackCode.INVALID, wire.INVALID_POLL)
+    def _answer_ids(self, run: IdRun, slot: ReplySlot) -> bytes | None:
+        """Return the answer to POLL or ACK frames; None if it comes later."""
+        kind, subscription_id, correlation_ids = run
+        self._stats.requests[kind] += len(correlation_ids)
+        principal = self._principal
+        if principal is None:
+            return self._nack_all(correlation_ids, NackCode.UNAUTHENTICATED, wire.UNAUTHENTICATED)
         if subscription_id == 0:
-            return self._nack(correlation_id, NackCode.INVALID, wire.SUBSCRIPTION_ID_ZERO)
+            return self._nack_all(correlation_ids, NackCode.INVALID, wire.SUBSCRIPTION_ID_ZERO)
         subscription = self._subscriptions.find(subscription_id)
+        if kind == _ACK:
+            return self._acknowledge(principal, subscription, correlation_ids)
         if subscription is None:
             return SILENCE
-        try:
-            reply = self._take(principal, correlation_id, subscription)
-        except _NoRoom:
-            self._requeue(frame, slot)
-            return None
+        reply = self._deliver(principal, run, subscription, slot)
         if reply is None:
-            self._answer_later(frame, slot, self._take_from_disk(principal, frame, subscription, slot))
+            self._answer_later(run, slot, self._deliver_from_disk(principal, run, subscription, slot))
         return reply
 
-    async def _take_from_disk(
-        self, principal: Principal, frame: Frame, subscription: Subscription, slot: ReplySlot
-    ) -> bytes | None:
+    def _acknowledge(self, principal: Principal, subscription: Subscription | None, tags: Sequence[int]) -> bytes:
+        if subscription is None:
+            unknown = tags
+        else:
+            known = self._subscriptions.acknowledge_many(principal, subscription.topic, subscription, tags)
+            self._acknowledged = self._acknowledged or True in known
+            unknown = [tag for tag, settled in zip(tags, known, strict=True) if not settled]
+        return self._nack_all(unknown, NackCode.UNKNOWN, wire.UNKNOWN_DELIVERY) if unknown else SILENCE
+
+    async def _deliver_from_disk(
+        self, principal: Principal, run: IdRun, subscription: Subscription, slot: ReplySlot
+    ) -> bytes:
         reply: bytes | None = None
-        try:
-            while reply is None:
-                await self._subscriptions.load(principal, subscription.topic, subscription)
-                reply = self._take(principal, frame.correlation_id, subscription)
-        except _NoRoom:
-            self._requeue(frame, slot)
+        while reply is None:
+            await self._subscriptions.load(principal, subscription.topic, subscription)
+            reply = self._deliver(principal, run, subscription, slot)
         return reply
 
-    def _take(self, principal: Principal, correlation_id: int, subscription: Subscription) -> bytes | None:
-        """Return the delivery that answers a POLL, or silence; None if the log must be read first. Raises _NoRoom."""
-        while True:
-            delivery = self._subscriptions.take(principal, subscription.topic, subscription)
-            if delivery is NOT_IN_MEMORY:
-                return None
-            if delivery is None:
-                return SILENCE
-            assert isinstance(delivery, Delivery)
-            echoed = delivery.tag if delivery.qos else correlation_id
+    def _deliver(self, principal: Principal, run: IdRun, subscription: Subscription, slot: ReplySlot) -> bytes | None:
+        """Return deliveries, at most one for each POLL; None if the log must be read first.
+
+        Deliveries leave before what stops the next one is dealt with: the log must be read, cannot be read, or there is no room. The
+        POLL frames from there on go back to the head of the queue. So do those beyond GATHERED_BYTES_MAX of deliveries, so that the peer
+        takes these before more are made.
+        """
+        topic, polls = subscription.topic, run.correlation_ids
+        frames: list[bytes] = []
+        size_bytes, has_room = 0, True
+        while len(frames) < len(polls) and size_bytes < GATHERED_BYTES_MAX and has_room:
             try:
-                frame = codec.encode_publish(echoed, delivery.qos, subscription.topic, delivery.value or b"")
-            except InvalidRequest as error:  # another protocol wrote it, and allows more
-                self._subscriptions.give_up(principal, subscription.topic, subscription, delivery.tag, str(error))
-                continue
-            if delivery.qos and not self._has_room_for(frame):
-                self._subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
-                raise _NoRoom
-            return frame
+                taken = self._subscriptions.take_many(
+                    principal, topic, subscription, len(polls) - len(frames), GATHERED_BYTES_MAX - size_bytes
+                )
+            except PenstockError:
+                if not frames:
+                    raise
+                break
+            if isinstance(taken, NotInMemory):
+                if not frames:
+                    return None
+                break
+            if not taken:
+                return b"".join(frames)  # and silence for the other polls
+            for delivery in taken:
+                echoed = delivery.tag if delivery.qos else polls[len(frames)]
+                try:
+                    frame = codec.encode_publish(echoed, delivery.qos, topic, delivery.value or b"")
+                except InvalidRequest as error:  # another protocol wrote it, and allows more
+                    self._subscriptions.give_up(principal, topic, subscription, delivery.tag, str(error))
+                    continue
+                if delivery.qos and not (has_room and self._has_room_for(frame)):
+                    has_room = False
+                    self._subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
+                    continue
+                frames.append(frame)
+                size_bytes += len(frame)
+        self._put_back(run, len(frames), slot)
+        return b"".join(frames)
+
+    def _put_back(self, run: IdRun, answered: int, slot: ReplySlot) -> None:
+        """Put the frames of a run that are not answered back to the head of the queue, if there are any."""
+        rest = run._replace(correlation_ids=run.correlation_ids[answered:])
+        if rest.correlation_ids and not self._worker.stopped:
+            self._stats.requests[run.type] -= len(rest.correlation_ids)
+            slot.held_bytes -= self._held_bytes(rest)
+            self._waiting.appendleft(rest)
 
     # --- refusing ---
 
@@ -361,9 +380,14 @@ class BlipMQSession(Conversation[Frame | PublishRun]):
         self._stats.errors += 1
         return codec.encode_nack(correlation_id, code, reason)
 
-    def _refusal(self, message: Frame | PublishRun, error: Exception) -> bytes:
+    def _nack_all(self, correlation_ids: Sequence[int], code: int, reason: str) -> bytes:
+        return b"".join([self._nack(each, code, reason) for each in correlation_ids])
+
+    def _refusal(self, message: Message, error: Exception) -> bytes:
         if isinstance(message, PublishRun):
             return self._publish_failed(message.correlation_ids, error)
+        if isinstance(message, IdRun):
+            return self._nack_all(message.correlation_ids, *self._reason(error, len(message.correlation_ids) - 1))
         return self._nack(message.correlation_id, *self._reason(error))
 
     def _reason(self, error: Exception, more: int = 0) -> tuple[NackCode, str]:

@@ -54,6 +54,8 @@ class NackCode(IntEnum):
 PROTOCOL_VERSION: Final = 1
 HEAD: Final = Struct(">IBQ")
 HEAD_BYTES: Final = HEAD.size
+ID_FRAME: Final = Struct(">IBQQ")
+"""A whole POLL or ACK: what it holds is the id of a subscription."""
 LENGTH_BYTES: Final = 4
 LENGTH_MIN: Final = 9
 """Type and correlation id."""

@@ -101,7 +101,7 @@ async def test_subscriptions_are_listed_with_what_is_in_flight(
     subscription = await broker.subscriptions.subscribe(ANONYMOUS, "t", 1, name="jobs")
     await produce(broker, "t", [b"x"] * 3, partition=0)
     clock.advance(2)
-    broker.subscriptions.take(ANONYMOUS, "t", subscription)
+    broker.subscriptions.take_many(ANONYMOUS, "t", subscription, 1, 1)
     reply = await talk.ask(encode_request(SubscriptionList("", "")))
     expected = SubscriptionProgress("t", "jobs", "", START_MS, 3, 2000, 1, 0, 0, 0, [SubscriptionPartition(0, 1, 3)])
     assert decode_reply(SubscriptionList, reply.payload) == SubscriptionPage([expected], more=False)
