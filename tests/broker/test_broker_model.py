@@ -342,5 +342,5 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
 TestBrokerAgainstModel = BrokerAgainstModel.TestCase
 # Forty steps with restarts, fifty times over: seconds on an idle machine, minutes on a busy one.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 TestBrokerAgainstModel.settings = settings(max_examples=50, stateful_step_count=40)

@@ -10,6 +10,7 @@ import pytest
 from penstock.net.flow import (
     ENDING,
     PARTIAL_BYTES_FREE,
+    PARTIAL_SHARE,
     RESUMED_PER_TURN_MAX,
     ROOM_GRANTED_PER_TURN_MAX,
     SEND_BUFFER,
@@ -179,13 +180,13 @@ LARGE = 2 * PARTIAL_BYTES_FREE
 
 
 def partial_flows(count: int) -> Flows:
-    given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
+    given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=PARTIAL_SHARE * 2 * LARGE)
     for flow in given.flows:
         flow.update_partial(LARGE)
     return given
 
 
-def test_partial_frames_are_received_until_they_use_half_of_the_budget() -> None:
+def test_partial_frames_are_received_until_they_use_their_share_of_the_budget() -> None:
     given = partial_flows(4)
     assert given.read() == [True, True, False, False]
     assert given.budget.partial.waiting == 2
@@ -210,7 +211,7 @@ def test_small_frames_are_received_whatever_the_others_have() -> None:
 
 def test_partial_frames_leave_half_of_the_budget_to_requests() -> None:
     given = partial_flows(6)
-    for _ in range(2):
+    for _ in range(PARTIAL_SHARE):
         given.flows[0].hold(LARGE)
     assert given.flows[0].reading
     given.flows[0].hold(1)
@@ -271,7 +272,7 @@ def test_connections_that_were_stopped_for_two_reasons_are_resumed_when_the_othe
 
 
 def test_many_that_are_stopped_for_another_reason_hold_up_nobody() -> None:
-    given = Flows(200, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
+    given = Flows(200, own_bytes_max=100 * LARGE, total_bytes_max=PARTIAL_SHARE * 2 * LARGE)
     for flow in given.flows:
         flow.update_partial(LARGE)
     for flow in given.flows[:-1]:
@@ -282,7 +283,7 @@ def test_many_that_are_stopped_for_another_reason_hold_up_nobody() -> None:
 
 
 def test_small_frames_that_go_away_make_room_too() -> None:
-    given = Flows(40, own_bytes_max=100 * LARGE, total_bytes_max=40 * PARTIAL_BYTES_FREE)
+    given = Flows(40, own_bytes_max=100 * LARGE, total_bytes_max=PARTIAL_SHARE * 20 * PARTIAL_BYTES_FREE)
     for flow in given.flows[:-2]:
         flow.update_partial(PARTIAL_BYTES_FREE)
     for flow in given.flows[-2:]:
@@ -296,7 +297,7 @@ def test_small_frames_that_go_away_make_room_too() -> None:
 
 def test_what_waits_for_room_is_resumed_a_few_per_turn() -> None:
     count = 2 + 2 * RESUMED_PER_TURN_MAX
-    given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=4 * LARGE)
+    given = Flows(count, own_bytes_max=100 * LARGE, total_bytes_max=PARTIAL_SHARE * 2 * LARGE)
     given.flows[0].update_partial(100 * LARGE)
     for flow in given.flows[1:]:
         flow.update_partial(PARTIAL_BYTES_FREE + 1)

@@ -5,7 +5,7 @@ too many bytes of frames that are not received whole yet, the peer does not take
 the socket is read while no bit is set. Overload thus ends up in the peers' send buffers instead of our memory, and nothing is dropped or
 refused.
 
-Requests and partial frames share one budget. Partial frames take half of it at most: what peers begin and never finish cannot keep
+Requests and partial frames share one budget. Partial frames take a quarter of it at most: what peers begin and never finish cannot keep
 others from being served. Of the connections that wait for room for their frame, the one that began first is always read, so that frames
 are finished one after another; those that wait for long expire (`penstock.net.deadlines`).
 
@@ -42,6 +42,9 @@ PARTIAL_FRAMES = 16
 RESUMED_PER_TURN_MAX = 32
 PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
+PARTIAL_SHARE = 4
+"""Partial frames may use one of so many parts of the budget. They take more memory than that: whatever its share, a connection is stopped
+only after a read, which may bring 256 KiB."""
 WINDOWS_SHARE = 4
 """The receive windows of QUIC connections have one of so many parts of the budget, on top of it."""
 UNAUTHENTICATED_SHARE = 4
@@ -150,7 +153,7 @@ class InFlightBudget:
         """Above this many bytes of requests, connections wait even if all of their own requests are answered."""
         self.resume_bytes = bytes_max // 2
         self.held_bytes = 0
-        self.partial = PartialFrames(bytes_max // 2, call_soon)
+        self.partial = PartialFrames(bytes_max // PARTIAL_SHARE, call_soon)
         self.windows = ReceiveWindows(bytes_max // WINDOWS_SHARE)
         self.unsent_bytes = 0
         """Replies that peers have not taken."""

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.log.embedded.overlay import OverlayDisk
@@ -26,6 +26,7 @@ def shown(path: Path, patches: list[tuple[int, bytes]], position: int, size_byte
 
 
 @given(st.sets(st.integers(0, 9)), st.integers(0, 40), st.integers(0, 40))
+@example(places={0, 9}, position=0, size_bytes=33)
 def test_what_is_read_is_what_a_file_with_the_patches_written_to_it_would_hold(
     places: set[int], position: int, size_bytes: int
 ) -> None:
