@@ -139,7 +139,9 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         channel = Channel(self._requests, self._options.request_timeout_s)
         self._channel = channel
         self._ask = channel.ask
-        self._once = OnceSender(self._requests, channel) if idempotent and _may_send_again(address) else None
+        self._once = (
+            OnceSender(self._requests, channel, self._attempts) if idempotent and _may_send_again(address) else None
+        )
         """None also once the server has answered that it has no idempotent producers."""
         self._fetches_whole = True
         """Until the server answers that it does not know FETCH_RECORDS."""

@@ -19,7 +19,7 @@ from penstock.clients.arguments import CHUNK_BYTES, CHUNK_RECORDS_MAX
 from penstock.clients.pipeline import Exchange
 from penstock.clients.records import RecordMetadata
 from penstock.clients.requests import Requests
-from penstock.clients.retry import SUBMISSIONS_MAX
+from penstock.clients.retry import SUBMISSIONS_MAX, Attempts, NewAttempts
 from penstock.errors import (
     AccessDenied,
     AuthenticationRequired,
@@ -299,8 +299,11 @@ def _again(error: PenstockError) -> PenstockError:
 class OnceSender:
     """Sends the records of one client. Methods raise NotIdempotent if the server cannot store them once."""
 
-    def __init__(self, requests: Requests[Replies], channel: Channel) -> None:
+    def __init__(self, requests: Requests[Replies], channel: Channel, attempts: NewAttempts) -> None:
         self._requests = requests
+        self._new_attempts = attempts
+        self._outage: Attempts | None = None
+        """Attempts to send since the last answer, once a connection was lost."""
         self._channel = channel
         self._timeout_s = channel.timeout_s
         self._producer: _Producer | None = None
@@ -419,15 +422,22 @@ class OnceSender:
     async def _send_again(self) -> None:
         """Send what was lost with a connection, in order, and behind it nothing that was not."""
         before: OnceExchange | None = None
+        may_go_on = True
+        if self._outage is None:
+            self._outage = self._new_attempts(None)  # the first time at once
+        else:
+            may_go_on = await self._outage.another()
         for exchange in sorted(self._lost, key=lambda each: each.sequence):
             del self._lost[exchange]
             if exchange.answered.done():  # whoever waited has gone
                 exchange.settle()
-            elif exchange.sent >= SUBMISSIONS_MAX:
+            elif not may_go_on:
                 exchange.settle(exchange.doubt or exchange.lost)
             else:
                 await self._submit(exchange, before)
                 before = exchange
+        if not may_go_on:
+            self._outage = None
 
     async def _submit(self, exchange: OnceExchange, before: OnceExchange | None) -> None:
         exchange.prepare()
@@ -447,6 +457,7 @@ class OnceSender:
             self._lost[exchange] = None
             self._wake()
             return
+        self._outage = None
         unknown = isinstance(exchange.refusal, UnknownProducer)
         if unknown and self._producer is exchange.producer:
             self._producer = None
