@@ -100,6 +100,19 @@ class ProducerFenced(PenstockError):
     code = "producer_fenced"
 
 
+class UnknownProducer(PenstockError):
+    """The broker does not know the idempotent producer: it was never registered, or was forgotten because it was idle or there were too
+    many. Whether a request that is sent again was stored is unknown."""
+
+    code = "unknown_producer"
+
+
+class OutOfOrderSequence(PenstockError):
+    """A request of an idempotent producer is older than those the broker remembers, or one before it has not come. It is not stored."""
+
+    code = "out_of_order_sequence"
+
+
 class ConsumerFenced(PenstockError):
     """The member of a consumer group has lost the partition or its session, so another member may read its records."""
 
@@ -229,7 +242,8 @@ class NotWritten(WriteFailed):
 
 
 class OutcomeUnknown(WriteFailed):
-    """A write or flush failed. Whether the records are stored is unknown until the broker restarts."""
+    """Whether the records are stored is unknown: a write or flush failed, and a restart of the broker tells; or they were sent again
+    after the broker had crashed, in a topic without `fsync`."""
 
     code = "outcome_unknown"
 

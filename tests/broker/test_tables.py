@@ -9,6 +9,8 @@ import msgspec
 
 from penstock.broker.broker import Broker
 from penstock.broker.groups.groups import CommittedOffset, OffsetKey
+from penstock.broker.idempotence.producers import _ENTRIES, _KEYS
+from penstock.broker.idempotence.stored import PRODUCERS_TOPIC
 from penstock.broker.table import Table
 from penstock.broker.tables import TABLES, TableRecords
 from penstock.log.api import Engine
@@ -20,6 +22,7 @@ async def test_every_table_of_a_broker_is_listed_with_its_types(broker: Broker, 
         each for each in gc.get_objects() if isinstance(each, Table) and each._engine is engine
     ]
     found = {each.topic: (each._key_decoder.type, each._value_decoder.type) for each in tables}
+    found[PRODUCERS_TOPIC] = _KEYS.type, _ENTRIES.type  # no Table: its records are made in the commit
     assert found == TABLES
 
 

@@ -4,7 +4,8 @@ broker.py        the operations that sessions call          limits.py        bou
 topics/          settings of topics                         records/         producing: partitions, keys, expiry
 groups/          consumer groups: offsets, members, lag     deliveries/      subscriptions, redelivery, dead letters
 transactions/    transactions and idempotent commits        staging/         staged writes of Spark jobs
-schedule/        delayed records                            schemas/         schemas and validation
+idempotence/     producers whose requests are stored once   schemas/         schemas and validation
+schedule/        delayed records
 access/          users, roles, ACLs, API keys, audit        cache/           cached values (Felix)
 table.py         state as a table over a compacted internal topic
 tables.py        the tables that exist, for verification    pipelines.py     what pipeline runs report

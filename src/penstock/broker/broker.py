@@ -41,6 +41,7 @@ from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.groups import GroupInfo, Groups
 from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags, RecordAges
 from penstock.broker.groups.monitoring import Monitoring
+from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines
@@ -123,6 +124,9 @@ class Broker:
             policy=self._accounts.policy,
             background=background,
             topic_changes=self._topic_changes,
+        )
+        self.producers = IdempotentProducers(
+            engine, self._producer, self._validation, clock=clock, limits=limits, access=access
         )
         self._applications = Applications(engine, clock)
         self.transactions = Transactions(
@@ -208,6 +212,7 @@ class Broker:
         await self._groups.start()
         await self.coordinator.start()
         await self._registry.start()
+        await self.producers.start()
         await self._applications.start()
         await self.transactions.start()
         await self.dead_letters.start()  # before anything is appended to the topics of dead letters
@@ -230,6 +235,7 @@ class Broker:
         await self.transactions.close()
         await self._applications.close()
         await self._validation.close()
+        await self.producers.close()
         await self._registry.close()
         await self.coordinator.close()
         await self._groups.close()

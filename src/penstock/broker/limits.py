@@ -75,6 +75,15 @@ class BrokerLimits:
     transactions_remembered_ms: int = 24 * 3600 * 1000
     """How long at most. A client that asks again does so within minutes."""
 
+    producers_max: int = 20_000
+    """Idempotent producers that are known. Each takes about 1 KiB of memory, and the answers that it waits for."""
+
+    producers_idle_ms: int = 24 * 3600 * 1000
+    """How long one is known after its last request. A client that sends again does so within minutes."""
+
+    producers_bytes_max: int = 64 << 20
+    """Answers to requests that may be sent again, over all producers. Each takes 200 bytes, and up to 2 KiB if its records are spread."""
+
     staged_applications_max: int = 1_000
     """With records staged. Each has an internal topic, and a file open."""
 

@@ -140,7 +140,9 @@ class Table(Generic[_Key, _Value]):
             else:
                 future.set_exception(error)
 
-        prepared.part.partition.append(prepared.part.batch, lambda result: self.settle(prepared, result))
+        batch = prepared.part.batch
+        assert isinstance(batch, Batch)
+        prepared.part.partition.append(batch, lambda result: self.settle(prepared, result))
         self.begin(prepared, shown)
         return future
 

@@ -17,6 +17,7 @@ from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
 from penstock.broker.groups.coordinator import MEMBERS_TOPIC
 from penstock.broker.groups.groups import GROUPS_TOPIC, CommittedOffset, OffsetKey
 from penstock.broker.groups.membership import MemberKey, StoredMember
+from penstock.broker.idempotence.stored import PRODUCERS_TOPIC, ProducerKey, StoredProducer, StoredRequest
 from penstock.broker.pipelines import PIPELINES_TOPIC, Pipeline
 from penstock.broker.schemas.registry import SCHEMAS_TOPIC, Entry, EntryKey
 from penstock.broker.staging.entries import COMMITS_TOPIC, TICKETS_TOPIC, CommitEntry, TicketEntry, TicketKey
@@ -33,6 +34,7 @@ TABLES: Final[dict[str, tuple[Any, Any]]] = {
     KEYS_TOPIC: (str, ApiKey),
     MEMBERS_TOPIC: (MemberKey, StoredMember),
     PIPELINES_TOPIC: (str, Pipeline),
+    PRODUCERS_TOPIC: (ProducerKey, StoredProducer | StoredRequest),
     ROLES_TOPIC: (str, Role),
     SCHEMAS_TOPIC: (EntryKey, Entry),
     SUBSCRIPTIONS_TOPIC: (int, StoredSubscription),

@@ -6,7 +6,7 @@ A scheme that ends in `s` is the same protocol over TLS. `ca` names the certific
 from __future__ import annotations
 
 import ssl
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -25,6 +25,8 @@ class Address:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     tls_files: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the protocol."""
 
     @property
     def is_secure(self) -> bool:
@@ -36,12 +38,12 @@ class Address:
         return f"{self.scheme}://{host}:{self.port}"
 
 
-def parse_url(url: str, *, port: int) -> Address:
-    """Take a broker URL apart; `port` is the protocol's usual one. Raises InvalidRequest with what to change."""
+def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
+    """Take a broker URL apart; `port` is the protocol's usual one, `options` those it has. Raises InvalidRequest with what to change."""
     try:
         parts = urlsplit(url)
         host, given_port = parts.hostname, parts.port
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)) if parts.query else {}
+        given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)) if parts.query else {}
     except ValueError as error:
         raise InvalidRequest(f"{_without_password(url)!r} is not a broker address: {error}") from None
     if not parts.scheme or not host:
@@ -50,10 +52,11 @@ def parse_url(url: str, *, port: int) -> Address:
         )
     if parts.path not in ("", "/") or parts.fragment:
         raise InvalidRequest(f"a broker address ends after the port; remove {parts.path or '#' + parts.fragment!r}")
-    for name, value in options.items():
-        if name not in _TLS_OPTIONS or not value:
+    for name, value in given.items():
+        if name not in (*_TLS_OPTIONS, *options) or not value:
+            others = f", and {', '.join(options)}" if options else ""
             raise InvalidRequest(
-                f"address option {name!r} is unknown or empty; known are {', '.join(_TLS_OPTIONS)}, each with a file"
+                f"address option {name!r} is unknown or empty; known are {', '.join(_TLS_OPTIONS)}, each with a file{others}"
             )
     return Address(
         scheme=parts.scheme,
@@ -61,13 +64,16 @@ def parse_url(url: str, *, port: int) -> Address:
         port=port if given_port is None else given_port,
         user=None if parts.username is None else unquote(parts.username),
         password=None if parts.password is None else unquote(parts.password),
-        tls_files=options,
+        tls_files={name: value for name, value in given.items() if name in _TLS_OPTIONS},
+        options={name: value for name, value in given.items() if name in options},
     )
 
 
-def parse_tcp_url(url: str, schemes: Container[str], *, protocol: str, port: int, form: str) -> Address:
+def parse_tcp_url(
+    url: str, schemes: Container[str], *, protocol: str, port: int, form: str, options: Sequence[str] = ()
+) -> Address:
     """The same for a protocol over TCP; `form` says how its addresses are written."""
-    address = parse_url(url, port=port)
+    address = parse_url(url, port=port, options=options)
     if address.scheme not in schemes:
         raise InvalidRequest(f"{address} is not a {protocol} address: write {form}")
     return address

@@ -221,6 +221,12 @@ class Limits(Section):
     """Committed transactions whose ids are kept, so that a repeated commit is recognized."""
     transactions_remembered_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
     """How long such an id is kept."""
+    producers_max: int = Field(20_000, ge=1)
+    """Idempotent producers. Above it the one whose last request is the oldest is forgotten: if that sends again, it is refused."""
+    producers_idle_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
+    """A producer without a request for this long is forgotten."""
+    producers_bytes_max: Size = Field(64 << 20, ge=1 << 20)
+    """Memory for answers to requests of producers that may be sent again. Above it producers are forgotten in the same order."""
     staged_applications_max: int = Field(1_000, ge=1)
     """Applications (Spark queries and jobs) with staged records."""
     staged_tickets_max: int = Field(100_000, ge=1)

@@ -147,11 +147,29 @@ class Appended(NamedTuple):
     timestamp_ms: int
 
 
+class LateBatch:
+    """One record of an atomic append that tells where the other parts of it are stored, and so is made only when that is decided.
+
+    `make` gets those places by partition. It is called in another thread, perhaps several times before the commit is written, so it uses
+    nothing that changes, and does not fail. What it returned last is what is stored.
+    """
+
+    __slots__ = ("make", "size_bytes")
+
+    def __init__(self, make: Callable[[Mapping[Partition, Appended]], Batch], size_bytes: int) -> None:
+        """`size_bytes` is about as large as the record will be, and not smaller."""
+        self.make = make
+        self.size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        return 1
+
+
 class BatchFor(NamedTuple):
     """One part of an atomic append."""
 
     partition: Partition
-    batch: Batch | BlockBatch
+    batch: Batch | BlockBatch | LateBatch
 
 
 class Mark(NamedTuple):
@@ -365,5 +383,6 @@ class Engine(ABC):
     def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
         """Append to several partitions (each named once): after a crash all parts are there or none is.
 
-        What these partitions held before is durable with it, whatever the durability of their topics.
+        What these partitions held before is durable with it, whatever the durability of their topics. A LateBatch is told where the
+        other parts are stored; if there are several, none of them is told of another.
         """

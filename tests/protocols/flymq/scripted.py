@@ -90,9 +90,15 @@ async def scripted(answer: Answer) -> AsyncIterator[ScriptedBroker]:
 
 @asynccontextmanager
 async def connected(
-    broker: ScriptedBroker, options: ClientOptions | None = None, url: str | None = None
+    broker: ScriptedBroker,
+    options: ClientOptions | None = None,
+    url: str | None = None,
+    *,
+    idempotent: bool = False,
 ) -> AsyncIterator[AsyncFlyMQClient]:
-    client = AsyncFlyMQClient(url or broker.url, options=options, random=Random(1), sleep=no_sleep)
+    client = AsyncFlyMQClient(
+        url or broker.url, options=options, idempotent=idempotent, random=Random(1), sleep=no_sleep
+    )
     await client.open()
     try:
         yield client

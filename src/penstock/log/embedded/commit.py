@@ -209,12 +209,18 @@ class Committer:
 
     def _write_group(self, parts: list[PartitionCommit]) -> None:
         now_ms = self._clock.now_ms()
-        laid_out: list[PartitionCommit] = parts
-        while laid_out:
+        # Those that tell where others are laid out come last.
+        late = [part for part in parts if part.late]
+        laid_out = [part for part in parts if not part.late] if late else parts
+        while laid_out or late:
             for part in laid_out:
+                self._lay_out(part, now_ms)
+            for part in late:
                 self._lay_out(part, now_ms)
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
             laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
+            late = [part for part in parts if part.late] if laid_out else []
+            laid_out = [part for part in laid_out if not part.late] if late else laid_out
         sound = [part for part in parts if part.appends]
         flushed = [part for part in sound if part.atomic or part.partition.config.durability.mode == "fsync"]
         if len(flushed) > 1:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import structlog
 
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.log.api import Appended, Batch, BlockBatch, OnAllAppended, OnAppended
+from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppended, OnAppended, Partition
 from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, place_block, seal_at, whole_checksum
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.segment import Segment
@@ -32,7 +32,7 @@ _ROW_BYTES: Final = 12
 class Waiting(NamedTuple):
     """An append on its way to the next commit."""
 
-    batch: Batch | BlockBatch
+    batch: Batch | BlockBatch | LateBatch
     done: OnAppended
     whole: AtomicAppend | None
     """What it is a part of, if it must not be written alone."""
@@ -41,10 +41,12 @@ class Waiting(NamedTuple):
 class AtomicAppend:
     """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
 
-    __slots__ = ("_done", "_left", "_results", "refusal")
+    __slots__ = ("_done", "_left", "_results", "places", "refusal")
 
     def __init__(self, parts: int, done: OnAllAppended) -> None:
         self.refusal: PenstockError | None = None
+        self.places: dict[Partition, Appended] = {}
+        """Where its parts are laid out, for those that tell of it; the commit thread's own."""
         self._done = done
         self._left = parts
         self._results: list[Appended | PenstockError | None] = [None] * parts
@@ -72,6 +74,7 @@ class PartitionCommit:
         "end",
         "error",
         "headers",
+        "late",
         "next_offset",
         "partition",
         "refused",
@@ -91,6 +94,8 @@ class PartitionCommit:
         """What the records take in blocks, headers aside."""
         self.atomic = False
         """Whether some append must not be written alone."""
+        self.late = False
+        """Whether some append tells where other parts of the commit are laid out."""
         self._measure()
         self.segment: Segment | None = None
         """Where it goes; None before it is laid out."""
@@ -105,11 +110,12 @@ class PartitionCommit:
         self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
 
     def _measure(self) -> None:
-        self.size_bytes, self.atomic = 0, False
+        self.size_bytes, self.atomic, self.late = 0, False, False
         for append in self.appends:
             self.size_bytes += _stored_bytes(append.batch)
             if append.whole is not None:
                 self.atomic = True
+                self.late = self.late or isinstance(append.batch, LateBatch)
 
     def refuse(self, appends: Sequence[Waiting], error: PenstockError) -> None:
         """Leave appends out, and with them all of the atomic ones they are parts of."""
@@ -167,7 +173,16 @@ class PartitionCommit:
             position += header.size_bytes
         self.next_offset = offset
         self.data = self.blocks[0] if len(self.blocks) == 1 else b"".join(self.blocks)
+        if self.atomic:
+            self._note_places()
         writer.file.reserve(len(self.data))
+
+    def _note_places(self) -> None:
+        offset = self.base_offset
+        for append in self.appends:
+            if append.whole is not None:
+                append.whole.places[self.partition] = Appended(offset, self.timestamp_ms)
+            offset += len(append.batch)
 
     def _pieces(self, block_bytes_target: int) -> list[Batch | Block]:
         """What becomes one block each."""
@@ -182,7 +197,7 @@ class PartitionCommit:
                     assert isinstance(append.batch, BlockBatch)
                     pieces += append.batch.blocks
             else:
-                batches = [append.batch for append in appends if isinstance(append.batch, Batch)]
+                batches = [_made(append) for append in appends]
                 pieces += [_join(batches)] if fits else gather(batches, block_bytes_target)
         return pieces
 
@@ -232,9 +247,18 @@ class PartitionCommit:
             _log.exception("append callback raised", partition=str(self.partition))
 
 
-def _can_be_encoded(batch: Batch | BlockBatch) -> bool:
-    if isinstance(batch, BlockBatch):
-        return True  # they are blocks already
+def _made(append: Waiting) -> Batch:
+    """The records of an append that does not come as blocks."""
+    if isinstance(append.batch, LateBatch):
+        assert append.whole is not None, "a record that tells of other parts came without them"
+        return append.batch.make(append.whole.places)
+    assert isinstance(append.batch, Batch)
+    return append.batch
+
+
+def _can_be_encoded(batch: Batch | BlockBatch | LateBatch) -> bool:
+    if not isinstance(batch, Batch):
+        return True  # they are blocks already, or the broker's own
     try:
         encode_block(0, 0, batch.values, batch.keys, batch.headers, batch.expiries)
     except Exception:  # noqa: BLE001 - whatever is wrong with the records
@@ -273,7 +297,7 @@ def _cut(batch: Batch, bytes_target: int) -> list[Batch]:
     return pieces
 
 
-def _stored_bytes(batch: Batch | BlockBatch) -> int:
+def _stored_bytes(batch: Batch | BlockBatch | LateBatch) -> int:
     return batch.size_bytes + _ROW_BYTES * len(batch)
 
 

@@ -23,6 +23,7 @@ from penstock.log.api import (
     BlockBatch,
     EngineStats,
     Extent,
+    LateBatch,
     OnAppended,
     Partition,
     TopicConfig,
@@ -142,7 +143,9 @@ class EmbeddedPartition(Partition):
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    def append(self, batch: Batch | BlockBatch, done: OnAppended, whole: AtomicAppend | None = None) -> None:
+    def append(
+        self, batch: Batch | BlockBatch | LateBatch, done: OnAppended, whole: AtomicAppend | None = None
+    ) -> None:
         refusal = self.refusal()
         if refusal is not None:
             self._loop.call_soon(done, refusal)

@@ -475,6 +475,7 @@ Key = Annotated[bytes | None, Nullable(Blob(), b"")]
 """A record's key; an empty one is none."""
 Bool = Annotated[bool, Flag()]
 U8 = Annotated[int, Number("u8", "B")]
+U16 = Annotated[int, Number("u16", "H")]
 U32 = Annotated[int, Number("u32", "I")]
 I32 = Annotated[int, Number("i32", "i")]
 U64 = Annotated[int, Number("u64", "Q")]

@@ -50,6 +50,8 @@ PRODUCED_RECORDS_MAX: Final = 2_048
 """Of one PRODUCE_RECORDS. If one of them is refused, each is written by itself, in some 30 microseconds."""
 PRODUCED_HEADERS_MAX: Final = 65_536
 """Of one PRODUCE_RECORDS, over all its records. Each takes half a microsecond to check."""
+PRODUCED_ONCE_HEADERS_MAX: Final = 4_096
+"""Of one PRODUCE_ONCE, which is decoded on the event loop whatever its size, as PRODUCE is: two milliseconds."""
 
 # --- lists in replies ---
 

@@ -68,9 +68,16 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
     """
 
     def __init__(
-        self, url: str, *, tls: ssl.SSLContext | bool | None = None, options: ClientOptions | None = None
+        self,
+        url: str,
+        *,
+        tls: ssl.SSLContext | bool | None = None,
+        options: ClientOptions | None = None,
+        idempotent: bool = True,
     ) -> None:
-        super().__init__(AsyncFlyMQClient(url, tls=tls, options=options))
+        """Unless `idempotent` is false, here or in the address (`?idempotent=false`), records are sent again after a lost connection and
+        stored once, if the server is a Penstock broker."""
+        super().__init__(AsyncFlyMQClient(url, tls=tls, options=options, idempotent=idempotent))
         self.monitoring = Monitoring(self._thread, self._async.monitoring)
         """Members and lag of groups, and what subscriptions have in flight."""
         self.dead_letters = DeadLetters(self._thread, self._async.dead_letters)
@@ -107,8 +114,9 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
         `headers` are names with values, as a mapping or as pairs. The timestamp is when the broker commits the record.
 
         A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
-        "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
-        whether the record was stored. Raises NotSupported if the server is not Penstock and would lose headers or a null value.
+        "orders:3") says is refused with ValidationFailed. If the connection is lost, the record is sent again, and stored once. If that
+        fails too, ConnectionLost and RequestTimeout leave open whether it was stored. Raises NotSupported if the server is not Penstock and
+        would lose headers or a null value.
         """
         return self._thread.run(
             self._async.send(topic, value, key, partition, headers=headers, ttl_s=ttl_s, schema=schema)

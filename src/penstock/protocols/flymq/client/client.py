@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime
 from random import Random
 from typing import Literal
@@ -35,11 +36,12 @@ from penstock.clients.requests import OnLost
 from penstock.clients.results import require_success
 from penstock.clients.retry import SUBMISSIONS_MAX, Sleep
 from penstock.clients.tcp import TcpClient
-from penstock.clients.url import parse_tcp_url
+from penstock.clients.url import Address, parse_tcp_url
 from penstock.clock import Clock
 from penstock.errors import (
     AuthenticationFailed,
     GroupNotFound,
+    InvalidRequest,
     NotSupported,
     PenstockError,
     Unreachable,
@@ -56,6 +58,7 @@ from penstock.protocols.flymq.client.exchanges import (
     replies_in,
 )
 from penstock.protocols.flymq.client.monitoring import AsyncMonitoring
+from penstock.protocols.flymq.client.once import NotIdempotent, OnceSender
 from penstock.protocols.flymq.client.producing import (
     Headers,
     Outgoing,
@@ -123,16 +126,23 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         *,
         tls: ssl.SSLContext | bool | None = None,
         options: ClientOptions | None = None,
+        idempotent: bool = True,
         clock: Clock | None = None,
         random: Random | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
+        """Unless `idempotent` is false, here or in the address (`?idempotent=false`), records are sent again after a lost connection and
+        stored once, if the server is a Penstock broker."""
         form = "flymq://host:port, or flymqs:// for TLS"
-        address = parse_tcp_url(url, SCHEMES, protocol="FlyMQ", port=PORT, form=form)
+        address = parse_tcp_url(url, SCHEMES, protocol="FlyMQ", port=PORT, form=form, options=("idempotent",))
         super().__init__(address, tls, options, clock=clock, random=random, sleep=sleep)
         channel = Channel(self._requests, self._options.request_timeout_s)
         self._channel = channel
         self._ask = channel.ask
+        self._once = (
+            OnceSender(self._requests, channel, self._attempts) if idempotent and _may_send_again(address) else None
+        )
+        """None also once the server has answered that it has no idempotent producers."""
         self._fetches_whole = True
         """Until the server answers that it does not know FETCH_RECORDS."""
         self.monitoring = AsyncMonitoring(channel)
@@ -173,13 +183,19 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         `headers` are names with values, as a mapping or as pairs. The timestamp is when the broker commits the record.
 
         A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
-        "orders:3") says is refused with ValidationFailed. ConnectionLost and RequestTimeout leave open
-        whether the record was stored. Raises NotSupported if the server is not Penstock and would lose headers or a null value.
+        "orders:3") says is refused with ValidationFailed. If the connection is lost, the record is sent again, and stored once. If that
+        fails too, ConnectionLost and RequestTimeout leave open whether it was stored. Raises NotSupported if the server is not Penstock and
+        would lose headers or a null value.
         """
         check_topic(topic)
         outgoing = Outgoing.single(topic, value, key, headers, partition_field(partition), schema)
-        if ttl_s is not None:
-            ttl_ms = milliseconds(ttl_s, "time to live")
+        ttl_ms = None if ttl_s is None else milliseconds(ttl_s, "time to live")
+        if self._once is not None:
+            try:
+                return require_success([await self._once.send(replace(outgoing, ttl_ms=ttl_ms))])[0]
+            except NotIdempotent:
+                self._once = None
+        if ttl_ms is not None:
             if value is not None and schema is None and not outgoing.whole:
                 return metadata_of(await self._ask(ProduceWithTtl(topic, value, ttl_ms, key, outgoing.partition)))
             outgoing.ttl_ms = ttl_ms
@@ -232,6 +248,11 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         """
         check_topic(topic)
         outgoing = Outgoing.of(topic, records, partition_field(partition), schema)
+        if self._once is not None:
+            try:
+                return require_success(await self._once.send_many(outgoing))
+            except NotIdempotent:
+                self._once = None
         results: list[RecordMetadata | PenstockError] = []
         for submission in range(1, SUBMISSIONS_MAX + 1):
             lost, may_go_on = await self._send_chunks(outgoing, results)
@@ -542,6 +563,13 @@ class AsyncFlyMQClient(TcpClient[Replies]):
             raise AuthenticationFailed(
                 f"{self.address} refuses user {self.address.user!r}: {reason or 'no reason given'}"
             )
+
+
+def _may_send_again(address: Address) -> bool:
+    text = address.options.get("idempotent", "true")
+    if text not in ("true", "false"):
+        raise InvalidRequest(f"address option idempotent is {text!r}: write idempotent=true or idempotent=false")
+    return text == "true"
 
 
 def _group(state: GroupState | GroupSummary) -> GroupDescription:

@@ -16,6 +16,7 @@ from penstock.protocols.flymq.layout import (
     I32,
     I64,
     TAIL,
+    U16,
     U32,
     U64,
     AtMost,
@@ -36,7 +37,12 @@ from penstock.protocols.flymq.layout import (
     Tail,
     Text,
 )
-from penstock.protocols.flymq.limits import PRODUCED_HEADERS_MAX, PRODUCED_RECORDS_MAX, REPLY_ITEMS_MAX
+from penstock.protocols.flymq.limits import (
+    PRODUCED_HEADERS_MAX,
+    PRODUCED_ONCE_HEADERS_MAX,
+    PRODUCED_RECORDS_MAX,
+    REPLY_ITEMS_MAX,
+)
 from penstock.protocols.flymq.operations.operation import Operation
 from penstock.protocols.flymq.operations.topics import Done
 from penstock.protocols.flymq.wire import PARTITION_AUTO
@@ -153,6 +159,64 @@ class ProduceRecords(Operation[ProducedRecords], opcode=0xC8, repeatable=False, 
     """What the records must look like, as in "orders:3"; empty: what the topic is bound to."""
     delay_ms: U64 = 0
     """Zero: at once. A delay goes with no schema but that of the topic."""
+
+
+# --- records of idempotent producers ---
+
+
+@dataclass(slots=True)
+class RegisteredProducer:
+    producer: Bytes
+    """Of 16 bytes."""
+    in_flight_max: U32
+    """Requests of one producer that may wait for their answers."""
+
+
+class RegisterProducer(Operation[RegisteredProducer], opcode=0xCA):
+    """Return the id of a new producer. It belongs to the principal, whatever connection it uses.
+
+    Sent twice, it registers two, of which one is never used and is forgotten in time.
+    """
+
+
+@dataclass(slots=True)
+class StoredOnce:
+    """Where and when the records of a request are stored: those of one partition at consecutive offsets, in their order."""
+
+    partitions: Annotated[Sequence[U16], AtMost(PRODUCED_RECORDS_MAX)]
+    """Of each record, 65535 for those among the failures; empty if all are in the one place."""
+    places: Annotated[Sequence[tuple[I32, I64, I64]], AtMost(PRODUCED_RECORDS_MAX)]
+    """Partition, offset of the first record in it, timestamp."""
+    failures: Annotated[Sequence[RecordFailure], AtMost(PRODUCED_RECORDS_MAX)]
+
+
+class ProduceOnce(Operation[StoredOnce], opcode=0xCB, smaller="send fewer records at a time"):
+    """Store records once, however often the request is sent. Each is stored, or fails, by itself.
+
+    A producer numbers its requests from 0 and sends them in that order, over one connection at a time. A request that was stored gets its
+    answer again. One of which nothing was stored, as its answer or error says, may be sent again or left.
+    """
+
+    producer: Bytes
+    sequence: U64
+    floor: U64
+    """The lowest sequence number without an answer: what is below will not be sent again."""
+    resent: Bool
+    """Whether the request was sent before."""
+    topic: Str
+    values: Annotated[Sequence[bytes | None], Cells(PRODUCED_RECORDS_MAX)]
+    """Null for a tombstone."""
+    keys: Annotated[Sequence[bytes | None], Cells(PRODUCED_RECORDS_MAX)] = ()
+    headers: Annotated[Sequence[bytes | None], HeaderCells(PRODUCED_RECORDS_MAX, PRODUCED_ONCE_HEADERS_MAX)] = ()
+    partition: I32 = PARTITION_AUTO
+    """-1: the broker chooses by the key, or in turn."""
+    ttl_ms: U64 = 0
+    """Zero: no limit."""
+    schema: Str = ""
+    """What the records must look like, as in "orders:3"; empty: what the topic is bound to."""
+
+
+# --- whole records, read ---
 
 
 @dataclass(slots=True)

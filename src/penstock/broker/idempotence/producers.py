@@ -1,0 +1,530 @@
+"""Idempotent producers: each request is stored once, however often it is sent, also across a crash of the broker.
+
+The broker hands out the ids, at random, and keeps them: only so is a producer that it has forgotten told from one that is new, and a
+request that is sent again refused rather than stored twice. The sequence numbers are those of requests, not of partitions, because the
+broker chooses the partitions of records without a key: whoever sends again finds where they went by the number of the request.
+
+Records and the entry that tells where they are go to the log in one append over several partitions, whose entry is made once their
+offsets are decided (`LateBatch`). In a topic without fsync that would cost the flush that the topic does without. There the answer is kept
+in memory only, and a request that is sent again after a crash is refused if an earlier run of the broker may have stored it.
+
+What is kept is bounded: so many producers, so many bytes of answers. Beyond that, those whose last request is the oldest are forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker, on_topic
+from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX, Sequences, Verdict
+from penstock.broker.idempotence.stored import (
+    NOT_STORED,
+    PRODUCER_SLOT,
+    PRODUCERS_TOPIC,
+    Place,
+    ProducerKey,
+    StoredProducer,
+    StoredRequest,
+    Written,
+    compressed,
+    encode,
+    kept_reasons,
+    written,
+)
+from penstock.broker.limits import BrokerLimits
+from penstock.broker.records.faults import Faults
+from penstock.broker.records.producer import Accepted, Producer
+from penstock.broker.schemas.reference import parse_reference
+from penstock.broker.schemas.validation import Validation
+from penstock.broker.table import TABLE_CONFIG, read_state
+from penstock.broker.transactions.transaction_records import TransactionRecords
+from penstock.clock import Clock
+from penstock.errors import (
+    CorruptMetadata,
+    InvalidRequest,
+    OutcomeUnknown,
+    OutOfOrderSequence,
+    PenstockError,
+    ShuttingDown,
+    TopicNotFound,
+    UnknownProducer,
+)
+from penstock.log.api import Appended, Batch, BatchFor, Engine, LateBatch, Partition
+from penstock.log.block import Block
+
+FORGOTTEN_PER_APPEND_MAX: Final = 1024
+"""Producers that are removed from the log at a time."""
+_PLACE_BYTES_MAX: Final = 32
+"""Of one place in an entry."""
+_ENTRY_BYTES: Final = 64
+"""What an entry or a producer takes in memory beside its bytes, about."""
+
+OnWritten = Callable[[Written | PenstockError], None]
+
+
+@dataclass(slots=True)
+class ProducerStats:
+    """Plain numbers, exported on scrape."""
+
+    registered: int = 0
+    repeated: int = 0
+    """Requests that were sent again and had been stored."""
+    refused: int = 0
+    """Requests of producers that are not known, or with a number that is out of order."""
+    forgotten: int = 0
+
+
+class Sequenced(NamedTuple):
+    """Which request of which producer it is."""
+
+    producer: bytes
+    sequence: int
+    floor: int
+    """The lowest number without an answer."""
+    resent: bool
+    """Whether it was sent before."""
+
+
+class _Producer:
+    """A producer in memory."""
+
+    __slots__ = ("id", "last_ms", "owner", "sequences", "size_bytes", "slots")
+
+    def __init__(self, producer_id: bytes, owner: str, now_ms: int, *, from_log: bool = False) -> None:
+        self.id = producer_id
+        self.owner = owner
+        self.last_ms = now_ms
+        self.sequences: Sequences[bytes, OnWritten] = Sequences(from_log=from_log)
+        self.slots = 0
+        """A bit for each slot that has a record in the log."""
+        self.size_bytes = 0
+        """Of the answers that are kept."""
+
+    def measure(self) -> int:
+        """Return by how much the size of the answers has changed."""
+        before = self.size_bytes
+        self.size_bytes = sum(_ENTRY_BYTES + len(answer) for answer in self.sequences.answers.values())
+        return self.size_bytes - before
+
+    def keys(self) -> list[bytes]:
+        """Of all its records in the log."""
+        slots = [slot for slot in range(IN_FLIGHT_MAX) if self.slots >> slot & 1]
+        return [encode(ProducerKey(self.id, slot)) for slot in (PRODUCER_SLOT, *slots)]
+
+
+class IdempotentProducers:
+    def __init__(
+        self,
+        engine: Engine,
+        producer: Producer,
+        validation: Validation,
+        *,
+        clock: Clock,
+        limits: BrokerLimits,
+        access: AccessPolicy,
+    ) -> None:
+        self.access = access
+        self.stats = ProducerStats()
+        self._engine = engine
+        self._producer = producer
+        self._validation = validation
+        self._clock = clock
+        self._limits = limits
+        self._partition: Partition | None = None
+        self._known: OrderedDict[bytes, _Producer] = OrderedDict()
+        """By id, the one whose last request is the oldest first."""
+        self._size_bytes = 0
+        self._writes = 0
+        self._drained: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the answers that are kept in memory."""
+        return self._size_bytes
+
+    # -- opening and closing ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the producers. Raises CorruptBlock if a part of them cannot be read."""
+        if PRODUCERS_TOPIC not in self._engine.topics():
+            await self._engine.create_topic(PRODUCERS_TOPIC, TABLE_CONFIG)
+        stray: dict[bytes, None] = {}
+        async for block in read_state(self._engine, PRODUCERS_TOPIC):
+            self._load(block, stray)
+        for known in self._known.values():
+            self._size_bytes += known.measure()
+        self._partition = self._engine.partition(PRODUCERS_TOPIC, 0)
+        self._delete(list(stray))
+        self._forget_old()
+
+    def _load(self, block: Block, stray: dict[bytes, None]) -> None:
+        """`stray` gets the keys of requests whose producer was forgotten, which a compaction may leave behind."""
+        keys = block.keys() or [None] * block.count
+        for offset, key, value, time_ms in zip(block.offsets(), keys, block.values(), block.timestamps(), strict=True):
+            try:
+                named = _KEYS.decode(key or b"")
+                entry = None if value is None else _ENTRIES.decode(value)
+            except msgspec.MsgspecError as error:
+                raise CorruptMetadata(
+                    f"table {PRODUCERS_TOPIC} has a record at offset {offset} that this release cannot read ({error}): "
+                    "start the release that wrote it, or a newer one"
+                ) from error
+            known = self._known.get(named.producer)
+            if isinstance(entry, StoredProducer):
+                self._known[named.producer] = _Producer(named.producer, entry.owner, time_ms, from_log=True)
+            elif entry is None and named.slot == PRODUCER_SLOT:
+                self._known.pop(named.producer, None)
+            elif known is None:
+                assert key is not None
+                stray.pop(key, None) if entry is None else stray.setdefault(key)
+            elif isinstance(entry, StoredRequest):
+                assert value is not None
+                known.sequences.settle_below(entry.floor)
+                known.sequences.keep(entry.sequence, value)
+                known.slots |= 1 << named.slot
+                known.last_ms = time_ms
+                self._known.move_to_end(named.producer)
+
+    async def close(self) -> None:
+        """Take no more requests and wait for those in flight."""
+        self._partition = None
+        if self._writes:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    # -- producers --------------------------------------------------------------------------------------------------------
+
+    @on_broker(Operation.WRITE)
+    async def register(self, principal: Principal) -> bytes:
+        """Return the id of a new producer, which only this principal may use. It is known from now on, also after a crash."""
+        partition = self._open()
+        producer_id = uuid.uuid4().bytes
+        now_ms = self._clock.now_ms()
+        registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(result: Appended | PenstockError) -> None:
+            self._ended()
+            if isinstance(result, Appended):
+                self._known[producer_id] = _Producer(producer_id, principal.name, now_ms)
+                self.stats.registered += 1
+                self._forget_old()
+            if registered.cancelled():
+                return
+            if isinstance(result, PenstockError):
+                registered.set_exception(result)
+            else:
+                registered.set_result(None)
+
+        self._writes += 1
+        key, value = ProducerKey(producer_id, PRODUCER_SLOT), StoredProducer(principal.name, now_ms)
+        partition.append(Batch([encode(value)], [encode(key)]), done)
+        await registered
+        return producer_id
+
+    def _find(self, principal: Principal, producer_id: bytes) -> _Producer:
+        known = self._known.get(producer_id)
+        now_ms = self._clock.now_ms()
+        if known is None or known.owner != principal.name or self._is_idle(known, now_ms):
+            raise UnknownProducer(
+                f"producer {producer_id.hex()} is unknown: it was never registered, belongs to another principal, or was forgotten "
+                "because it was idle or others came; register again, and send again only what was certainly not stored"
+            )
+        known.last_ms = now_ms
+        self._known.move_to_end(producer_id)
+        return known
+
+    def _is_idle(self, known: _Producer, now_ms: int) -> bool:
+        return now_ms - known.last_ms > self._limits.producers_idle_ms and not known.sequences.in_flight
+
+    def _forget_old(self) -> None:
+        """Forget those that are idle or too many, the one that has not been heard of for longest first."""
+        limits, now_ms = self._limits, self._clock.now_ms()
+        keys: list[bytes] = []
+        while self._known and len(keys) < FORGOTTEN_PER_APPEND_MAX:
+            oldest = next(iter(self._known.values()))
+            if not (
+                len(self._known) > limits.producers_max
+                or (self._size_bytes > limits.producers_bytes_max and len(self._known) > 1)
+                or self._is_idle(oldest, now_ms)
+            ):
+                break
+            del self._known[oldest.id]
+            self._size_bytes -= oldest.size_bytes
+            self.stats.forgotten += 1
+            keys += oldest.keys()
+        self._delete(keys)
+
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        """Remove records from the log. If that fails, the next start finds them, which does no harm."""
+        if keys and self._partition is not None:
+            self._writes += 1
+            self._partition.append(Batch([None] * len(keys), keys), lambda _: self._ended())
+
+    def _open(self) -> Partition:
+        if self._partition is None:
+            raise ShuttingDown("the broker is starting or stopping: try again")
+        return self._partition
+
+    def _ended(self) -> None:
+        self._writes -= 1
+        if not self._writes and self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+    # -- writing ----------------------------------------------------------------------------------------------------------
+
+    @on_topic(Operation.WRITE)
+    def produce(
+        self,
+        principal: Principal,
+        topic: str,
+        request: Sequenced,
+        partition: int,
+        batch: Batch,
+        *,
+        schema: str | None = None,
+        done: OnWritten,
+    ) -> None:
+        """Append records as `Broker.produce` does, once: a request that was stored before is answered as it was then.
+
+        A request of which nothing is stored may be sent again under its number, or left. Raises UnknownProducer, OutOfOrderSequence,
+        and what concerns all records, or hands it to `done`. `done` is called once, after this returns.
+        """
+        self._open()
+        try:
+            known = self._find(principal, request.producer)
+            verdict = known.sequences.admit(request.sequence, request.floor, resent=request.resent)
+        except (UnknownProducer, OutOfOrderSequence):
+            self.stats.refused += 1
+            raise
+        self._size_bytes += known.measure()
+        if verdict is Verdict.REPEATED:
+            self._answer_again(known, topic, request, len(batch), done)
+        elif verdict is Verdict.IN_FLIGHT:
+            self.stats.repeated += 1
+            known.sequences.wait(request.sequence, done)
+        else:
+            self._begin(known, topic, request, partition, batch, schema, done)
+
+    def _answer_again(self, known: _Producer, topic: str, request: Sequenced, count: int, done: OnWritten) -> None:
+        entry = _REQUESTS.decode(known.sequences.answers[request.sequence])
+        if (entry.topic, entry.count) != (topic, count):
+            raise InvalidRequest(
+                f"sequence {request.sequence} was {entry.count} records for topic {entry.topic}, and is now {count} for {topic}: "
+                "a request that is sent again must be the same"
+            )
+        self.stats.repeated += 1
+        asyncio.get_running_loop().call_soon(done, written(entry))
+
+    def _begin(
+        self,
+        known: _Producer,
+        topic: str,
+        request: Sequenced,
+        partition: int,
+        batch: Batch,
+        schema: str | None,
+        done: OnWritten,
+    ) -> None:
+        info = self._engine.topics().get(topic)
+        if info is None:
+            raise TopicNotFound(f"topic not found: {topic}")
+        logged = info.config.durability.mode == "fsync"
+        if not logged and request.resent and known.sequences.may_be_forgotten(request.sequence):
+            raise OutcomeUnknown(
+                f"outcome unknown: the broker was restarted since these records were sent first, and topic {topic} has durability "
+                f"{info.config.durability}: look whether they are stored before you send them again"
+            )
+        write = _Write(self, known, request, topic, len(batch), logged=logged)
+        known.sequences.begin(request.sequence, done)
+        self._writes += 1
+        try:
+            if schema is None and not self._validation.concerns(topic):
+                write.append(partition, batch, None)
+            else:
+                self._validation.screen(
+                    topic,
+                    None if schema is None else parse_reference(schema),
+                    batch.values,
+                    None,
+                    lambda faults: write.append(partition, batch, faults),
+                    write.fail,
+                )
+        except BaseException:
+            known.sequences.end(request.sequence, None)
+            self._ended()
+            raise
+
+    def select(self, topic: str, partition: int, batch: Batch, faults: Faults | None) -> Accepted:
+        return self._producer.select(topic, partition, batch, faults)
+
+    def handle(self, topic: str, index: int) -> Partition:
+        return self._engine.partition(topic, index)
+
+    def append(
+        self, parts: Sequence[BatchFor], late: LateBatch, done: Callable[[Sequence[Appended] | PenstockError], None]
+    ) -> None:
+        """Append records and the entry of their request, all or nothing."""
+        self._engine.append_atomic([*parts, BatchFor(self._open(), late)], done)
+
+    def settle(self, known: _Producer, sequence: int, entry: bytes | None, outcome: Written | PenstockError) -> None:
+        """A request has ended; `entry` is its answer, if something was stored."""
+        waiters = known.sequences.end(sequence, entry)
+        self._ended()
+        if self._known.get(known.id) is known:
+            self._size_bytes += known.measure()
+            self._forget_old()
+        for waiter in waiters:
+            waiter(outcome)
+
+
+class _Write:
+    """One request on its way to the log."""
+
+    __slots__ = (
+        "_column",
+        "_count",
+        "_entry",
+        "_known",
+        "_left",
+        "_logged",
+        "_owner",
+        "_refused",
+        "_request",
+        "_topic",
+    )
+
+    def __init__(
+        self,
+        owner: IdempotentProducers,
+        known: _Producer,
+        request: Sequenced,
+        topic: str,
+        count: int,
+        *,
+        logged: bool,
+    ) -> None:
+        self._owner = owner
+        self._known = known
+        self._request = request
+        self._topic = topic
+        self._count = count
+        self._logged = logged
+        self._column: list[int] = []
+        self._refused: list[tuple[int, PenstockError]] = []
+        self._entry = b""
+        self._left = 0
+
+    def append(self, partition: int, batch: Batch, faults: Faults | None) -> None:
+        """Append the rows that are sound. Raises what concerns the call as a whole."""
+        accepted = self._owner.select(self._topic, partition, batch, faults)
+        if accepted.faults is not None:
+            self._refused = sorted(accepted.faults.errors.items())
+        if not accepted.partitions:
+            outcome = Written([NOT_STORED] * self._count, (), self._refused)
+            asyncio.get_running_loop().call_soon(self._settle, None, outcome)
+            return
+        indexes = accepted.partitions
+        if not self._refused and indexes.count(indexes[0]) == len(indexes):
+            batches = {indexes[0]: accepted.batch}
+        else:
+            batches = self._spread(accepted)
+        parts = [BatchFor(self._owner.handle(self._topic, index), part) for index, part in batches.items()]
+        if self._logged:
+            self._append_logged(parts)
+        else:
+            self._append_unlogged(parts)
+
+    def fail(self, error: PenstockError) -> None:
+        """Nothing of it is stored."""
+        self._settle(None, error)
+
+    def _spread(self, accepted: Accepted) -> dict[int, Batch]:
+        column = iter(accepted.partitions)
+        refused = dict(self._refused)
+        self._column = [NOT_STORED if row in refused else next(column) for row in range(self._count)]
+        records = TransactionRecords()
+        records.add(self._topic, accepted.topic_id, accepted.partitions, accepted.batch)
+        return {destination.partition: part for destination, part in records.batches()}
+
+    def _append_logged(self, parts: Sequence[BatchFor]) -> None:
+        key = encode(ProducerKey(self._request.producer, self._slot))
+        column, reasons = compressed(self._column), kept_reasons(self._refused)
+        partitions = [part.partition for part in parts]
+
+        def make(places: Mapping[Partition, Appended]) -> Batch:
+            found = [Place(partition.index, *places[partition]) for partition in partitions]
+            self._entry = encode(self._stored(column, found, reasons))
+            return Batch([self._entry], [key])
+
+        def done(result: Sequence[Appended] | PenstockError) -> None:
+            if isinstance(result, PenstockError):
+                self._settle(None, result)
+            else:
+                landed = zip(partitions, result, strict=False)
+                places = [Place(partition.index, *place) for partition, place in landed]
+                self._settle(self._entry, Written(self._column, places, self._refused))
+
+        size_bytes = len(key) + len(encode(self._stored(column, (), reasons))) + _PLACE_BYTES_MAX * len(parts)
+        self._owner.append(parts, LateBatch(make, size_bytes), done)
+        self._known.slots |= 1 << self._slot
+
+    def _append_unlogged(self, parts: Sequence[BatchFor]) -> None:
+        places: list[Place] = []
+        failures: dict[int, PenstockError] = {}
+        self._left = len(parts)
+
+        def done_for(index: int) -> Callable[[Appended | PenstockError], None]:
+            def done(result: Appended | PenstockError) -> None:
+                if isinstance(result, Appended):
+                    places.append(Place(index, *result))
+                else:
+                    failures[index] = result
+                self._left -= 1
+                if not self._left:
+                    self._settle_unlogged(places, failures)
+
+            return done
+
+        for part in parts:
+            assert not isinstance(part.batch, LateBatch)
+            part.partition.append(part.batch, done_for(part.partition.index))
+
+    def _settle_unlogged(self, places: Sequence[Place], failures: Mapping[int, PenstockError]) -> None:
+        if not places:
+            self._settle(None, next(iter(failures.values())))
+            return
+        if failures:
+            failed = [(row, failures[index]) for row, index in enumerate(self._column) if index in failures]
+            self._refused = sorted([*self._refused, *failed], key=lambda each: each[0])
+            self._column = [NOT_STORED if index in failures else index for index in self._column]
+        entry = encode(self._stored(compressed(self._column), places, kept_reasons(self._refused)))
+        self._settle(entry, Written(self._column, places, self._refused))
+
+    @property
+    def _slot(self) -> int:
+        return self._request.sequence % IN_FLIGHT_MAX
+
+    def _stored(
+        self, column: bytes, places: Sequence[Place], reasons: tuple[tuple[int, str, str], ...]
+    ) -> StoredRequest:
+        request = self._request
+        return StoredRequest(request.sequence, request.floor, self._topic, self._count, column, tuple(places), reasons)
+
+    def _settle(self, entry: bytes | None, outcome: Written | PenstockError) -> None:
+        self._owner.settle(self._known, self._request.sequence, entry, outcome)
+
+
+_KEYS: Final = msgspec.msgpack.Decoder(ProducerKey)
+_ENTRIES: Final = msgspec.msgpack.Decoder(StoredProducer | StoredRequest)
+_REQUESTS: Final = msgspec.msgpack.Decoder(StoredRequest)

@@ -1,0 +1,500 @@
+"""The idempotent producer of a client: requests are numbered, and sent again after a lost connection.
+
+One task hands the requests of a producer to the connection, in the order of their numbers, so that a new one never overtakes one that is
+sent again. Records of single sends that come while it waits for its turn go together in one request.
+
+The broker hands out the id of the producer. If it has forgotten it, a request that was sent only once is certainly not stored: it is
+numbered anew under another id. One that was sent before fails, because whether it was stored is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from penstock.clients.arguments import CHUNK_BYTES, CHUNK_RECORDS_MAX
+from penstock.clients.pipeline import Exchange
+from penstock.clients.records import RecordMetadata
+from penstock.clients.requests import Requests
+from penstock.clients.retry import SUBMISSIONS_MAX, Attempts, NewAttempts
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationRequired,
+    ConnectionLost,
+    NotSupported,
+    PenstockError,
+    ProtocolViolation,
+    RequestTimeout,
+    UnknownProducer,
+    Unreachable,
+)
+from penstock.protocols.flymq.client.exchanges import Channel, Replies, mismatch
+from penstock.protocols.flymq.client.producing import Outgoing, Result
+from penstock.protocols.flymq.codec import Reply
+from penstock.protocols.flymq.errors import decode_error, error_for
+from penstock.protocols.flymq.limits import PRODUCED_ONCE_HEADERS_MAX
+from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
+from penstock.protocols.flymq.operations.records import ProduceOnce, RegisterProducer
+from penstock.protocols.flymq.wire import ERROR, HEADER_BYTES
+from penstock.record_headers import HEADERS_PER_RECORD_MAX
+
+CHUNKS_AHEAD_MAX = 16
+"""Requests of one call that are encoded and have no answer."""
+HEADER_BYTES_ENOUGH = (PRODUCED_ONCE_HEADERS_MAX - HEADERS_PER_RECORD_MAX) * 6
+"""Once a request has so many bytes of headers, no further record goes with it: a header takes six bytes at least."""
+PRODUCER_BYTES = 16
+_NUMBERS = Struct(f">{PRODUCER_BYTES}sQQ?")
+"""Id, sequence, floor, whether it was sent before: what a request is given when its turn comes."""
+_NUMBERS_AT = HEADER_BYTES + 4
+_NUMBERS_END = _NUMBERS_AT + _NUMBERS.size
+
+
+class NotIdempotent(NotSupported):
+    """The server has no idempotent producers, or none for this user. Nothing was sent."""
+
+
+class _Producer:
+    """An id, and the requests that were numbered under it."""
+
+    __slots__ = ("id", "in_flight_max", "next", "unanswered")
+
+    def __init__(self, producer_id: bytes, in_flight_max: int) -> None:
+        self.id = producer_id
+        self.in_flight_max = in_flight_max
+        self.next = 0
+        self.unanswered: dict[int, OnceExchange] = {}
+        """By number, in order."""
+
+    @property
+    def floor(self) -> int:
+        return next(iter(self.unanswered), self.next)
+
+
+class OnceExchange(Exchange[Replies]):
+    """One PRODUCE_ONCE. `answered` has the metadata or the error of each record, in order, or raises what concerns all of them."""
+
+    __slots__ = (
+        "_error",
+        "_results",
+        "answered",
+        "doubt",
+        "ids",
+        "lost",
+        "producer",
+        "records",
+        "sent",
+        "sequence",
+        "topic",
+    )
+
+    def __init__(self, outgoing: Outgoing, first: int, last: int, *, timeout_s: float) -> None:
+        data = encode_request(_request(outgoing, first, last))
+        super().__init__(data, replies=1, timeout_s=timeout_s, repeatable=True)
+        self.topic = outgoing.topic
+        self.records = last - first
+        self.answered: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        self.producer: _Producer | None = None
+        self.sequence = -1
+        self.sent = 0
+        """How often it was handed to a connection under its number."""
+        self.ids = 0
+        """Under how many ids it was numbered."""
+        self.lost: PenstockError | None = None
+        """Why it has to be sent again."""
+        self.doubt: PenstockError | None = None
+        """The loss of a connection to which it was written: it may have been stored."""
+        self._results: list[Result] = []
+        self._error: PenstockError | None = None
+
+    def number(self, producer: _Producer) -> None:
+        """Take the next number of a producer."""
+        self.producer = producer
+        self.sequence = producer.next
+        producer.next += 1
+        producer.unanswered[self.sequence] = self
+        self.ids += 1
+        self.sent = 0
+
+    def prepare(self) -> None:
+        """Get ready to be sent, or sent again."""
+        assert self.producer is not None
+        numbers = _NUMBERS.pack(self.producer.id, self.sequence, self.producer.floor, self.sent > 0)
+        self.data = b"".join((self.data[:_NUMBERS_AT], numbers, self.data[_NUMBERS_END:]))
+        if self.sent or self.finished.done():
+            self.begin_again()
+        self.sent += 1
+        self.lost = None
+
+    def accept(self, message: Replies, first: int, count: int) -> None:
+        if isinstance(message, Reply) and message.opcode == ProduceOnce.opcode:
+            self._results = self._decoded(message.payload)
+        elif isinstance(message, Reply) and message.opcode == ERROR:
+            self._error = error_for(decode_error(message.payload))
+        else:
+            raise mismatch(ProduceOnce.opcode, message)
+
+    @property
+    def refusal(self) -> PenstockError | None:
+        """The error that the broker answered with."""
+        return self._error
+
+    def settle(self, error: PenstockError | None = None) -> None:
+        """Tell whoever waits."""
+        error = error or self._error
+        if self.producer is not None:
+            self.producer.unanswered.pop(self.sequence, None)
+        if self.answered.done():
+            return
+        if error is None:
+            self.answered.set_result(self._results)
+        else:
+            self.answered.set_exception(error)
+            self.answered.exception()  # seen, even where nobody waits any more
+
+    def renumbered(self) -> None:
+        """Forget the producer and the answer, to be sent under another id."""
+        assert self.producer is not None
+        self.producer.unanswered.pop(self.sequence, None)
+        self.producer, self._error = None, None
+        self.awaited = 1
+
+    def _decoded(self, payload: bytes) -> list[Result]:
+        stored = decode_reply(ProduceOnce, payload)
+        partitions = stored.partitions or [place[0] for place in stored.places[:1]] * self.records
+        nexts = {partition: [offset, timestamp_ms] for partition, offset, timestamp_ms in stored.places}
+        failures = {failure.row: failure.error for failure in stored.failures}
+        results: list[Result] = []
+        if len(partitions) != self.records:
+            raise ProtocolViolation(f"the reply to {self.records} records does not tell where each of them is")
+        for row, partition in enumerate(partitions):
+            if row in failures:
+                results.append(error_for(failures[row]))
+                continue
+            place = nexts.get(partition)
+            if place is None:
+                raise ProtocolViolation(f"the reply to {self.records} records does not tell where record {row} is")
+            results.append(RecordMetadata(self.topic, partition, place[0], place[1]))
+            place[0] += 1
+        return results
+
+
+def _request(outgoing: Outgoing, first: int, last: int) -> ProduceOnce:
+    return ProduceOnce(
+        bytes(PRODUCER_BYTES),
+        0,
+        0,
+        False,
+        outgoing.topic,
+        outgoing.values[first:last],
+        outgoing.keys[first:last] if outgoing.keys else (),
+        outgoing.headers[first:last] if outgoing.headers else (),
+        outgoing.partition,
+        outgoing.ttl_ms or 0,
+        outgoing.schema or "",
+    )
+
+
+def _chunks(outgoing: Outgoing) -> Iterator[tuple[int, int]]:
+    """Bounds of what goes in one request."""
+    for first, last in outgoing.chunks(0):
+        header_bytes = 0
+        for row, cell in enumerate(outgoing.headers[first:last] if outgoing.headers else (), first):
+            header_bytes += len(cell or b"")
+            if header_bytes >= HEADER_BYTES_ENOUGH:
+                yield first, row + 1
+                first, header_bytes = row + 1, 0
+        if first < last:
+            yield first, last
+
+
+class _Together(NamedTuple):
+    """What records must have in common to go in one request."""
+
+    topic: str
+    partition: int
+    schema: str | None
+    ttl_ms: int | None
+
+
+class _Gathered:
+    """Records of single sends that wait for their request."""
+
+    __slots__ = ("_rows", "common", "header_bytes", "size_bytes", "waiters")
+
+    def __init__(self, common: _Together) -> None:
+        self.common = common
+        self.waiters: list[asyncio.Future[Result]] = []
+        self.size_bytes = 0
+        self.header_bytes = 0
+        self._rows: list[tuple[bytes | None, bytes | None, bytes | None]] = []
+
+    def add(self, record: Outgoing) -> asyncio.Future[Result]:
+        cells = (
+            record.values[0],
+            None if record.keys is None else record.keys[0],
+            None if record.headers is None else record.headers[0],
+        )
+        waiter: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._rows.append(cells)
+        self.waiters.append(waiter)
+        self.size_bytes += sum(map(len, filter(None, cells)))
+        self.header_bytes += len(cells[2] or b"")
+        return waiter
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            len(self._rows) >= CHUNK_RECORDS_MAX
+            or self.size_bytes >= CHUNK_BYTES
+            or self.header_bytes >= HEADER_BYTES_ENOUGH
+        )
+
+    def exchange(self, timeout_s: float) -> OnceExchange | None:
+        """The request for those that still wait, if any does."""
+        rows = [row for row, waiter in zip(self._rows, self.waiters, strict=True) if not waiter.done()]
+        waiters = [waiter for waiter in self.waiters if not waiter.done()]
+        if not rows:
+            return None
+        values, keys, headers = ([row[column] for row in rows] for column in range(3))
+        outgoing = Outgoing(
+            self.common.topic,
+            values,
+            None if keys.count(None) == len(keys) else keys,
+            None if headers.count(None) == len(headers) else headers,
+            self.common.partition,
+            self.common.schema,
+            self.common.ttl_ms,
+        )
+        try:
+            exchange = OnceExchange(outgoing, 0, len(rows), timeout_s=timeout_s)
+        except PenstockError as error:
+            _deal_out(waiters, [_again(error) for _ in waiters])
+            return None
+
+        def answered(answer: asyncio.Future[list[Result]]) -> None:
+            error = answer.exception()
+            if isinstance(error, PenstockError):
+                _deal_out(waiters, [_again(error) for _ in waiters])
+            else:
+                _deal_out(waiters, answer.result())
+
+        exchange.answered.add_done_callback(answered)
+        return exchange
+
+
+def _deal_out(waiters: Sequence[asyncio.Future[Result]], results: Sequence[Result]) -> None:
+    for waiter, result in zip(waiters, results, strict=True):
+        if not waiter.done():
+            waiter.set_result(result)
+
+
+def _again(error: PenstockError) -> PenstockError:
+    """The same error for one more caller: an exception that is raised in two places gathers the tracebacks of both."""
+    return type(error)(error.message)
+
+
+class OnceSender:
+    """Sends the records of one client. Methods raise NotIdempotent if the server cannot store them once."""
+
+    def __init__(self, requests: Requests[Replies], channel: Channel, attempts: NewAttempts) -> None:
+        self._requests = requests
+        self._new_attempts = attempts
+        self._outage: Attempts | None = None
+        """Attempts to send since the last answer, once a connection was lost."""
+        self._channel = channel
+        self._timeout_s = channel.timeout_s
+        self._producer: _Producer | None = None
+        self._gathered: dict[_Together, _Gathered] = {}
+        self._queue: deque[OnceExchange] = deque()
+        """Requests without a number, in order."""
+        self._lost: dict[OnceExchange, None] = {}
+        """Requests that have to be sent again."""
+        self._unknown: list[OnceExchange] = []
+        """Requests whose producer the broker has forgotten, which were sent once."""
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    async def send(self, record: Outgoing) -> Result:
+        """Store one record; return where it is, or why it is not stored."""
+        common = _Together(record.topic, record.partition, record.schema, record.ttl_ms)
+        gathered = self._gathered.get(common)
+        if gathered is None:
+            gathered = self._gathered[common] = _Gathered(common)
+        waiter = gathered.add(record)
+        if gathered.is_full:
+            self._seal()
+        self._wake()
+        result = await waiter
+        if isinstance(result, NotIdempotent):
+            raise result
+        return result
+
+    async def send_many(self, outgoing: Outgoing) -> list[Result]:
+        """Store records, in order; return where each is, or why it is not stored."""
+        sent: list[OnceExchange] = []
+        stopped: PenstockError | None = None
+        try:
+            for first, last in _chunks(outgoing):
+                if len(sent) >= CHUNKS_AHEAD_MAX:
+                    stopped = await _lost_by(sent[-CHUNKS_AHEAD_MAX])
+                if stopped is not None:
+                    break
+                self._seal()
+                sent.append(OnceExchange(outgoing, first, last, timeout_s=self._timeout_s))
+                self._queue.append(sent[-1])
+                self._wake()
+            results: list[Result] = []
+            for exchange in sent:
+                try:
+                    results += await exchange.answered
+                except PenstockError as error:
+                    if isinstance(error, NotIdempotent) and not results:
+                        raise
+                    results += [error] * exchange.records
+        except asyncio.CancelledError:
+            for exchange in sent:
+                exchange.answered.cancel()  # what was not sent will not be
+            raise
+        return results if stopped is None else results + [stopped] * (len(outgoing.values) - len(results))
+
+    # -- the task that hands requests to the connection --------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        else:
+            self._changed.set()
+
+    async def _run(self) -> None:
+        failure: PenstockError | None = None
+        try:
+            while self._queue or self._gathered or self._lost or self._unknown:
+                self._changed.clear()
+                if not await self._step():
+                    await self._changed.wait()
+        except PenstockError as error:
+            failure = error
+        except BaseException:
+            failure = ConnectionLost("the client has ended; what was in flight may have been carried out")
+            raise
+        finally:
+            self._task = None
+            if failure is not None:
+                self._fail_all(failure)
+
+    async def _step(self) -> bool:
+        """Do what is to be done next; False if that has to wait for an answer."""
+        if self._lost:
+            await self._send_again()
+            return True
+        if self._unknown:
+            unknown, self._unknown = self._unknown, []
+            for exchange in reversed(unknown):
+                exchange.renumbered()
+                self._queue.appendleft(exchange)
+        producer = self._producer or await self._register()
+        if len(producer.unanswered) >= producer.in_flight_max:
+            return False
+        if not self._queue:
+            self._seal()
+        while self._queue:
+            exchange = self._queue.popleft()
+            if not exchange.answered.done():
+                before = next(reversed(producer.unanswered.values()), None)
+                exchange.number(producer)
+                await self._submit(exchange, before)
+                break
+        return True
+
+    async def _register(self) -> _Producer:
+        try:
+            registered = await self._channel.ask(RegisterProducer())
+        except (NotSupported, AccessDenied, AuthenticationRequired) as error:
+            raise NotIdempotent(error.message) from error
+        if len(registered.producer) != PRODUCER_BYTES:
+            raise ProtocolViolation(f"the id of a producer has {len(registered.producer)} bytes, not {PRODUCER_BYTES}")
+        self._producer = _Producer(registered.producer, max(1, registered.in_flight_max))
+        return self._producer
+
+    async def _send_again(self) -> None:
+        """Send what was lost with a connection, in order, and behind it nothing that was not."""
+        before: OnceExchange | None = None
+        may_go_on = True
+        if self._outage is None:
+            self._outage = self._new_attempts(None)  # the first time at once
+        else:
+            may_go_on = await self._outage.another()
+        for exchange in sorted(self._lost, key=lambda each: each.sequence):
+            del self._lost[exchange]
+            if exchange.answered.done():  # whoever waited has gone
+                exchange.settle()
+            elif not may_go_on:
+                exchange.settle(exchange.doubt or exchange.lost)
+            else:
+                await self._submit(exchange, before)
+                before = exchange
+        if not may_go_on:
+            self._outage = None
+
+    async def _submit(self, exchange: OnceExchange, before: OnceExchange | None) -> None:
+        exchange.prepare()
+        exchange.finished.add_done_callback(lambda finished: self._finished(exchange, finished))
+        try:
+            await self._requests.submit(exchange, after=before)
+        except PenstockError as error:
+            exchange.settle(exchange.doubt or error)
+            raise
+
+    def _finished(self, exchange: OnceExchange, finished: asyncio.Future[None]) -> None:
+        error = None if finished.cancelled() else finished.exception()
+        if isinstance(error, ConnectionLost):
+            exchange.lost = error
+            if exchange.written:
+                exchange.doubt = error
+            self._lost[exchange] = None
+            self._wake()
+            return
+        self._outage = None
+        unknown = isinstance(exchange.refusal, UnknownProducer)
+        if unknown and self._producer is exchange.producer:
+            self._producer = None
+        if unknown and exchange.sent == 1 and exchange.ids < SUBMISSIONS_MAX:
+            self._unknown.append(exchange)
+            self._wake()
+            return
+        exchange.settle(error if isinstance(error, PenstockError) else None)
+        if self._queue or self._gathered:
+            self._wake()
+
+    def _seal(self) -> None:
+        """Make requests of the records that have gathered."""
+        gathered, self._gathered = self._gathered, {}
+        for each in gathered.values():
+            exchange = each.exchange(self._timeout_s)
+            if exchange is not None:
+                self._queue.append(exchange)
+
+    def _fail_all(self, error: PenstockError) -> None:
+        """There is no connection to be had: those that were sent before may have been stored."""
+        self._seal()
+        lost, self._lost = self._lost, {}
+        for exchange in lost:
+            exchange.settle(exchange.doubt or _again(error))
+        unknown, self._unknown = self._unknown, []
+        queue, self._queue = self._queue, deque()
+        for exchange in (*unknown, *queue):
+            exchange.settle(_again(error))
+
+
+async def _lost_by(exchange: OnceExchange) -> PenstockError | None:
+    """Wait for an answer; return the error if none came, so that it is of no use to go on."""
+    try:
+        await exchange.answered
+    except (ConnectionLost, NotIdempotent, RequestTimeout, Unreachable) as error:
+        return error
+    except PenstockError:
+        pass
+    return None

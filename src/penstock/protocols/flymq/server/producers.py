@@ -1,0 +1,55 @@
+"""Handlers of idempotent producers."""
+
+from __future__ import annotations
+
+from penstock.broker.idempotence.producers import Sequenced
+from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX
+from penstock.broker.idempotence.stored import Written as Outcome
+from penstock.broker.schedule.schedule import expiry_of
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.log.api import Batch
+from penstock.protocols.flymq.errors import error_text
+from penstock.protocols.flymq.operations.records import (
+    ProduceOnce,
+    RecordFailure,
+    RegisteredProducer,
+    RegisterProducer,
+    StoredOnce,
+)
+from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
+
+
+@handles(RegisterProducer)
+async def register_producer(caller: Caller, request: RegisterProducer) -> RegisteredProducer:
+    return RegisteredProducer(await caller.broker.producers.register(caller.principal), IN_FLIGHT_MAX)
+
+
+@writes(ProduceOnce)
+def produce_once(caller: Caller, request: ProduceOnce, written: Written) -> None:
+    count = len(request.values)
+    for name, column in (("keys", request.keys), ("headers", request.headers)):
+        if column and len(column) != count:
+            raise InvalidRequest(f"{count} values came with {len(column)} {name}: send as many, or none")
+    expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms)
+
+    def done(outcome: Outcome | PenstockError) -> None:
+        if isinstance(outcome, PenstockError):
+            written(outcome)
+        else:
+            failures = [RecordFailure(row, error_text(error)) for row, error in outcome.refused]
+            written(StoredOnce(outcome.partitions, outcome.places, failures))
+
+    caller.broker.producers.produce(
+        caller.principal,
+        request.topic,
+        Sequenced(request.producer, request.sequence, request.floor, request.resent),
+        request.partition,
+        Batch(
+            request.values,
+            request.keys or None,
+            request.headers or None,
+            [expiry_ms] * count if expiry_ms else None,
+        ),
+        schema=request.schema or None,
+        done=done,
+    )
