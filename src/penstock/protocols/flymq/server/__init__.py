@@ -1,5 +1,15 @@
 """What FlyMQ requests do: a handler for each operation, which `dispatch` finds."""
 
-from penstock.protocols.flymq.server import access, blocks, groups, records, schemas, spark, topics, transactions
+from penstock.protocols.flymq.server import (
+    access,
+    blocks,
+    groups,
+    monitoring,
+    records,
+    schemas,
+    spark,
+    topics,
+    transactions,
+)
 
-__all__ = ["access", "blocks", "groups", "records", "schemas", "spark", "topics", "transactions"]
+__all__ = ["access", "blocks", "groups", "monitoring", "records", "schemas", "spark", "topics", "transactions"]
