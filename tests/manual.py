@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RUN_S_MAX = 200
-CHANGING = re.compile(r"txn-[0-9a-f]{32}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00|\b\d{13}-\d+\b")
+CHANGING = re.compile(r"txn-[0-9a-f]{32}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00|\b\d{13}-\d+\b")
 """Ids and times: what is printed differs in these from what is shown."""
 
 

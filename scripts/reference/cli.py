@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from enum import Enum
 from typing import Any
 
 import typer.main
 
 from penstock.cli.main import app
+from penstock.cli.program import EXAMPLES, bounds, default, parameters, usage, value_name
 from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table, wrapped
 
 PAGE = DOCS / "reference" / "cli.md"
-EXAMPLES = "Examples:"
 INTRODUCTION = f"""\
 # Command line reference
 
@@ -57,18 +56,17 @@ def _section(words: tuple[str, ...], command: Any) -> str:
     level = 2 if len(words) == 1 else len(words)
     text, _, examples = unstyled(command.help).partition(EXAMPLES)
     blocks = [f"{'#' * level} {' '.join(words)}", *map(_paragraph, text.split("\n\n"))]
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    arguments, options = parameters(command)
     if children := names(command):
         if len(words) > 1:
             return document(*blocks, "Commands: " + ", ".join(link((*words, name)) for name in children) + ".")
-        usage = f"{words[0]} [OPTIONS] COMMAND [ARGS]..."
+        line = f"{words[0]} [OPTIONS] COMMAND [ARGS]..."
     else:
-        usage = " ".join([*words, "[OPTIONS]", *map(_usage, arguments)])
+        line = " ".join([*words, "[OPTIONS]", *map(usage, arguments)])
     return document(
         *blocks,
-        f"```text\n{usage}\n```",
-        table(["argument", "meaning"], ((code(_usage(each)), plain(each.help)) for each in arguments)),
+        f"```text\n{line}\n```",
+        table(["argument", "meaning"], ((code(usage(each)), plain(each.help)) for each in arguments)),
         table(["option", "default", "meaning"], map(_option, options)),
         _paragraph(examples.strip()),
     )
@@ -78,50 +76,22 @@ def _paragraph(text: str) -> str:
     return f"```console\n{text}\n```" if text.startswith("$ ") else wrapped(prose(text))
 
 
-def _usage(argument: Any) -> str:
-    name = argument.metavar or argument.name.upper()
-    if argument.nargs != 1:
-        name += "..."
-    return str(name if argument.required else f"[{name}]")
-
-
 def _option(option: Any) -> tuple[str, str, str]:
-    value = "" if option.is_flag else f" {option.metavar or _type(option)}"
+    value = value_name(option)
     names = ", ".join([*option.opts, *option.secondary_opts])
-    meaning = plain(option.help)
-    if bounds := _bounds(option):
-        meaning += f" {bounds}"
-    if option.multiple and "epeatable" not in meaning:
-        meaning += " Repeatable."
-    if option.envvar and str(option.envvar) not in meaning:
-        meaning += f" Environment variable: {code(option.envvar)}."
-    return code(names + value), _default(option), f"Required. {meaning}" if option.required else meaning
-
-
-def _type(option: Any) -> str:
-    """Return the choices of an option, else its type."""
-    kind = option.type_descriptor.annotation
-    return "|".join(each.value for each in kind) if issubclass(kind, Enum) else kind.__name__.upper()
-
-
-def _bounds(option: Any) -> str:
-    match option.min, option.max:
-        case None, None:
-            return ""
-        case least, None:
-            return f"At least {least}."
-        case None, most:
-            return f"At most {most}."
-        case least, most:
-            return f"{least} to {most}."
-
-
-def _default(option: Any) -> str:
-    if isinstance(option.show_default, str):
-        return code(option.show_default)
-    if option.default in (None, "", []) or option.is_flag or option.show_default is False:
-        return ""
-    return code(getattr(option.default, "value", option.default))
+    words = plain(option.help)
+    if limits := bounds(option):
+        words += f" {limits}"
+    if option.multiple and "epeatable" not in words:
+        words += " Repeatable."
+    if option.envvar and str(option.envvar) not in words:
+        words += f" Environment variable: {code(option.envvar)}."
+    shown = default(option)
+    return (
+        code(names + (f" {value}" if value else "")),
+        code(shown) if shown else "",
+        f"Required. {words}" if option.required else words,
+    )
 
 
 def unstyled(text: str | None) -> str:

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.cli.configuration import written
-from penstock.config import Config, Tls, Topic
+from penstock.cli.config_template import REPEATED, leaves, section_of, sections, toml, value_words
+from penstock.config import Config, Tls
 from penstock.config.listeners import FujinAlias
-from penstock.units import format_size
-from scripts.reference.markdown import DOCS, GENERATED, code, document, field_docs, prose, table, wrapped
+from penstock.docstrings import field_docs
+from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table, wrapped
 
 PAGE = DOCS / "reference" / "configuration.md"
 INTRODUCTION = f"""\
@@ -39,41 +39,11 @@ SEE = {
     "subscriptions": "See [dead letters](../dead-letters.md).",
 }
 """Pages that explain what a section is about, by section."""
-REPEATED = (Topic, FujinAlias)
-"""Sections of which a file may have several; environment variables do not reach into them."""
 RELATIONS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
 def page() -> str:
     return document(INTRODUCTION, *(_section(path, kind) for path, kind in sections(Config)), _example())
-
-
-def sections(kind: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield each section by its dotted path, the top level first."""
-    if "bind" in kind.model_fields or any(not section_of(field) for field in kind.model_fields.values()):
-        yield path, kind
-    for name, field in kind.model_fields.items():
-        below = section_of(field)
-        if below is not None and below is not Tls:
-            yield from sections(below, f"{path}.{name}" if path else name)
-
-
-def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the section that a field holds, if it is one or a list or table of them."""
-    return next(
-        (leaf for leaf in _leaves(field.annotation) if isinstance(leaf, type) and issubclass(leaf, BaseModel)), None
-    )
-
-
-def _leaves(annotation: Any) -> Iterator[Any]:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _leaves(get_args(annotation)[0])
-    elif origin in (Union, types.UnionType, list, dict):
-        for each in get_args(annotation):
-            yield from _leaves(each)
-    else:
-        yield annotation
 
 
 def _section(path: str, kind: type[BaseModel]) -> str:
@@ -114,18 +84,11 @@ def variable(key: str) -> str:
     return "PENSTOCK_" + key.upper().replace(".", "__")
 
 
-def value_words(name: str, value: Any) -> str:
-    """Return a value as one writes it into the file."""
-    if _is_size(name) and isinstance(value, int):
-        return format_size(value)
-    return written(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
-
-
 def type_words(name: str, field: FieldInfo) -> str:
     """Return the type and the bounds of a setting, as in `duration, at least 1s`."""
     if get_origin(field.annotation) in (list, dict):
         return "list of strings" if get_origin(field.annotation) is list else "table"
-    words = [word for leaf in _leaves(field.annotation) for word in _leaf_words(name, leaf)]
+    words = [word for leaf in leaves(field.annotation) for word in _leaf_words(name, leaf)]
     bounds = ", ".join(_bounds(name, field))
     *most, last = words
     return (f"{', '.join(most)} or {last}" if most else last) + (f", {bounds}" if bounds else "")
@@ -212,20 +175,9 @@ def _example() -> str:
         for name, field in kind.model_fields.items():
             below = section_of(field)
             if below is None or below is FujinAlias:
-                lines.append(f"{name} = {_toml(name, field.default)}")
+                lines.append(f"{name} = {toml(name, field.default)}")
     return document(
         "## A file with every setting",
         "Every setting with its default, except TLS files and topics; leave out what you do not change.",
         "```toml\n" + "\n".join(lines) + "\n```",
     )
-
-
-def _toml(name: str, value: Any) -> str:
-    if value is None:
-        return '"forever"'
-    if value in ([], {}):
-        return str(value)
-    text = value_words(name, value)
-    if isinstance(value, bool | int | float) and text == str(value).lower():
-        return f"{value:_}" if type(value) is int else text
-    return f'"{text}"'

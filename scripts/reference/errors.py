@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from penstock import errors
+from penstock.docstrings import field_docs
 from penstock.errors import BatchFailed, PenstockError
 from penstock.protocols.blipmq.refusals import code_of as blipmq_code
 from penstock.protocols.blipmq.wire import NackCode
@@ -15,7 +16,7 @@ from penstock.protocols.flymq.errors import OPENINGS
 from penstock.protocols.fujin import wire as fujin
 from penstock.protocols.fujin.reply_decoding import error_of
 from penstock.protocols.rustlog.wire import Code
-from scripts.reference.markdown import DOCS, GENERATED, code, document, field_docs, prose, table
+from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table
 
 PAGE = DOCS / "reference" / "errors.md"
 INTRODUCTION = f"""\

@@ -9,18 +9,30 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from penstock.docstrings import field_docs
 from penstock.protocols.flymq.layout import Items, Layout, Record
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
-from penstock.protocols.flymq.operations import access, blocks, groups, records, schemas, spark, topics, transactions
+from penstock.protocols.flymq.operations import (
+    access,
+    blocks,
+    groups,
+    monitoring,
+    records,
+    schemas,
+    spark,
+    topics,
+    transactions,
+)
 from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, PAYLOAD_BYTES_MAX
-from scripts.reference.markdown import DOCS, GENERATED, field_docs, wrapped
+from scripts.reference.markdown import DOCS, GENERATED, wrapped
 
 PAGE = DOCS / "flymq-protocol.md"
 SECTIONS: dict[str, ModuleType] = {
     "Records": records,
     "Topics, groups and the cluster": topics,
     "Group members and lag": groups,
+    "Delayed records and open transactions": monitoring,
     "Schemas": schemas,
     "Transactions": transactions,
     "Access and audit": access,

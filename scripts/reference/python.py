@@ -21,7 +21,8 @@ import penstock.spark
 import penstock.testing
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import RetryPolicy
-from scripts.reference.markdown import COLUMNS, DOCS, GENERATED, code, document, field_docs, paragraphs, prose, table
+from penstock.docstrings import field_docs
+from scripts.reference.markdown import COLUMNS, DOCS, GENERATED, code, document, paragraphs, prose, table
 
 FOLDER = DOCS / "reference" / "python"
 CONNECT = f"""\

@@ -13,6 +13,7 @@ import gc
 import os
 import shlex
 import signal
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -46,7 +47,7 @@ from penstock.net.certificates import own_certificate
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import ListenerLimits, QuicLimits
-from penstock.net.listener import STOP_GRACE_S
+from penstock.net.listener import STOP_GRACE_S, cannot_listen, listen_once
 from penstock.net.quic import QuicListener
 from penstock.net.quic_session import QuicConnection, QuicSession
 from penstock.net.quic_tls import quic_server_tls
@@ -498,6 +499,7 @@ def run(config: Config, announce: Callable[[str], None], *, disk: Disk | None = 
     `announce` is given one line per address, then `ready`. `disk` stands in for the real one in tests.
     """
     _prepare_process(config)
+    _check_addresses(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, announce, disk))
 
@@ -525,6 +527,21 @@ def _prepare_process(config: Config) -> None:
             consequence="accepting pauses when they are used up",
             advice="raise the limit (ulimit -n, LimitNOFILE=) or lower max_connections",
         )
+
+
+def _check_addresses(config: Config) -> None:
+    """Raises ConfigError where an address is taken: before there is a data directory, and before a log is recovered for nothing."""
+    binds = [
+        (f"listeners.{name}.bind", settings.bind, name in QUIC_PROTOCOLS)
+        for name, settings in config.listeners.enabled()
+    ]
+    if config.admin is not None:
+        binds.append(("admin.bind", config.admin.bind, False))
+    for setting, bind, over_udp in binds:
+        try:
+            listen_once(bind, socket.SOCK_DGRAM if over_udp else socket.SOCK_STREAM)
+        except OSError as error:
+            raise cannot_listen(setting, f"{bind}/udp" if over_udp else bind, error) from None
 
 
 def _setup_advice(server: Server) -> str:

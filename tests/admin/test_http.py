@@ -46,6 +46,7 @@ class FailingDisk(Disk):
 @dataclass
 class Listening:
     stats: ListenerStats = field(default_factory=ListenerStats)
+    address: str = "127.0.0.1:9092"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.admin.figures import CacheFigures, Figures, PartitionFigures, RequestFigures
+from penstock.admin.figures import CacheFigures, DiskFigures, Figures, PartitionFigures, RequestFigures
 from penstock.admin.metrics import families
 from penstock.broker.access.audit import AuditStats
 from penstock.broker.access.logins import LoginStats
@@ -42,6 +42,7 @@ class Scrape:
 def figures(**changes: object) -> Figures:
     nothing = Figures(
         engine=EngineStats(),
+        disk=DiskFigures(),
         topics=0,
         partitions=[],
         partitions_left_out=0,
@@ -65,6 +66,7 @@ def figures(**changes: object) -> Figures:
         logins=LoginStats(),
         audit=AuditStats(),
         listeners={},
+        addresses={},
         requests={},
         pushes={},
         background_failures={},

@@ -12,6 +12,8 @@ import pytest
 from penstock.cli.main import main
 from penstock.testing import RunningBroker
 
+COLOUR_VARIABLES = ("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "NO_COLOR")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -31,9 +33,11 @@ Run = Callable[..., Result]
 def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Run:
     """`run("topic", "list")` is what `penstock topic list` does, with `input` on its standard input."""
     for name in os.environ:
-        if name.startswith("PENSTOCK_"):
+        if name.startswith("PENSTOCK_") or name in COLOUR_VARIABLES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str, input: bytes = b"") -> Result:  # noqa: A002

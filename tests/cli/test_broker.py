@@ -44,4 +44,4 @@ def test_without_a_broker_nothing_is_offered_and_nothing_is_said(words: str) -> 
 
 
 def test_commands_complete_without_a_broker() -> None:
-    assert complete("penstock top", "flymq://127.0.0.1:1") == ["topic"]
+    assert complete("penstock top", "flymq://127.0.0.1:1") == ["top", "topic"]

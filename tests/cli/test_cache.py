@@ -62,7 +62,7 @@ def test_caches_and_namespaces_are_apart(run: Run, felix_broker: RunningBroker) 
 
 def test_a_time_that_is_none_is_refused(run: Run, felix_broker: RunningBroker) -> None:
     wrong = run("cache", "put", "k", "v", "--ttl", "soon")
-    assert wrong.code == 1
+    assert wrong.code == 2
     assert "--ttl" in wrong.err
 
 

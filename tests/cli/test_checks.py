@@ -210,6 +210,7 @@ def test_a_directory_that_is_not_writable_is_not_measured(tmp_path: Path) -> Non
         "Python",
         "uvloop",
         "open files",
+        "broker",
         "port flymq",
         "data directory",
         "free space",

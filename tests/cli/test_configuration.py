@@ -109,8 +109,11 @@ def test_what_the_tls_files_hold_is_checked_too(run: Run) -> None:
 def test_a_flag_without_a_value_is_refused(run: Run) -> None:
     result = run("config", "check", "--set", "durability")
     assert (result.code, result.err) == (
-        1,
-        "error: flag --set durability: write it as KEY=VALUE, as in --set log.retention_ms=7d\n",
+        2,
+        (
+            "error: Invalid value for --set: durability has no value: write it as KEY=VALUE, as in --set log.retention_ms=7d "
+            "(see: penstock config check --help)\n"
+        ),
     )
 
 

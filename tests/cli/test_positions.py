@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import typer
 
 from penstock.cli.positions import Position, parse_position
-from penstock.errors import InvalidRequest
 
 NOW = datetime(2025, 1, 31, 8, 0, tzinfo=UTC)
 NOW_MS = 1_738_310_400_000
@@ -40,6 +40,7 @@ def test_a_time_without_a_zone_is_local() -> None:
 @pytest.mark.parametrize("text", ["", "first", "-", "-3 fortnights", "10m", "1.5", "2025-13-01", "9" * 30, "-1e400d"])
 def test_anything_else_is_refused_with_the_forms_there_are(text: str) -> None:
     with pytest.raises(
-        InvalidRequest, match=r"^--to .*is not a position: use earliest, latest, an offset such as 42, a time"
-    ):
+        typer.BadParameter, match=r"is not a position: use earliest, latest, an offset such as 42, a time"
+    ) as refused:
         parse_position(text, NOW_MS, flag="--to")
+    assert refused.value.param_hint == "--to"

@@ -46,7 +46,7 @@ def test_schemas_are_listed_and_shown(run: Run) -> None:
     missing = run("schema", "get", "order:9")
     assert (missing.code, missing.err) == (
         1,
-        "error: schema not found: order v9 (see those there are with: penstock schema list)\n",
+        "error: schema not found: order v9 (list them with: penstock schema list)\n",
     )
 
 

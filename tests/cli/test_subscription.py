@@ -59,5 +59,5 @@ def test_a_subscription_that_does_not_exist_is_an_error(run: Run, broker: Runnin
     result = run("subscription", "describe", "#7")
     assert (result.code, result.err) == (
         1,
-        "error: subscription not found: #7 (see those there are with: penstock subscription list)\n",
+        "error: subscription not found: #7 (list them with: penstock subscription list)\n",
     )

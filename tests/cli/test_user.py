@@ -37,9 +37,7 @@ def test_users_are_created_listed_changed_and_deleted(run: Run, guarded: Running
     assert "permissions  read\n" in described
     assert json.loads(run("user", "describe", "ann", "--json").out)["permissions"] == ["read"]
     assert run("user", "delete", "ann", "--yes").text == "deleted user ann\n"
-    assert run("user", "describe", "ann").err == (
-        'error: user "ann" not found (see those there are with: penstock user list)\n'
-    )
+    assert run("user", "describe", "ann").err == ('error: user "ann" not found (list them with: penstock user list)\n')
 
 
 def test_a_password_comes_from_a_variable_or_standard_input_and_never_from_an_argument(
@@ -109,21 +107,10 @@ def test_whoever_one_is_is_told(run: Run, guarded: RunningBroker) -> None:
     assert nobody.text == "nobody: this broker does not ask, or you have not logged in\n"
 
 
-def test_roles_are_listed_made_and_deleted(run: Run, guarded: RunningBroker) -> None:
-    assert (
-        run("user", "set-role", "ops", "-p", "create", "-p", "read", "--description", "they").text == "set role ops\n"
-    )
-    assert run("user", "roles").text.splitlines()[-2:] == [
-        "guest     -                   Nothing beyond what ACLs give",
-        "ops       create, read        they",
-    ]
-    assert json.loads(run("user", "roles", "--json").out)[-1]["permissions"] == ["create", "read"]
-    assert run("user", "delete-role", "ops").text == "deleted role ops\n"
-    assert run("user", "set-role", "admin").code == 1
-
-
 def test_nothing_to_change_and_no_yes_are_said(run: Run, guarded: RunningBroker) -> None:
-    assert run("user", "update", "ann").err == "error: nothing to change: add --role, --enable or --disable\n"
+    nothing = run("user", "update", "ann")
+    assert nothing.code == 2
+    assert "nothing to change: add --role, --enable or --disable" in nothing.err
     assert run("user", "delete", "ann").err.startswith("error: Delete user ann? There is no terminal to ask at")
 
 

@@ -9,11 +9,13 @@ import pytest
 from pydantic import BaseModel, Field
 
 from penstock.admin.metrics import families
+from penstock.cli.config_template import section_of
 from penstock.config import Config
+from penstock.docstrings import field_docs
 from penstock.errors import PenstockError
 from penstock.protocols.flymq.operations.operation import OPERATIONS
 from scripts.reference import cli, configuration, errors, flymq, metrics, python
-from scripts.reference.markdown import DOCS, field_docs, paragraphs, prose, table
+from scripts.reference.markdown import DOCS, paragraphs, prose, table
 from scripts.reference.pages import PAGES
 
 
@@ -51,7 +53,7 @@ def test_every_command_has_a_section_with_every_option() -> None:
 
 def settings(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in kind.model_fields.items():
-        below = configuration.section_of(field)
+        below = section_of(field)
         if below is None:
             yield f"{prefix}{name}"
         else:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -42,6 +44,9 @@ class Listener(Protocol):
 
     @property
     def stats(self) -> ListenerStats: ...
+    @property
+    def address(self) -> str:
+        """Raises RuntimeError until it has started."""
 
 
 class SessionStats(Protocol):
@@ -66,6 +71,13 @@ class CacheFigures(NamedTuple):
     stats: CacheStats
 
 
+class DiskFigures(NamedTuple):
+    """Of the file system of the data directory; 0 if the log is not in files."""
+
+    size_bytes: int = 0
+    free_bytes: int = 0
+
+
 class PartitionFigures(NamedTuple):
     topic: str
     partition: int
@@ -77,6 +89,7 @@ class PartitionFigures(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Figures:
     engine: EngineStats
+    disk: DiskFigures
     topics: int
     partitions: list[PartitionFigures]
     partitions_left_out: int
@@ -103,6 +116,8 @@ class Figures:
     logins: LoginStats
     audit: AuditStats
     listeners: dict[str, ListenerStats]
+    addresses: dict[str, str]
+    """Of listeners that have started."""
     requests: dict[str, RequestFigures]
     pushes: dict[str, PushStats]
     """Of listeners whose protocol pushes records."""
@@ -147,6 +162,7 @@ async def gather(sources: Sources) -> Figures:
             partitions.append(PartitionFigures(name, index, part.start_offset, part.committed_end, part.size_bytes))
     return Figures(
         engine=copy.deepcopy(engine.stats),
+        disk=_disk(engine),
         topics=len(engine.topics()),
         partitions=partitions,
         partitions_left_out=partitions_left_out,
@@ -172,6 +188,7 @@ async def gather(sources: Sources) -> Figures:
         logins=copy.copy(sources.broker.logins.stats),
         audit=copy.copy(sources.broker.audit.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
+        addresses=_addresses(sources.listeners),
         requests={
             name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)
             for name, stats in sources.sessions.items()
@@ -182,3 +199,18 @@ async def gather(sources: Sources) -> Figures:
         loop_tasks=len(asyncio.all_tasks()),
         loop_lag=copy.deepcopy(sources.loop_lag),
     )
+
+
+def _disk(engine: Engine) -> DiskFigures:
+    if engine.files is None:
+        return DiskFigures()
+    usage = shutil.disk_usage(engine.files.directory)
+    return DiskFigures(usage.total, usage.free)
+
+
+def _addresses(listeners: Mapping[str, Listener]) -> dict[str, str]:
+    found = {}
+    for name, listener in listeners.items():
+        with suppress(RuntimeError):  # not started yet
+            found[name] = listener.address
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,9 +27,8 @@ from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
 from penstock.broker.broker import Broker
 from penstock.clock import SystemClock
-from penstock.errors import ConfigError
 from penstock.log.api import Engine
-from penstock.net.listener import BIND_ADVICE
+from penstock.net.listener import cannot_listen
 from penstock.units import Address, parse_address
 
 CONNECTIONS_MAX = 64
@@ -114,10 +112,7 @@ class AdminServer:
         try:
             self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG)
         except OSError as error:
-            advice = BIND_ADVICE.get(error.errno or 0, "choose another address")
-            raise ConfigError(
-                f"admin.bind: cannot listen on {self._bind} ({os.strerror(error.errno or 0)}): {advice}"
-            ) from None
+            raise cannot_listen("admin.bind", str(self._bind), error) from None
         self._loop_lag.start()
 
     async def stop(self, grace_s: float = 1.0) -> None:

@@ -113,6 +113,12 @@ def _log(figures: Figures) -> Iterator[Metric]:
     yield _counter("torn_tails", "Partitions whose torn tail was cut at start.", stats.torn_tails)
     yield _histogram("commit_records", "Records in one commit.", stats.commit_records)
     yield _histogram("flush_duration_seconds", "Duration of a flush to disk.", stats.flush_seconds)
+    size = GaugeMetricFamily(PREFIX + "disk_size_bytes", "Size of the file system of the data directory.")
+    free = GaugeMetricFamily(PREFIX + "disk_free_bytes", "Free space of the file system of the data directory.")
+    if figures.disk.size_bytes:
+        size.add_metric([], figures.disk.size_bytes)
+        free.add_metric([], figures.disk.free_bytes)
+    yield from (size, free)
 
 
 def _partitions(figures: Figures) -> Iterator[Metric]:
@@ -353,6 +359,12 @@ def _access(figures: Figures) -> Iterator[Metric]:
 
 
 def _listeners(figures: Figures) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        PREFIX + "listener_info", "Always 1; the labels name the address.", labels=["listener", "address"]
+    )
+    for name, address in figures.addresses.items():
+        info.add_metric([name, address], 1)
+    yield info
     connections = GaugeMetricFamily(PREFIX + "connections", "Open connections.", labels=["listener"])
     for name, stats in figures.listeners.items():
         connections.add_metric([name], stats.connections_open)

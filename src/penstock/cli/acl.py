@@ -9,11 +9,12 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.access import AclDescription
 
-app = typer.Typer(no_args_is_help=True, help="Give users and roles access to topics and groups.")
+app = Program(help="Give users and roles access to topics and groups.")
 
 TopicArgument = Annotated[
     str,
@@ -47,6 +48,7 @@ def set_acl(
         bool, typer.Option("--public", help="Make the topic public; needs access.allow_anonymous.")
     ] = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Set (replace) the ACL of a topic or a consumer group.
 
@@ -61,7 +63,8 @@ def set_acl(
     """
     with connected(context, server) as client:
         client.access.set_acl(topic, user or [], role or [], public=public)
-    print(f"set the ACL of {terminal.visible(topic)}")
+        acl = client.access.acl(topic)
+    terminal.print_outcome(f"set the ACL of {topic}", _row(acl), as_json=wants_json(context, as_json))
 
 
 @app.command("list")
@@ -99,7 +102,9 @@ def describe(
 
 
 @app.command()
-def delete(context: typer.Context, topic: TopicArgument, server: ServerOption = None) -> None:
+def delete(
+    context: typer.Context, topic: TopicArgument, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
     """Delete an ACL. Only roles decide then.
 
     Examples:
@@ -107,7 +112,9 @@ def delete(context: typer.Context, topic: TopicArgument, server: ServerOption = 
     """
     with connected(context, server) as client:
         client.access.delete_acl(topic)
-    print(f"deleted the ACL of {terminal.visible(topic)}")
+    terminal.print_outcome(
+        f"deleted the ACL of {topic}", {"topic": topic, "deleted": True}, as_json=wants_json(context, as_json)
+    )
 
 
 def _row(acl: AclDescription) -> dict[str, object]:
@@ -118,7 +125,13 @@ def _print(acls: list[AclDescription]) -> None:
     terminal.print_table(
         ["topic", "public", "users", "roles"],
         [
-            (acl.topic, "yes" if acl.public else "no", ", ".join(acl.users) or "-", ", ".join(acl.roles) or "-")
+            (
+                terminal.name(acl.topic),
+                "yes" if acl.public else "no",
+                ", ".join(acl.users) or "-",
+                ", ".join(acl.roles) or "-",
+            )
             for acl in acls
         ],
+        fold=["users", "roles"],
     )

@@ -13,11 +13,12 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import connected
 from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.access import AuditQuery, AuditRecord
 
-app = typer.Typer(no_args_is_help=True, help="Read the audit trail.")
+app = Program(help="Read the audit trail.")
 
 TAIL_INTERVAL_S = 1.0
 TAIL_EVENTS_MAX = 10_000
@@ -74,7 +75,11 @@ def list_events(
     if wants_json(context, as_json):
         terminal.print_json([_row(event) for event in page.events])
         return
-    terminal.print_table(["time", "type", "user", "from", "resource", "action", "result"], map(_columns, page.events))
+    terminal.print_table(
+        ["time", "type", "user", "from", "resource", "action", "result"],
+        map(_columns, page.events),
+        drop=["from", "action", "user"],
+    )
     if page.more:
         terminal.hint(f"{page.total} events match; see more with --limit")
 
@@ -119,7 +124,7 @@ def tail(
 @app.command()
 def export(
     context: typer.Context,
-    form: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT", help="json or csv.")] = "json",
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="json or csv.")] = "json",
     kind: TypeOption = None,
     user: UserOption = "",
     resource: ResourceOption = "",
@@ -128,6 +133,7 @@ def export(
     since: SinceOption = None,
     limit: LimitOption = 10_000,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write events to standard output as one JSON list or as CSV, newest first.
 
@@ -135,10 +141,10 @@ def export(
     $ penstock audit export --format csv > audit.csv
     $ penstock audit export --since -7d > audit.json
     """
-    from penstock.errors import InvalidRequest
-
     if form not in ("json", "csv"):
-        raise InvalidRequest(f"--format {form}: use json or csv")
+        raise typer.BadParameter(f"{form} is not a format: use json or csv", param_hint="--format")
+    if form == "csv" and wants_json(context, as_json):
+        raise typer.BadParameter("--json and --format csv contradict each other: use one of them")
     query = _query(kind, user, resource, result, search, since, limit)
     with connected(context, server) as client:
         data = client.access.export_audit("csv" if form == "csv" else "json", query)
@@ -159,11 +165,13 @@ def _since_s(since: str | None) -> int:
     from datetime import datetime
 
     from penstock.cli.positions import parse_position
-    from penstock.errors import InvalidRequest
 
     position = parse_position(since, time.time_ns() // 1_000_000, flag="--since")
     if not isinstance(position, datetime):
-        raise InvalidRequest(f"--since {since}: write a time, as in 2026-01-31T12:00, or how long ago, as in -1h")
+        raise typer.BadParameter(
+            f"{since} is not a time: write one, as in 2026-01-31T12:00, or how long ago, as in -1h",
+            param_hint="--since",
+        )
     return int(position.timestamp())
 
 

@@ -11,6 +11,7 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import snapshot_of
 from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.program import Program
 from penstock.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 EXIT_DAMAGE = 1
 
-app = typer.Typer(no_args_is_help=True, help="Back up a running broker: all topics at one moment.")
+app = Program(help="Back up a running broker: all topics at one moment.")
 
 TargetArgument = Annotated[Path, typer.Argument(metavar="TARGET", help="The directory of backups.")]
 

@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.options import JsonOption, ServerOption, flymq_url, wants_json
+from penstock.cli.passwords import with_password
 
 if TYPE_CHECKING:
     from penstock.cli.load import Load, Measured
@@ -34,7 +35,12 @@ def bench(
     ] = 1,
     durability: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="fsync, interval:<ms> or none; the broker's default unless given."),
+        typer.Option(
+            "--durability",
+            metavar="MODE",
+            help="fsync, interval:<ms> or none.",
+            show_default="the broker's",
+        ),
     ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -53,14 +59,17 @@ def bench(
     import uvloop
 
     from penstock.cli.load import Load
+    from penstock.cli.topic import check_setting
     from penstock.units import format_size, parse_size
 
     try:
         size_bytes = parse_size(size)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--size") from None
+    if durability is not None:
+        check_setting("durability", durability, "--durability")
     load = Load(records, size_bytes, connections, in_flight)
-    measured = uvloop.run(_bench(flymq_url(context, server), load, partitions, durability))
+    measured = uvloop.run(_bench(with_password(flymq_url(context, server)), load, partitions, durability))
     if wants_json(context, as_json):
         terminal.print_json([_as_json(each) for each in measured])
         return

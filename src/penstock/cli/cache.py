@@ -14,12 +14,13 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.options import JsonOption, server_url, wants_json
 from penstock.cli.passwords import with_password
-from penstock.errors import EntryNotFound, InvalidRequest, Unreachable
+from penstock.cli.program import Program
+from penstock.errors import EntryNotFound, Unreachable
 
 if TYPE_CHECKING:
     from penstock.protocols.felix.sync import FelixClient
 
-app = typer.Typer(no_args_is_help=True, help="Get, put and delete values in the broker's cache (Felix).")
+app = Program(help="Get, put and delete values in the broker's cache (Felix).")
 
 DATA_DIR = Path("penstock-data")
 FelixOption = Annotated[
@@ -128,7 +129,7 @@ def _milliseconds(text: str) -> int:
     try:
         return parse_duration_ms(text)
     except ValueError as error:
-        raise InvalidRequest(f"--ttl: {error}") from None
+        raise typer.BadParameter(str(error), param_hint="--ttl") from None
 
 
 @contextmanager

@@ -21,10 +21,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import JavaMissing
+from penstock.cli.sample import Sample, fetch
+from penstock.errors import JavaMissing, PenstockError
+from penstock.net.listener import listen_once
 from penstock.spark.java import USUAL_DIRECTORIES, find_java, java_version
 from penstock.units import Address, parse_address, round_size
 
+ADMIN = "admin"
+"""The name of the admin address among the listeners."""
 UDP = "/udp"
 """Behind an address that is listened on over UDP."""
 PYTHON_MIN = (3, 11)
@@ -117,15 +121,38 @@ def udp_buffer(setting: Path = Path("/proc/sys/net/core/rmem_max")) -> Finding:
     return Finding(check, "warn", found, advice)
 
 
-def port(name: str, bind: str) -> Finding:
-    """Whether the address can be listened on now; over UDP where it ends in `/udp`."""
-    check = f"port {name}"
-    address = parse_address(bind.removesuffix(UDP))
+def running_broker(admin_bind: str | None) -> Sample | None:
+    """The broker that answers at the admin address of the configuration, None where there is none."""
+    if admin_bind is None:
+        return None
+    address = parse_address(admin_bind)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - compared, not bound
     try:
-        _listen_once(address, socket.SOCK_DGRAM if bind.endswith(UDP) else socket.SOCK_STREAM)
+        return fetch(f"http://{Address(host, address.port)}")
+    except PenstockError:
+        return None
+
+
+def broker(running: Sample | None) -> Finding:
+    """Whether a broker runs, and is ready."""
+    if running is None:
+        return Finding("broker", "ok", "not running")
+    if running.ready:
+        return Finding("broker", "ok", f"penstock {running.version} is running and ready")
+    advice = "see what is wrong with: penstock status"
+    return Finding("broker", "fail", f"penstock {running.version} is running, not ready: {running.problems[0]}", advice)
+
+
+def port(name: str, bind: str, running: Sample | None = None) -> Finding:
+    """Whether the address can be listened on now, or the running broker does; over UDP where it ends in `/udp`."""
+    check = f"port {name}"
+    if running is not None and (name == ADMIN or _is_listening(running, name, bind.removesuffix(UDP))):
+        return Finding(check, "ok", f"{bind} is in use by this broker")
+    try:
+        listen_once(bind.removesuffix(UDP), socket.SOCK_DGRAM if bind.endswith(UDP) else socket.SOCK_STREAM)
     except OSError as error:
         advice = (
-            "another program listens there, perhaps a broker that runs already: stop it or choose another port"
+            "another program listens there: stop it or choose another port"
             if error.errno == errno.EADDRINUSE
             else "choose an address of this machine and a port this user may open (above 1023)"
         )
@@ -133,15 +160,9 @@ def port(name: str, bind: str) -> Finding:
     return Finding(check, "ok", f"{bind} is free")
 
 
-def _listen_once(address: Address, wanted: socket.SocketKind) -> None:
-    family, kind, _, _, target = socket.getaddrinfo(address.host, address.port, type=wanted)[0]
-    with socket.socket(family, kind) as probe:
-        if kind is not socket.SOCK_STREAM:
-            probe.bind(target)
-            return
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(target)
-        probe.listen(1)
+def _is_listening(running: Sample, name: str, bind: str) -> bool:
+    listener = running.listeners.get(name)
+    return listener is not None and listener.address == str(parse_address(bind))
 
 
 def existing_directory(data_dir: Path) -> Path:
@@ -245,13 +266,15 @@ def flush(data_dir: Path, measure: Callable[[Path], list[float]] = flush_latenci
 
 def all_checks(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding]:
     """Every check in turn; the slow ones last."""
+    running = running_broker(dict(binds).get(ADMIN))
     yield python()
     yield uvloop()
     yield open_files()
     if any(bind.endswith(UDP) for _, bind in binds):
         yield udp_buffer()
+    yield broker(running)
     for name, bind in binds:
-        yield port(name, bind)
+        yield port(name, bind, running)
     access = writable(data_dir)
     yield access
     yield free_space(data_dir)

@@ -1,18 +1,60 @@
-"""`penstock config`: what the broker would run with, and why."""
+"""`penstock config`: init, check. What the broker would run with, and why."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import terminal
 from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, SetOption, config_from_flags, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.config import Config
 
-app = typer.Typer(no_args_is_help=True, help="Check the configuration.")
+app = Program(help="Write and check configuration files.")
+
+
+@app.command()
+def init(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; - for standard output.")] = Path(
+        "penstock.toml"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a configuration file with every setting, commented out.
+
+    Each has its meaning and its default, so the file changes nothing until
+    you edit it.
+
+    Examples:
+    $ penstock config init
+    $ penstock config init /etc/penstock/penstock.toml
+    $ penstock config init - | less
+    """
+    from penstock.cli.config_template import render
+    from penstock.errors import InvalidRequest
+
+    to_output = str(file) == "-"
+    if to_output and wants_json(context, as_json):
+        raise typer.BadParameter("a file on standard output is not JSON: name a file, or leave out --json")
+    if to_output:
+        print(render(), end="")
+        return
+    try:
+        with file.open("w" if force else "x") as stream:
+            stream.write(render())
+    except FileExistsError:
+        raise InvalidRequest(f"{file} exists: name another file, or add --force to overwrite it") from None
+    terminal.print_outcome(
+        f"wrote {file}; start a broker with: penstock serve --config {file}",
+        {"file": str(file)},
+        as_json=wants_json(context, as_json),
+    )
 
 
 @app.command()
@@ -43,7 +85,9 @@ def check(
         terminal.print_json({key: {"value": _plain(value), "origin": origins[key]} for key, value in shown.items()})
     else:
         terminal.print_table(
-            ["setting", "value", "origin"], [(key, written(key, value), origins[key]) for key, value in shown.items()]
+            ["setting", "value", "origin"],
+            [(key, written(key, value), origins[key]) for key, value in shown.items()],
+            fold=["origin", "value"],
         )
         for line in changes:
             print(line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -197,15 +197,19 @@ def _literal(separator: str) -> str:
 
 def _for_people(key_separator: str | None, *, headers: bool, several: bool) -> Render:
     separator = " " if key_separator is None else key_separator.replace("\\t", "\t")
+    coloured = terminal.has_colours(sys.stdout)
+
+    def styled(text: str, **styles: Any) -> str:
+        return typer.style(text, **styles) if coloured else text
 
     def render(record: Record) -> bytes:
         topic = f"{terminal.visible(record.topic)} " if several else ""
-        parts = [typer.style(f"{topic}{record.partition}:{record.offset}", dim=True), " "]
+        parts = [styled(f"{topic}{record.partition}:{record.offset}", dim=True), " "]
         if headers and record.headers:
-            parts += [typer.style(_headers(record), fg="yellow"), " "]
+            parts += [styled(_headers(record), fg="yellow"), " "]
         if record.key is not None:
-            parts += [typer.style(terminal.visible_bytes(record.key), fg="cyan"), separator]
-        parts.append(typer.style("null", dim=True) if record.value is None else terminal.visible_bytes(record.value))
+            parts += [styled(terminal.visible_bytes(record.key), fg="cyan"), separator]
+        parts.append(styled("null", dim=True) if record.value is None else terminal.visible_bytes(record.value))
         return ("".join(parts) + "\n").encode()
 
     return render

@@ -1,16 +1,76 @@
-"""`penstock delayed`: cancel."""
+"""`penstock delayed`: list, cancel."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import ServerOption
+from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.program import Program
+from penstock.cli.subscription import behind
 
-app = typer.Typer(no_args_is_help=True, help="Cancel delayed records.")
+if TYPE_CHECKING:
+    from penstock.protocols.flymq.operations.monitoring import PendingRecord
+
+app = Program(help="List and cancel delayed records.")
+
+
+@app.command("list")
+def list_delayed(
+    context: typer.Context,
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOPIC",
+            help="Only records for this topic.",
+            autocompletion=complete_topic,
+            show_default="all topics",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The maximum number to list.")] = 100,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List pending delayed records, the next one first.
+
+    Examples:
+    $ penstock delayed list
+    $ penstock delayed list reminders --limit 1000 --json
+    """
+    with connected(context, server) as client:
+        found = client.monitoring.delayed(topic or "", limit + 1)
+    records, more = found[:limit], len(found) > limit
+    if wants_json(context, as_json):
+        terminal.print_json([_as_json(record) for record in records])
+        return
+    if not records and terminal.on_terminal():
+        terminal.hint("no delayed records are pending")
+        return
+    now_ms = time.time_ns() // 1_000_000
+    terminal.print_table(
+        ["id", "topic", "due", "in", "partition", "key", "size"],
+        [
+            (
+                record.id,
+                terminal.name(record.topic),
+                terminal.local_time(record.due_ms),
+                behind(max(0, record.due_ms - now_ms)),
+                record.partition,
+                "-" if record.key is None else terminal.visible_bytes(record.key),
+                "null" if record.value_bytes < 0 else record.value_bytes,
+            )
+            for record in records
+        ],
+        right=["in", "partition", "size"],
+        fold=["key"],
+        drop=["partition", "size", "key", "in"],
+    )
+    if more:
+        terminal.hint("there are more; see them with --limit")
 
 
 @app.command()
@@ -21,9 +81,15 @@ def cancel(
         typer.Argument(metavar="TOPIC", help="Where it would go.", autocompletion=complete_topic, show_default=False),
     ],
     delayed_id: Annotated[
-        str, typer.Argument(metavar="ID", help="What `penstock produce --delay` printed.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="As penstock delayed list shows it, and penstock produce --delay prints it.",
+            show_default=False,
+        ),
     ],
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Cancel a pending delayed record.
 
@@ -32,10 +98,20 @@ def cancel(
     """
     with connected(context, server) as client:
         client.cancel(topic, delayed_id)
-    print(f"cancelled {terminal.visible(delayed_id)} of {terminal.visible(topic)}")
+    terminal.print_outcome(
+        f"cancelled {delayed_id} of {topic}",
+        {"topic": topic, "id": delayed_id, "cancelled": True},
+        as_json=wants_json(context, as_json),
+    )
 
 
-# One command alone would be taken for the whole program.
-@app.callback()
-def delayed() -> None:
-    pass
+def _as_json(record: PendingRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "topic": record.topic,
+        "partition": record.partition,
+        "due_ms": record.due_ms,
+        **terminal.json_bytes("key", record.key),
+        "value_bytes": None if record.value_bytes < 0 else record.value_bytes,
+        "ttl_ms": record.ttl_ms or None,
+    }

@@ -9,11 +9,12 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client.records import DeadLetterInfo
 
-app = typer.Typer(no_args_is_help=True, help="List, replay and purge dead letters.")
+app = Program(help="List, replay and purge dead letters.")
 
 # What fits on a line beside the other columns.
 VALUE_SHOWN_BYTES = 60
@@ -57,6 +58,8 @@ def list_letters(
         ["id", "failed", "attempts", "reason", "partition", "offset", "key", "value"],
         [_row(letter) for letter in letters],
         right=["attempts", "partition", "offset"],
+        fold=["reason", "value"],
+        drop=["offset", "partition", "attempts", "value", "key"],
     )
 
 
@@ -124,6 +127,7 @@ def purge(
     topic: TopicArgument,
     yes: YesOption = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete all dead letters of a topic, replayed or not.
 
@@ -136,7 +140,9 @@ def purge(
     with connected(context, server) as client:
         terminal.confirm(f"Delete all dead letters of topic {topic}?", yes=yes)
         client.dead_letters.purge(topic)
-    print(f"purged the dead letters of {terminal.visible(topic)}")
+    terminal.print_outcome(
+        f"purged the dead letters of {topic}", {"topic": topic, "purged": True}, as_json=wants_json(context, as_json)
+    )
 
 
 def _row(letter: DeadLetterInfo) -> tuple[object, ...]:

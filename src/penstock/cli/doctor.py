@@ -23,13 +23,14 @@ def doctor(
     """Check this machine: Python, limits, ports, disk, Spark and its Java.
 
     Each line says ok, warn or fail, and what to do. Exits with 1 if a check
-    fails. Run it while the broker is stopped: its ports must be free.
+    fails. If the broker of this configuration is running, its ports are
+    recognized, and whether it is ready is one of the checks.
 
     Examples:
     $ penstock doctor
     $ penstock doctor --config penstock.toml --data-dir /var/lib/penstock
     """
-    from penstock.cli.checks import UDP, all_checks
+    from penstock.cli.checks import ADMIN, UDP, all_checks
     from penstock.config import QuicListener
 
     effective = config_from_flags(config, data_dir=data_dir)
@@ -38,15 +39,13 @@ def doctor(
         for name, listener in effective.listeners.enabled()
     ]
     if effective.admin is not None:
-        binds.append(("admin", effective.admin.bind))
+        binds.append((ADMIN, effective.admin.bind))
     findings = []
     machine_readable = wants_json(context, as_json)
     for finding in all_checks(effective.data_dir, binds):
         findings.append(finding)
         if not machine_readable:
-            status = finding.status.ljust(4)
-            if terminal.on_terminal():
-                status = typer.style(status, fg=COLOURS[finding.status], bold=True)
+            status = terminal.style(finding.status.ljust(4), fg=COLOURS[finding.status], bold=True)
             print(f"{status}  {finding.check.ljust(14)}  {terminal.visible(finding.found)}")
             if finding.advice:
                 print(terminal.wrapped(f"-> {terminal.visible(finding.advice)}", indent=22))

@@ -11,13 +11,14 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.program import Program
 from penstock.cli.subscription import behind, known, print_subscriptions, subscription_row
 from penstock.units import format_duration_ms
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.groups import GroupProgress
 
-app = typer.Typer(no_args_is_help=True, help="See how far groups have read; move or delete them.")
+app = Program(help="See how far groups have read; move or delete them.")
 
 GroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", help="Its name.", autocompletion=complete_group, show_default=False)
@@ -52,8 +53,8 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
         ["group", "topic", "state", "members", "lag", "behind"],
         [
             (
-                row["group"],
-                row["topic"],
+                terminal.name(row["group"]),
+                terminal.name(row["topic"]),
                 row["state"],
                 _or_none(row["members"]),
                 _or_gone(row["lag"]),
@@ -62,6 +63,7 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
             for row in rows
         ],
         right=["members", "lag", "behind"],
+        drop=["members", "state"],
     )
 
 
@@ -104,7 +106,7 @@ def _print_group(rows: list[dict[str, Any]]) -> None:
         columns,
         [
             (
-                row["topic"],
+                terminal.name(row["topic"]),
                 each["partition"],
                 _or_none(each["committed"]),
                 _or_gone(each["next_offset"]),
@@ -116,6 +118,7 @@ def _print_group(rows: list[dict[str, Any]]) -> None:
             for each in row["partitions"]
         ],
         right=columns[1:-1],
+        drop=["next offset", "behind", "member"],
     )
     members = {each["id"]: each for row in rows for each in row["member_list"]}
     if members:
@@ -136,6 +139,7 @@ def _print_group(rows: list[dict[str, Any]]) -> None:
                 for each in members.values()
             ],
             right=["partitions", "session", "last heartbeat"],
+            drop=["session", "principal", "partitions"],
         )
 
 
@@ -153,7 +157,8 @@ def reset(
         ),
     ],
     partition: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Only this one; all partitions unless given.")
+        int | None,
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; all partitions unless given."),
     ] = None,
     yes: YesOption = False,
     server: ServerOption = None,
@@ -188,7 +193,7 @@ def reset(
     else:
         terminal.print_table(
             ["topic", "partition", "committed"],
-            [(topic, each, offset) for each, offset in moved.items()],
+            [(terminal.name(topic), each, offset) for each, offset in moved.items()],
             right=["partition", "committed"],
         )
 
@@ -200,6 +205,7 @@ def delete(
     topic: TopicOption = None,
     yes: YesOption = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Forget a group's committed offsets and subscriptions, in one topic or in all.
 
@@ -214,7 +220,11 @@ def delete(
         topics = ", ".join(each.topic for each in described)
         terminal.confirm(f"Delete group {group} and its offsets in {topics}?", yes=yes)
         client.delete_group(group, topic)
-    print(f"deleted group {terminal.visible(group)} in {terminal.visible(topics)}")
+    terminal.print_outcome(
+        f"deleted group {group} in {topics}",
+        {"group": group, "topics": [each.topic for each in described], "deleted": True},
+        as_json=wants_json(context, as_json),
+    )
 
 
 def _group(progress: GroupProgress) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.program import Program
 
-app = typer.Typer(no_args_is_help=True, help="Create and revoke API keys (BlipMQ, Felix).")
+app = Program(help="Create and revoke API keys (BlipMQ, Felix).")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the key.", show_default=False)]
 
@@ -65,12 +66,20 @@ def list_keys(context: typer.Context, server: ServerOption = None, as_json: Json
         terminal.hint("no keys yet; make one with: penstock key create NAME")
         return
     terminal.print_table(
-        ["name", "roles", "created by"], [(key.name, ", ".join(key.roles), key.created_by) for key in keys]
+        ["name", "roles", "created by"],
+        [(terminal.name(key.name), ", ".join(key.roles), key.created_by) for key in keys],
+        fold=["roles"],
     )
 
 
 @app.command()
-def revoke(context: typer.Context, name: NameArgument, yes: YesOption = False, server: ServerOption = None) -> None:
+def revoke(
+    context: typer.Context,
+    name: NameArgument,
+    yes: YesOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Revoke an API key, also for open connections.
 
     Asks for confirmation unless [bold]--yes[/bold] is given.
@@ -81,4 +90,4 @@ def revoke(context: typer.Context, name: NameArgument, yes: YesOption = False, s
     with connected(context, server) as client:
         terminal.confirm(f"Revoke key {name}?", yes=yes)
         client.keys.revoke(name)
-    print(f"revoked key {terminal.visible(name)}")
+    terminal.print_outcome(f"revoked key {name}", {"name": name, "revoked": True}, as_json=wants_json(context, as_json))

@@ -12,9 +12,7 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
-from penstock import __version__
 from penstock.cli import (
     acl,
     audit,
@@ -23,6 +21,7 @@ from penstock.cli import (
     cache,
     configuration,
     consume,
+    context,
     delayed,
     dlq,
     doctor,
@@ -31,17 +30,22 @@ from penstock.cli import (
     pipeline,
     produce,
     restore,
+    role,
     schema,
     serve,
+    status,
     subscription,
     terminal,
+    top,
     topic,
     torture,
     txn,
     user,
     verify,
+    words,
 )
-from penstock.cli.options import JsonOption, RootServerOption
+from penstock.cli.options import ContextOption, JsonOption, ServerOption
+from penstock.cli.program import Group, Program
 from penstock.errors import (
     AuthenticationRequired,
     GroupNotFound,
@@ -56,6 +60,8 @@ EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141
 ORDER = (
     "serve",
+    "status",
+    "top",
     "topic",
     "produce",
     "consume",
@@ -66,10 +72,11 @@ ORDER = (
     "dlq",
     "txn",
     "user",
+    "role",
     "acl",
     "key",
-    "cache",
     "audit",
+    "cache",
     "pipeline",
     "backup",
     "restore",
@@ -78,19 +85,23 @@ ORDER = (
     "doctor",
     "torture",
     "config",
+    "context",
+    "completion",
+    "help",
+    "version",
 )
 # What a broker cannot know: which command helps.
 ADVICE: dict[type[PenstockError], str] = {
-    TopicNotFound: " (see those there are with: penstock topic list)",
-    GroupNotFound: " (see those there are with: penstock group list)",
-    PartitionNotFound: " (see those there are with: penstock topic describe TOPIC)",
-    SchemaNotFound: " (see those there are with: penstock schema list)",
+    TopicNotFound: " (list them with: penstock topic list)",
+    GroupNotFound: " (list them with: penstock group list)",
+    PartitionNotFound: " (list them with: penstock topic describe TOPIC)",
+    SchemaNotFound: " (list them with: penstock schema list)",
     AuthenticationRequired: " (name yourself in the address: --server flymq://user@host:port; the password is asked for)",
-    UserNotFound: " (see those there are with: penstock user list)",
+    UserNotFound: " (list them with: penstock user list)",
 }
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The root group: turns what a command raises into a line of text and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -130,6 +141,8 @@ def explain(error: Exception) -> str:
             return str(error) + next((text for kind, text in ADVICE.items() if isinstance(error, kind)), "")
         case OSError():
             return (f"{error.filename}: " if error.filename else "") + (error.strerror or str(error))
+        case ModuleNotFoundError() if (extra := words.extra_of(error.name)) is not None:
+            return f'this needs {error.name}, which is not installed: run pip install "penstock[{extra}]"'
         case UnicodeEncodeError():
             return f"{error.object!r} is not valid UTF-8 text: write it in UTF-8"
         case _:
@@ -139,24 +152,24 @@ def explain(error: Exception) -> str:
             )
 
 
-app = typer.Typer(
+app = Program(
     cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        print(f"penstock {__version__}")
+        words.print_version(as_json=bool(context.params.get("as_json")))
         raise typer.Exit
 
 
 @app.callback()
 def penstock(
-    server: RootServerOption = None,
+    server: ServerOption = None,
+    context: ContextOption = None,
     as_json: JsonOption = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")] = False,
     version: Annotated[
@@ -174,6 +187,8 @@ def penstock(
 
 
 app.command()(serve.serve)
+app.command()(status.status)
+app.command()(top.top)
 app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)
@@ -184,6 +199,7 @@ app.add_typer(delayed.app, name="delayed")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(txn.app, name="txn")
 app.add_typer(user.app, name="user")
+app.add_typer(role.app, name="role")
 app.add_typer(acl.app, name="acl")
 app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
@@ -196,6 +212,10 @@ app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.command()(torture.torture)
 app.add_typer(configuration.app, name="config")
+app.add_typer(context.app, name="context")
+app.command()(words.completion)
+app.command("help")(words.help_of)
+app.command()(words.version)
 
 
 def main(args: list[str] | None = None) -> NoReturn:

@@ -1,10 +1,12 @@
 """Options that several commands share, with one spelling and one meaning.
 
-`--server` and `--json` may stand before the command or after it; the one after it wins.
+`--server` and `--json` may stand before the command or after it; the one after it wins. `--context` names a saved address. The order
+is: flags, variables, the context in use, the default address.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,24 +15,31 @@ import typer
 from penstock import DEFAULT_URL
 
 if TYPE_CHECKING:
+    from penstock.cli.profiles import Profile, Profiles
     from penstock.config import Config
 
 FLYMQ_SCHEMES = ("flymq", "flymqs")
+ADMIN_PORT = 9600
 _SERVER_HELP = "The address of the broker; also PENSTOCK_SERVER."
 ServerOption = Annotated[
     str | None, typer.Option("--server", "-s", metavar="URL", help=_SERVER_HELP, show_default=DEFAULT_URL)
 ]
-# Only here does the variable count, or it would win over the flag before the command.
-RootServerOption = Annotated[
+ContextOption = Annotated[
     str | None,
     typer.Option(
-        "--server",
-        "-s",
+        "--context",
+        metavar="NAME",
+        help="The saved address to use; also PENSTOCK_CONTEXT. See: penstock context --help",
+        show_default="the one in use",
+    ),
+]
+AdminOption = Annotated[
+    str | None,
+    typer.Option(
+        "--admin",
         metavar="URL",
-        envvar="PENSTOCK_SERVER",
-        show_envvar=False,
-        help=_SERVER_HELP,
-        show_default=DEFAULT_URL,
+        help="The admin address of the broker; also PENSTOCK_ADMIN_URL.",
+        show_default="port 9600 of the broker's host",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -64,21 +73,70 @@ def given_or_global(context: typer.Context, name: str, given: Any) -> Any:
     return given if given not in (None, False) else context.find_root().params.get(name)
 
 
+def context_name(context: typer.Context, saved: Profiles) -> str | None:
+    """The context that the command line, the environment or `penstock context use` names."""
+    return context.find_root().params.get("context") or os.environ.get("PENSTOCK_CONTEXT") or saved.current
+
+
+def named_server(context: typer.Context, given: str | None, *, in_use: bool = True) -> str | None:
+    """The address that somebody has named: a flag, then the variable, then a context, which brings its password along.
+
+    Without `in_use` the context must be named too: that of `penstock context use` does not count.
+    """
+    flag: str | None = given_or_global(context, "server", given)
+    chosen = context.find_root().params.get("context")
+    if flag or (not chosen and (flag := os.environ.get("PENSTOCK_SERVER"))):
+        return flag
+    profile = _profile(context, in_use=in_use)
+    if profile is None:
+        return None
+    from penstock.cli.passwords import PASSWORD_VARIABLE, url_with_password
+
+    if profile.password is None or PASSWORD_VARIABLE in os.environ:
+        return profile.server
+    return url_with_password(profile.server, profile.password)
+
+
+def _profile(context: typer.Context, *, in_use: bool = True) -> Profile | None:
+    from penstock.cli import profiles
+
+    saved = profiles.load()
+    name = context_name(context, saved if in_use else profiles.Profiles({}, None))
+    return None if name is None else saved.find(name)
+
+
 def server_url(context: typer.Context, given: str | None) -> str:
     """The broker to talk to. A bare host:port is FlyMQ's."""
-    url: str = given_or_global(context, "server", given) or DEFAULT_URL
+    url = named_server(context, given) or DEFAULT_URL
     return url if "://" in url else f"flymq://{url}"
 
 
-def flymq_url(context: typer.Context, given: str | None) -> str:
-    """The same for commands that only FlyMQ has room for. Raises InvalidRequest where the address is another protocol's."""
-    from penstock.errors import InvalidRequest
+def admin_url(context: typer.Context, given: str | None, server: str | None = None) -> str:
+    """The admin address of the broker to talk to: as it is given, as its context says, or the usual port of its host."""
+    from urllib.parse import urlsplit
 
+    from penstock.clients.url import parse_url
+
+    url = given or os.environ.get("PENSTOCK_ADMIN_URL")
+    if url is None and not given_or_global(context, "server", server) and (profile := _profile(context)) is not None:
+        url = profile.admin
+    if url is None:
+        host = parse_url(server_url(context, server), port=0).host
+        return f"http://{f'[{host}]' if ':' in host else host}:{ADMIN_PORT}"
+    url = url if "://" in url else f"http://{url}"
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise typer.BadParameter(f"{url} is not an admin address: write http://host:port", param_hint="--admin")
+    return url.rstrip("/")
+
+
+def flymq_url(context: typer.Context, given: str | None) -> str:
+    """The same for commands that only FlyMQ has room for. Raises BadParameter where the address is another protocol's."""
     url = server_url(context, given)
     scheme = url.partition("://")[0]
     if scheme not in FLYMQ_SCHEMES:
-        raise InvalidRequest(
-            f"--server {scheme}://...: this command speaks FlyMQ: write flymq://host:port, or flymqs:// for TLS"
+        raise typer.BadParameter(
+            f"this command speaks FlyMQ, not {scheme}: write flymq://host:port, or flymqs:// for TLS",
+            param_hint="--server",
         )
     return url
 
@@ -107,7 +165,9 @@ def config_from_flags(
     for setting in settings or ():
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise ConfigError(f"flag --set {setting}: write it as KEY=VALUE, as in --set log.retention_ms=7d")
+            raise typer.BadParameter(
+                f"{setting} has no value: write it as KEY=VALUE, as in --set log.retention_ms=7d", param_hint="--set"
+            )
         overrides[key], flags[key] = text, "--set"
     named = {
         "data_dir": (data_dir, "--data-dir"),
@@ -120,4 +180,10 @@ def config_from_flags(
     for key, (value, flag) in named.items():
         if value is not None:
             overrides[key], flags[key] = value, flag
-    return load_config(file, overrides=overrides, flags=flags)
+    try:
+        return load_config(file, overrides=overrides, flags=flags)
+    except ConfigError as error:
+        problems = str(error).splitlines()
+        if all(problem.startswith("flag ") for problem in problems):
+            raise typer.BadParameter("\n".join(problem.removeprefix("flag ") for problem in problems)) from None
+        raise

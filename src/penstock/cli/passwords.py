@@ -23,7 +23,7 @@ PasswordStdinOption = Annotated[
 def with_password(url: str) -> str:
     """The address of a user without a password, with the one from PENSTOCK_PASSWORD or a prompt; any other address as it is."""
     parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
+    user, at, _ = parts.netloc.rpartition("@")
     if not at or ":" in user:
         return url
     password = os.environ.get(PASSWORD_VARIABLE)
@@ -31,7 +31,14 @@ def with_password(url: str) -> str:
         password = typer.prompt(f"Password of {user}", hide_input=True, err=True)
     if password is None:
         return url
-    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}"))
+    return url_with_password(url, password)
+
+
+def url_with_password(url: str, password: str) -> str:
+    """The address of a user, with a password; that of nobody as it is."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")) if at else url
 
 
 def new_password(user: str, *, from_stdin: bool) -> str:

@@ -11,14 +11,15 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, given_or_global, wants_json
+from penstock.cli.options import JsonOption, ServerOption, named_server, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.spark import PipelineDescription
     from penstock.protocols.flymq.sync import FlyMQClient
     from penstock.spark.pipelines.model import Pipeline
 
-app = typer.Typer(no_args_is_help=True, help="Move topics into tables with Spark: bronze, silver, gold.")
+app = Program(help="Move topics into tables with Spark: bronze, silver, gold.")
 
 EXIT_FAILED = 1
 WAIT_S_MAX = 180.0
@@ -58,6 +59,7 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a pipeline file that runs without changes.
 
@@ -100,7 +102,11 @@ def init(
     )
     parse_pipeline(text.encode(), file)
     file.write_text(text)
-    print(f"wrote {file}; run it with: penstock pipeline run {file}")
+    terminal.print_outcome(
+        f"wrote {file}; run it with: penstock pipeline run {file}",
+        {"file": str(file), "name": name, "topics": topics},
+        as_json=wants_json(context, as_json),
+    )
 
 
 @app.command()
@@ -186,6 +192,7 @@ def stop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.", show_default=False)],
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until it has stopped.")] = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Ask a running pipeline to stop, wherever it runs.
 
@@ -198,21 +205,24 @@ def stop(
 
     from penstock.errors import EntryNotFound, RequestTimeout
 
+    def told(state: str, text: str) -> None:
+        terminal.print_outcome(text, {"name": name, "state": state}, as_json=wants_json(context, as_json))
+
     with connected(context, server) as client:
         if all(each.name != name for each in client.pipelines.list()):
             raise EntryNotFound(_never_reported(name))
         if not client.pipelines.stop(name):
-            print(f"pipeline {terminal.visible(name)} does not run")
+            told("stopped", f"pipeline {name} does not run")
             return
         if no_wait:
-            print(f"asked pipeline {terminal.visible(name)} to stop")
+            told("stopping", f"asked pipeline {name} to stop")
             return
         give_up_s = time.monotonic() + WAIT_S_MAX
         while any(each.name == name and each.alive for each in client.pipelines.list()):
             if time.monotonic() > give_up_s:
                 raise RequestTimeout(f"pipeline {name} was asked to stop and has not done so within {WAIT_S_MAX:g} s")
             time.sleep(0.2)
-    print(f"pipeline {terminal.visible(name)} has stopped")
+    told("stopped", f"pipeline {name} has stopped")
 
 
 @app.command()
@@ -298,7 +308,6 @@ def compact(
     $ penstock pipeline compact sales.toml --stage bronze --keep 7d
     """
     _check_installed()
-    from penstock.errors import InvalidRequest
     from penstock.spark.pipelines.compact import compact_tables
     from penstock.spark.pipelines.model import load_pipeline
     from penstock.units import parse_duration_s, parse_size
@@ -309,7 +318,7 @@ def compact(
         file_bytes = parse_size(file_size)
         keep_s = pipeline.keep_ms / 1000 if keep is None else parse_duration_s(keep)
     except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+        raise typer.BadParameter(str(error)) from None
     done = list(compact_tables(pipeline, file_bytes=file_bytes, keep_s=keep_s, kinds=stages or ()))
     if wants_json(context, as_json):
         terminal.print_json([{"table": name, **result._asdict()} for name, result in done])
@@ -417,7 +426,7 @@ def _addressed(context: typer.Context, server: str | None, pipeline: Pipeline) -
     """The pipeline with the broker that `--server` names, where it names one; and the password of its user."""
     from penstock.cli.passwords import PASSWORD_VARIABLE, with_password
 
-    url = given_or_global(context, "server", server)
+    url = named_server(context, server, in_use=False)  # the file names its broker
     if url:
         pipeline = pipeline.model_copy(update={"bootstrap": with_password(url) if "://" in url else url})
     elif "://" in pipeline.bootstrap:
@@ -459,12 +468,11 @@ def _time_ms(text: str | None, flag: str) -> int | None:
     from datetime import datetime
 
     from penstock.cli.positions import parse_position
-    from penstock.errors import InvalidRequest
 
     position = parse_position(text, int(time.time() * 1000), flag=flag)
     if not isinstance(position, datetime):
-        raise InvalidRequest(
-            f"{flag} {text} is not a time: use one such as 2026-01-31T08:00, or how long ago, such as -10m"
+        raise typer.BadParameter(
+            f"{text} is not a time: use one such as 2026-01-31T08:00, or how long ago, such as -10m", param_hint=flag
         )
     return int(position.timestamp() * 1000)
 

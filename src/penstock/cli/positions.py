@@ -8,14 +8,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal
 
-from penstock.errors import InvalidRequest
+import typer
+
 from penstock.units import NUMBER_MAX, parse_duration_ms
 
 Position = Literal["earliest", "latest"] | int | datetime
 
 
 def parse_position(text: str, now_ms: int, *, flag: str) -> Position:
-    """Raises InvalidRequest that names the flag and shows the forms there are."""
+    """Raises BadParameter that names the flag and shows the forms there are."""
     match text:
         case "earliest" | "latest":
             return text
@@ -26,7 +27,8 @@ def parse_position(text: str, now_ms: int, *, flag: str) -> Position:
             return datetime.fromtimestamp(max(0, now_ms - parse_duration_ms(text[1:])) / 1000, UTC)
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise InvalidRequest(
-            f"{flag} {text} is not a position: use earliest, latest, an offset such as 42, a time such as 2025-01-31T08:00, "
-            "or how long ago, such as -10m"
+        raise typer.BadParameter(
+            f"{text} is not a position: use earliest, latest, an offset such as 42, a time such as 2025-01-31T08:00, "
+            "or how long ago, such as -10m",
+            param_hint=flag,
         ) from None

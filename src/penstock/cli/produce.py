@@ -117,7 +117,7 @@ def produce(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read records from this file instead of standard input."),
+        typer.Option("--file", metavar="FILE", help="Read records from this file instead of standard input."),
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="The input is one record, not one a line.")] = False,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")] = None,
@@ -206,6 +206,9 @@ def produce(
             with open_input(file) as stream:
                 batches = _batches(stream, given_key, separator, whole=whole, json_lines=json_lines)
                 _send_all(client, topic, stream, batches, headers, partition, stored)
+            if not stored.records:
+                source = "standard input" if file is None or str(file) == "-" else str(file)
+                terminal.print_note(f"{source} is empty: nothing was stored in {topic}")
     if wants_json(context, as_json):
         terminal.print_json(stored.as_json(topic))
     else:

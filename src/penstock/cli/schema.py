@@ -1,4 +1,4 @@
-"""`penstock schema`: register, get, list, validate, delete, bind."""
+"""`penstock schema`: register, get, list, diff, validate, delete, bind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client.records import SchemaInfo
 
-app = typer.Typer(no_args_is_help=True, help="Register schemas and enforce them on topics.")
+app = Program(help="Register schemas and enforce them on topics.")
 
 TYPES_BY_SUFFIX = {".json": "json", ".avsc": "avro", ".proto": "protobuf"}
 EXIT_NOT_VALID = 1
@@ -125,7 +126,7 @@ def list_schemas(
         ["schema", "version", "type", "compatibility", "created"],
         [
             (
-                each.name,
+                terminal.name(each.name),
                 each.version,
                 each.type,
                 each.compatibility or "-",
@@ -134,7 +135,96 @@ def list_schemas(
             for each in schemas
         ],
         right=["version"],
+        drop=["compatibility"],
     )
+
+
+@app.command()
+def diff(
+    context: typer.Context,
+    older: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[:VERSION]",
+            help="The older one: a version, or the last but one.",
+            autocompletion=complete_schema,
+            show_default=False,
+        ),
+    ],
+    newer: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NEWER",
+            help="A version (NAME:VERSION) or a file with a definition; the latest version unless given.",
+            show_default=False,
+        ),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what differs between two versions, and which compatibility they have.
+
+    Compare a file before you register it: then the older one is the latest
+    version, and the answer is what registering it would say. Exits with 1 if
+    the newer one breaks the compatibility of the schema.
+
+    Examples:
+    $ penstock schema diff order
+    $ penstock schema diff order:1 order:3
+    $ penstock schema diff order order-next.json
+    """
+    from penstock.cli.schema_diff import Side, compare
+
+    name, version = _name_and_version(older)
+    is_file = newer is not None and Path(newer).is_file()
+    with connected(context, server) as client:
+        latest = client.schemas.get(name)
+        if newer is None:
+            before = max(
+                (each.version for each in client.schemas.list(name) if each.version < latest.version), default=0
+            )
+            if version is None and not before:
+                raise typer.BadParameter(f"{name} has one version: name a file or another version to compare it with")
+            first, second = client.schemas.get(name, version or before), latest
+        elif is_file:
+            first, second = (latest if version is None else client.schemas.get(name, version)), None
+        else:
+            first = client.schemas.get(name, version)
+            second = client.schemas.get(*_name_and_version(newer))
+    older_side = Side(first.id, first.type, first.definition or "")
+    newer_side = (
+        Side(str(newer), first.type, _text(Path(str(newer))))
+        if second is None
+        else Side(second.id, second.type, second.definition or "")
+    )
+    found = compare(older_side, newer_side)
+    wanted = latest.compatibility or "backward"
+    if wants_json(context, as_json):
+        terminal.print_json(
+            {
+                "older": older_side.label,
+                "newer": newer_side.label,
+                "compatibility": wanted,
+                "problems": found.problems,
+                "diff": found.lines,
+            }
+        )
+    else:
+        for line in found.lines:
+            print(_coloured(line))
+        if not found.lines:
+            print("the definitions are the same")
+        for mode, problems in found.problems.items():
+            print(f"{mode}: " + ("compatible" if not problems else "not compatible"))
+            for problem in problems:
+                print(terminal.wrapped(terminal.visible(problem), indent=2))
+    if found.problems.get(wanted):
+        raise typer.Exit(EXIT_NOT_VALID)
+
+
+def _coloured(line: str) -> str:
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    return terminal.style(terminal.visible(line), fg=colours.get(line[:1]))
 
 
 @app.command()
@@ -154,7 +244,7 @@ def validate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read the record from this file, not standard input."),
+        typer.Option("--file", metavar="FILE", help="Read the record from this file, not standard input."),
     ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -197,6 +287,7 @@ def delete(
     ],
     yes: YesOption = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a version of a schema, or all of them.
 
@@ -213,7 +304,11 @@ def delete(
         client.schemas.get(name, version)
         terminal.confirm(f"Delete {what}?", yes=yes)
         client.schemas.delete(name, version)
-    print(terminal.visible(f"deleted {what}"))
+    terminal.print_outcome(
+        f"deleted {what}",
+        {"name": name, "version": version, "deleted": True},
+        as_json=wants_json(context, as_json),
+    )
 
 
 @app.command()
@@ -234,6 +329,7 @@ def bind(
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="Remove the binding: accept any record.")] = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Bind a topic to a schema: records that do not match it are refused.
 
@@ -249,7 +345,7 @@ def bind(
     with connected(context, server) as client:
         client.schemas.bind(topic, reference)
     told = f"topic {topic} takes any records" if reference is None else f"topic {topic} is bound to {reference}"
-    print(terminal.visible(told))
+    terminal.print_outcome(told, {"topic": topic, "schema": reference}, as_json=wants_json(context, as_json))
 
 
 def _name_and_version(reference: str) -> tuple[str, int | None]:

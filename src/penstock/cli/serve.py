@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Annotated
 
 import typer
 
-from penstock.cli.options import ConfigOption, DataDirOption, SetOption, config_from_flags
+from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, SetOption, config_from_flags, wants_json
 
 
 def serve(
+    context: typer.Context,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     bind: Annotated[
@@ -53,11 +55,12 @@ def serve(
         ),
     ] = False,
     settings: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a broker in the foreground.
 
-    Prints one line for each listener and then [bold]ready[/bold]. Ctrl-C or SIGTERM
-    stops it, with everything committed.
+    Prints one line for each listener and then [bold]ready[/bold]; with [bold]--json[/bold] an
+    object for each. Ctrl-C or SIGTERM stops it, with everything committed.
 
     Examples:
     $ penstock serve
@@ -80,4 +83,16 @@ def serve(
 
     logs.configure(effective.logging.level, form=effective.logging.format)
     # Whoever started this may read the lines through a pipe: the port that was picked, and when it is ready.
-    run(effective, announce=functools.partial(print, flush=True))
+    run(effective, announce=_announce_json if wants_json(context, as_json) else functools.partial(print, flush=True))
+
+
+def _announce_json(line: str) -> None:
+    """A line that `run` announces as an object: a listener with its address, a remark, or that all is ready."""
+    name, on, address = line.partition(" on ")
+    if line == "ready":
+        document: dict[str, object] = {"ready": True}
+    elif on and " " not in address:
+        document = {"listener": name, "address": address}
+    else:
+        document = {"note": line}
+    print(json.dumps(document, ensure_ascii=False), flush=True)

@@ -9,11 +9,12 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
 from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.groups import SubscriptionProgress
 
-app = typer.Typer(no_args_is_help=True, help="See the subscriptions of BlipMQ, Fujin and Felix.")
+app = Program(help="See the subscriptions of BlipMQ, Fujin and Felix.")
 
 TopicOption = Annotated[
     str | None,
@@ -66,7 +67,7 @@ def describe(
     with connected(context, server) as client:
         rows = [subscription_row(each) for each in client.monitoring.subscriptions(name, topic or "")]
     if not rows:
-        raise EntryNotFound(f"subscription not found: {name} (see those there are with: penstock subscription list)")
+        raise EntryNotFound(f"subscription not found: {name} (list them with: penstock subscription list)")
     if wants_json(context, as_json):
         terminal.print_json(rows)
         return
@@ -75,7 +76,7 @@ def describe(
     terminal.print_table(
         ["topic", "partition", "position", "next offset"],
         [
-            (row["topic"], each["partition"], each["position"], each["next_offset"])
+            (terminal.name(row["topic"]), each["partition"], each["position"], each["next_offset"])
             for row in rows
             for each in row["partitions"]
         ],
@@ -89,8 +90,8 @@ def print_subscriptions(rows: list[dict[str, Any]]) -> None:
         columns,
         [
             (
-                row["group"],
-                row["topic"],
+                terminal.name(row["group"]),
+                terminal.name(row["topic"]),
                 row["lag"],
                 behind(row["lag_ms"]),
                 row["in_flight"],
@@ -100,6 +101,7 @@ def print_subscriptions(rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
         right=columns[2:],
+        drop=["redelivered", "dead letters", "in flight"],
     )
 
 

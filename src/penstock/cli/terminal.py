@@ -2,14 +2,18 @@
 
 Standard output carries the answer and nothing else; hints, progress and errors go to standard error. Text that came from outside
 (record values, topic names) is escaped before it reaches a terminal, so that no record can move the cursor or change its title.
+
+Whether there are colours is decided in one place, `has_colours`: NO_COLOR and TERM=dumb switch them off, FORCE_COLOR and
+CLICOLOR_FORCE switch them on without a terminal.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -26,11 +30,40 @@ _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 }
 
 
+COLUMN_GAP = "  "
+FOLDED_WIDTH_MIN = 16
+"""A column of free text gets narrower down to this before others are left out."""
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether text on this stream may have colours."""
+    env = os.environ
+    if env.get("NO_COLOR") or env.get("CLICOLOR") == "0":
+        return False
+    if any(env.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return stream.isatty() and env.get("TERM") != "dumb"
+
+
+def style(text: str, *, err: bool = False, **styles: Any) -> str:
+    """The text in a style of `typer.style`, where colours are wanted."""
+    return typer.style(text, **styles) if has_colours(sys.stderr if err else sys.stdout) else text
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console on standard output or standard error."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    stream = sys.stderr if stderr else sys.stdout
+    coloured = has_colours(stream)
+    return Console(
+        stderr=stderr,
+        highlight=False,
+        soft_wrap=False,
+        force_terminal=True if coloured and not stream.isatty() else None,
+        # "auto" finds no colours where TERM or a pipe says so, although they were asked for.
+        color_system=None if not coloured else "auto" if stream.isatty() else "standard",
+    )
 
 
 def on_terminal() -> bool:
@@ -53,53 +86,131 @@ def print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2 if on_terminal() else None))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Rows under their headings; the columns named in `right` hold numbers and are aligned so."""
-    cells: list[Sequence[str]] = [[visible(str(cell)) for cell in row] for row in rows]
-    if on_terminal():
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
+def name(text: str) -> str:
+    """A name as one word of a table: quoted as a shell wants it where it has spaces or quotes."""
+    if text and not any(each.isspace() or each in "'\"\\" for each in text):
+        return text
+    import shlex
 
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
-        for column in columns:
-            table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-        for line in cells:
-            table.add_row(*map(Text, line))
-        console().print(table)
+    return shlex.quote(text)
+
+
+def print_outcome(text: str, data: Mapping[str, object], *, as_json: bool) -> None:
+    """What a command has done: a line for people, an object for programs."""
+    if as_json:
+        print_json(data)
+    else:
+        print(visible(text))
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> None:
+    """Rows under their headings; the columns named in `right` hold numbers and are aligned so.
+
+    What does not fit a terminal: columns in `fold` hold free text and are broken into lines, then those in `drop` are left out, the
+    first first. No other column is broken: ids, names and times stay whole.
+    """
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
+    if on_terminal():
+        _print_for_people(columns, cells, right, fold, drop)
         return
-    widths = [max(len(line[i]) for line in [columns, *cells]) for i in range(len(columns))]
-    for line in [columns, *cells]:
-        padded = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
-        ]
-        print("  ".join(padded).rstrip())
+    widths = _widths(columns, cells)
+    aligned = [column in right for column in columns]
+    print(style(_joined(columns, widths, aligned), bold=True))
+    for line in cells:
+        print(_joined(line, widths, aligned))
+
+
+def _print_for_people(
+    columns: Sequence[str], cells: list[list[str]], right: Sequence[str], fold: Sequence[str], drop: Sequence[str]
+) -> None:
+    widths = _widths(columns, cells)
+    room = terminal_width()
+    shown = list(range(len(columns)))
+    dropped = list(drop)
+
+    def excess() -> int:
+        return sum(widths[i] for i in shown) + len(COLUMN_GAP) * (len(shown) - 1) - room
+
+    for i in [i for i in shown if columns[i] in fold]:
+        widths[i] = max(min(widths[i], FOLDED_WIDTH_MIN), widths[i] - max(0, excess()))
+    while excess() > 0 and dropped:
+        left_out = dropped.pop(0)
+        shown = [i for i in shown if columns[i] != left_out]
+    aligned = [columns[i] in right for i in shown]
+    kept = [widths[i] for i in shown]
+    print(style(_joined([columns[i] for i in shown], kept, aligned), bold=True))
+    print(style(COLUMN_GAP.join("─" * width for width in kept), dim=True))
+    for line in cells:
+        broken = [_broken(line[i], widths[i]) for i in shown]
+        for at in range(max(map(len, broken))):
+            print(_joined([part[at] if at < len(part) else "" for part in broken], kept, aligned))
+    if len(shown) < len(columns):
+        names = ", ".join(column for i, column in enumerate(columns) if i not in shown)
+        hint(f"left out for want of room: {names} (see them with a wider terminal, or --json)")
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    from rich.cells import cell_len
+
+    return [max(cell_len(line[i]) for line in [columns, *cells]) for i in range(len(columns))]
+
+
+def _joined(line: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    from rich.cells import cell_len
+
+    padded = [
+        " " * (width - cell_len(cell)) + cell if aligned else cell + " " * (width - cell_len(cell))
+        for cell, width, aligned in zip(line, widths, right, strict=True)
+    ]
+    return COLUMN_GAP.join(padded).rstrip()
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    from rich.cells import cell_len
+
+    if cell_len(cell) <= width:
+        return [cell]
+    import textwrap
+
+    return textwrap.wrap(cell, width) or [""]
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
     """Names and values under one another."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        label = typer.style(name.ljust(width), dim=True) if on_terminal() else name.ljust(width)
+        label = style(name.ljust(width), dim=True)
         print(f"{label}  {visible(str(value))}")
+
+
+def terminal_width() -> int:
+    """How many columns the terminal has; COLUMNS counts first."""
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def wrapped(text: str, *, indent: int) -> str:
     """The text some columns in; broken into lines at a terminal, one line elsewhere."""
     if not on_terminal():
         return " " * indent + text
-    import shutil
     import textwrap
 
-    width = max(indent + 20, shutil.get_terminal_size().columns)
+    width = max(indent + 20, terminal_width())
     return textwrap.fill(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))
 
 
 def hint(text: str) -> None:
     """A remark for the person at the terminal; nothing where there is none."""
     if sys.stderr.isatty():
-        typer.secho(text, err=True, dim=True)
+        print(style(visible(text), err=True, dim=True), file=sys.stderr)
 
 
 def print_note(text: str) -> None:
@@ -109,7 +220,7 @@ def print_note(text: str) -> None:
 
 def print_error(message: str) -> None:
     """What went wrong and what to do, on standard error; each line stands for one problem."""
-    label = typer.style("error:", fg="red", bold=True) if sys.stderr.isatty() else "error:"
+    label = style("error:", err=True, fg="red", bold=True)
     for line in message.splitlines() or [""]:
         print(f"{label} {visible(line)}", file=sys.stderr)
 
@@ -125,10 +236,11 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def local_time(timestamp_ms: int) -> str:
-    """A time as the clock on the wall shows it."""
+    """A time as the clock on the wall shows it; elsewhere than at a terminal one word with its zone."""
     from datetime import datetime
 
-    return datetime.fromtimestamp(timestamp_ms / 1000).astimezone().isoformat(" ", "seconds")
+    time = datetime.fromtimestamp(timestamp_ms / 1000).astimezone()
+    return f"{time:%Y-%m-%d %H:%M:%S}" if on_terminal() else time.isoformat("T", "seconds")
 
 
 def flush() -> None:

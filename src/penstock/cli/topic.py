@@ -11,17 +11,28 @@ from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
 from penstock.cli.configuration import written_text
 from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.clients.records import TopicDescription
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, change and delete topics.")
+app = Program(help="Create, list, describe, change and delete topics.")
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="TOPIC", help="Its name.", autocompletion=complete_topic, show_default=False)
 ]
 NOT_SETTINGS = ("id", "created_ms", "partitions")
-_ALIASES = {"retention": "retention_ms"}
+FLAGS = {
+    "durability": "--durability",
+    "retention_ms": "--retention",
+    "retention_bytes": "--max-bytes",
+    "cleanup": "--cleanup",
+    "compression": "--compression",
+    "segment_bytes": "--segment-size",
+    "segment_ms": "--segment-age",
+}
+"""By setting, as the configuration and the broker call it."""
+_SETTINGS = {flag.removeprefix("--").replace("-", "_"): setting for setting, flag in FLAGS.items()}
 
 
 @app.command()
@@ -31,24 +42,27 @@ def create(
     partitions: Annotated[int, typer.Option("--partitions", "-p", metavar="N", min=1, help="How many partitions.")] = 1,
     durability: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="fsync, interval:<ms> or none; the broker's default unless given."),
+        typer.Option(metavar="MODE", help="fsync, interval:<ms> or none.", show_default="the broker's"),
     ] = None,
-    retention_ms: Annotated[
-        str | None, typer.Option("--retention-ms", metavar="TIME", help="Delete records older than this, as in 7d.")
-    ] = None,
-    retention_bytes: Annotated[
+    retention: Annotated[
         str | None,
-        typer.Option("--retention-bytes", metavar="SIZE", help="Keep each partition below this, as in '10 GiB'."),
+        typer.Option("--retention", metavar="TIME", help="Delete records older than this, as in 7d; or forever."),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--max-bytes", metavar="SIZE", help="Delete the oldest records of a partition above this, as in '10 GiB'."
+        ),
     ] = None,
     cleanup: Annotated[
         str | None, typer.Option(metavar="WAY", help="delete, or compact: keep the latest record of each key.")
     ] = None,
     compression: Annotated[str | None, typer.Option(metavar="NAME", help="none or zstd.")] = None,
-    segment_bytes: Annotated[
-        str | None, typer.Option("--segment-bytes", metavar="SIZE", help="Size at which a segment is sealed.")
+    segment_size: Annotated[
+        str | None, typer.Option("--segment-size", metavar="SIZE", help="Size at which a segment is sealed.")
     ] = None,
-    segment_ms: Annotated[
-        str | None, typer.Option("--segment-ms", metavar="TIME", help="Age at which a segment is sealed.")
+    segment_age: Annotated[
+        str | None, typer.Option("--segment-age", metavar="TIME", help="Age at which a segment is sealed.")
     ] = None,
     schema: Annotated[
         str | None,
@@ -66,30 +80,22 @@ def create(
 
     Examples:
     $ penstock topic create orders --partitions 3
-    $ penstock topic create clicks --durability interval:100 --retention-ms 7d
+    $ penstock topic create clicks --durability interval:100 --retention 7d
     $ penstock topic create prices --cleanup compact
     $ penstock topic create orders --schema order
     """
     from penstock.errors import TopicExists
 
-    settings = {
-        "durability": durability,
-        "retention_ms": retention_ms,
-        "retention_bytes": retention_bytes,
-        "cleanup": cleanup,
-        "compression": compression,
-        "segment_bytes": segment_bytes,
-        "segment_ms": segment_ms,
-        "schema": schema,
-    }
+    values = (durability, retention, max_bytes, cleanup, compression, segment_size, segment_age)
+    settings = {setting: text for setting, text in zip(FLAGS, values, strict=True) if text is not None}
+    for setting, text in settings.items():
+        check_setting(setting, text, FLAGS[setting])
     with connected(context, server) as client:
         exists = name in client.topics()
         if exists and not exist_ok:
             raise TopicExists(f"topic {name} exists: choose another name, or add --exist-ok to leave it as it is")
         if not exists:
-            client.create_topic(
-                name, partitions, **{key: value for key, value in settings.items() if value is not None}
-            )
+            client.create_topic(name, partitions, **settings, **({} if schema is None else {"schema": schema}))
         described = client.describe_topic(name)
     if wants_json(context, as_json):
         terminal.print_json({**_as_json(described), "created": not exists})
@@ -108,15 +114,22 @@ def list_topics(context: typer.Context, server: ServerOption = None, as_json: Js
     $ penstock topic list --json | jq -r '.[].name'
     """
     with connected(context, server) as client:
-        described = [client.describe_topic(name) for name in client.topics()]
+        described = client.describe_topics()
     if wants_json(context, as_json):
         terminal.print_json([_as_json(each) for each in described])
         return
     if not described and terminal.on_terminal():
-        terminal.hint("no topics yet; make one with: penstock topic create NAME")
+        terminal.hint("no topics yet; create one with: penstock topic create NAME")
         return
-    rows = [(each.name, len(each.partitions), _records(each), each.config.get("durability", "-")) for each in described]
-    terminal.print_table(["topic", "partitions", "records", "durability"], rows, right=["partitions", "records"])
+    terminal.print_table(
+        ["topic", "partitions", "records", "durability"],
+        [
+            (terminal.name(each.name), len(each.partitions), _records(each), each.config.get("durability", "-"))
+            for each in described
+        ],
+        right=["partitions", "records"],
+        drop=["durability"],
+    )
 
 
 @app.command()
@@ -160,9 +173,9 @@ def alter(
 ) -> None:
     """Change settings of a topic.
 
-    The settings are those of [bold]penstock topic create[/bold]: durability,
-    retention_ms (or retention), retention_bytes, cleanup, compression,
-    segment_bytes and segment_ms. "forever" switches retention off.
+    The settings are those of [bold]penstock topic create[/bold]: durability, retention,
+    max-bytes, cleanup, compression, segment-size and segment-age. "forever"
+    switches retention off. The names of the configuration are accepted too.
 
     A shorter retention deletes records soon after. Compression and segment sizes
     hold for what is written from now on.
@@ -176,9 +189,6 @@ def alter(
         raise typer.BadParameter("a setting is given twice: give it once")
     with connected(context, server) as client:
         before = client.describe_topic(name)
-        known = [key for key in before.config if key not in (*NOT_SETTINGS, "schema")]
-        for unknown in set(settings) - set(known):
-            raise typer.BadParameter(f"{unknown} is not a setting that can be altered: use {', '.join(known)}")
         client.alter_topic(name, **settings)
         after = client.describe_topic(name)
     if wants_json(context, as_json):
@@ -234,7 +244,8 @@ def truncate(
         ),
     ],
     partition: Annotated[
-        int | None, typer.Option("--partition", metavar="N", min=0, help="Only this one; all partitions unless given.")
+        int | None,
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; all partitions unless given."),
     ] = None,
     yes: YesOption = False,
     server: ServerOption = None,
@@ -284,6 +295,7 @@ def delete(
     ],
     yes: YesOption = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete topics and all their records.
 
@@ -300,7 +312,10 @@ def delete(
         terminal.confirm(f"Delete {what} with {_count(total, 'record')}? They cannot be brought back.", yes=yes)
         for each in described:
             client.delete_topic(each.name)
-            print(f"deleted topic {terminal.visible(each.name)}")
+            if not wants_json(context, as_json):
+                print(f"deleted topic {terminal.visible(each.name)}")
+    if wants_json(context, as_json):
+        terminal.print_json({"deleted": [each.name for each in described], "records": total})
 
 
 def _setting(change: str) -> tuple[str, str]:
@@ -309,7 +324,24 @@ def _setting(change: str) -> tuple[str, str]:
     if not key or not equals:
         raise typer.BadParameter(f"--set {change} has no value: write SETTING=VALUE, as in retention=7d")
     name = key.strip().replace("-", "_")
-    return _ALIASES.get(name, name), value.strip()
+    setting = _SETTINGS.get(name, name)
+    if setting not in FLAGS:
+        known = ", ".join(flag.removeprefix("--") for flag in FLAGS.values())
+        raise typer.BadParameter(f"{key} is not a setting that can be altered: use {known}", param_hint="--set")
+    check_setting(setting, value.strip(), "--set")
+    return setting, value.strip()
+
+
+def check_setting(setting: str, text: str, flag: str) -> None:
+    """Refuse here what the broker would refuse: it is the command line that is wrong."""
+    from penstock.broker.topics.settings import parse_topic_config
+    from penstock.errors import InvalidRequest
+    from penstock.log.api import TopicConfig
+
+    try:
+        parse_topic_config([(setting, text)], TopicConfig())
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error).removeprefix(f"topic setting {setting}: "), param_hint=flag) from None
 
 
 def _records(described: TopicDescription) -> int:

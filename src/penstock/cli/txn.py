@@ -1,4 +1,4 @@
-"""`penstock txn`: produce, commit, rollback."""
+"""`penstock txn`: list, produce, commit, rollback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,63 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import connected
 from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.program import Program
+from penstock.cli.subscription import behind
 
 if TYPE_CHECKING:
     from penstock.cli.lines import KeyedValue
 
-app = typer.Typer(no_args_is_help=True, help="Store records of several topics atomically.")
+app = Program(help="Store records of several topics atomically; list open transactions.")
 
-_Id = Annotated[str, typer.Argument(metavar="ID", help="What `penstock txn produce` printed.", show_default=False)]
+_Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="As penstock txn list shows it, and penstock txn produce prints it.", show_default=False
+    ),
+]
+
+
+@app.command("list")
+def list_transactions(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+    """List the open transactions of all clients, oldest first.
+
+    Without authentication, anybody may commit or roll back any of them;
+    with it, only the user that began one.
+
+    Examples:
+    $ penstock txn list
+    """
+    import msgspec
+
+    from penstock.units import round_size
+
+    with connected(context, server) as client:
+        found = client.monitoring.transactions()
+    if wants_json(context, as_json):
+        terminal.print_json([msgspec.to_builtins(each) for each in found])
+        return
+    if not found and terminal.on_terminal():
+        terminal.hint("no transactions are open")
+        return
+    terminal.print_table(
+        ["id", "owner", "state", "age", "timeout", "records", "memory", "topics"],
+        [
+            (
+                each.id,
+                terminal.name(each.owner),
+                each.state,
+                behind(each.age_ms),
+                behind(each.timeout_ms),
+                each.records,
+                round_size(each.memory_bytes),
+                ", ".join(map(terminal.name, each.topics)) + (", ..." if each.topics_total > len(each.topics) else ""),
+            )
+            for each in found
+        ],
+        right=["age", "timeout", "records", "memory"],
+        fold=["topics"],
+        drop=["memory", "topics", "state", "records", "timeout"],
+    )
 
 
 @app.command()
@@ -66,7 +116,9 @@ def produce(
 
 
 @app.command()
-def commit(context: typer.Context, transaction_id: _Id, server: ServerOption = None) -> None:
+def commit(
+    context: typer.Context, transaction_id: _Id, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
     """Commit an open transaction, or find out that it was committed.
 
     Use it if the outcome is unknown because the connection was lost or the
@@ -77,11 +129,17 @@ def commit(context: typer.Context, transaction_id: _Id, server: ServerOption = N
     """
     with connected(context, server) as client:
         client.transaction(transaction_id).commit()
-    print(f"transaction {terminal.visible(transaction_id)} is committed")
+    terminal.print_outcome(
+        f"transaction {transaction_id} is committed",
+        {"transaction": transaction_id, "committed": True},
+        as_json=wants_json(context, as_json),
+    )
 
 
 @app.command()
-def rollback(context: typer.Context, transaction_id: _Id, server: ServerOption = None) -> None:
+def rollback(
+    context: typer.Context, transaction_id: _Id, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
     """Roll back an open transaction.
 
     Examples:
@@ -89,7 +147,11 @@ def rollback(context: typer.Context, transaction_id: _Id, server: ServerOption =
     """
     with connected(context, server) as client:
         client.transaction(transaction_id).rollback()
-    print(f"nothing of transaction {terminal.visible(transaction_id)} is stored")
+    terminal.print_outcome(
+        f"nothing of transaction {transaction_id} is stored",
+        {"transaction": transaction_id, "rolled_back": True},
+        as_json=wants_json(context, as_json),
+    )
 
 
 def _runs(stream: BinaryIO) -> Iterator[tuple[str, list[KeyedValue]]]:

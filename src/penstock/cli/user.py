@@ -1,4 +1,4 @@
-"""`penstock user`: who may log in, and the roles they have."""
+"""`penstock user`: who may log in."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from penstock.cli.options import (
     wants_json,
 )
 from penstock.cli.passwords import PasswordStdinOption, new_password
+from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.access import UserDescription
 
-app = typer.Typer(no_args_is_help=True, help="Manage users, their passwords and roles.")
+app = Program(help="Manage users and their passwords.")
 
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="The user's name.", show_default=False)]
-RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help="The role's name.", show_default=False)]
 RolesOption = Annotated[
     list[str] | None,
-    typer.Option("--role", "-r", metavar="ROLE", help="A role of the user; repeatable. See: penstock user roles"),
+    typer.Option("--role", "-r", metavar="ROLE", help="A role of the user; repeatable. See: penstock role list"),
 ]
 
 
@@ -41,6 +41,7 @@ def setup(
     data_dir: DataDirOption = None,
     password_stdin: PasswordStdinOption = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Create the first administrator of a running broker.
 
@@ -70,8 +71,10 @@ def setup(
     with penstock.connect(urlunsplit(parts._replace(netloc=f"setup%3A:{token}@{host}"))) as client:
         client.access.create_user(user, password, ["admin"])
     file.unlink(missing_ok=True)
-    print(
-        f"created administrator {terminal.visible(user)}; log in with --server {parts.scheme}://{terminal.visible(user)}@{host}"
+    terminal.print_outcome(
+        f"created administrator {user}; log in with --server {parts.scheme}://{user}@{host}",
+        {"user": user, "roles": ["admin"], "created": True},
+        as_json=wants_json(context, as_json),
     )
 
 
@@ -91,13 +94,14 @@ def list_users(context: typer.Context, server: ServerOption = None, as_json: Jso
         ["user", "roles", "enabled", "created"],
         [
             (
-                user.user,
+                terminal.name(user.user),
                 ", ".join(user.roles),
                 "yes" if user.enabled else "no",
                 terminal.local_time(user.created_s * 1000),
             )
             for user in users
         ],
+        fold=["roles"],
     )
 
 
@@ -151,6 +155,7 @@ def create(
     ] = False,
     password_stdin: PasswordStdinOption = False,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Create a user.
 
@@ -167,7 +172,11 @@ def create(
     password = secrets.token_urlsafe(32) if certificate else new_password(user, from_stdin=password_stdin)
     with connected(context, server) as client:
         client.access.create_user(user, password, role or [])
-    print(f"created user {terminal.visible(user)}")
+    terminal.print_outcome(
+        f"created user {user}",
+        {"user": user, "roles": role or [], "created": True},
+        as_json=wants_json(context, as_json),
+    )
 
 
 @app.command()
@@ -177,6 +186,7 @@ def update(
     role: RolesOption = None,
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Enable or disable the user.")] = None,
     server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change the roles of a user, or enable or disable it.
 
@@ -186,18 +196,21 @@ def update(
     $ penstock user update alice --role consumer
     $ penstock user update alice --disable
     """
-    from penstock.errors import InvalidRequest
-
     if not role and enabled is None:
-        raise InvalidRequest("nothing to change: add --role, --enable or --disable")
+        raise typer.BadParameter("nothing to change: add --role, --enable or --disable")
     with connected(context, server) as client:
         client.access.update_user(user, role or [], enabled)
-    print(f"updated user {terminal.visible(user)}")
+        updated = client.access.user(user)
+    terminal.print_outcome(f"updated user {user}", _row(updated), as_json=wants_json(context, as_json))
 
 
 @app.command()
 def passwd(
-    context: typer.Context, user: UserArgument, password_stdin: PasswordStdinOption = False, server: ServerOption = None
+    context: typer.Context,
+    user: UserArgument,
+    password_stdin: PasswordStdinOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change your own password or, as an administrator, that of another user.
 
@@ -208,11 +221,19 @@ def passwd(
     with connected(context, server) as client:
         own = user == client.address.user
         client.access.set_password(user, password, (client.address.password or "") if own else "")
-    print(f"changed the password of {terminal.visible(user)}")
+    terminal.print_outcome(
+        f"changed the password of {user}", {"user": user, "changed": True}, as_json=wants_json(context, as_json)
+    )
 
 
 @app.command()
-def delete(context: typer.Context, user: UserArgument, yes: YesOption = False, server: ServerOption = None) -> None:
+def delete(
+    context: typer.Context,
+    user: UserArgument,
+    yes: YesOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Delete a user. Requests on its open connections are refused.
 
     Asks for confirmation unless [bold]--yes[/bold] is given.
@@ -223,7 +244,9 @@ def delete(context: typer.Context, user: UserArgument, yes: YesOption = False, s
     with connected(context, server) as client:
         terminal.confirm(f"Delete user {user}?", yes=yes)
         client.access.delete_user(user)
-    print(f"deleted user {terminal.visible(user)}")
+    terminal.print_outcome(
+        f"deleted user {user}", {"user": user, "deleted": True}, as_json=wants_json(context, as_json)
+    )
 
 
 @app.command()
@@ -248,62 +271,3 @@ def whoami(context: typer.Context, server: ServerOption = None, as_json: JsonOpt
                 "permissions": ", ".join(identity.permissions),
             }
         )
-
-
-@app.command()
-def roles(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
-    """List the roles and what they allow.
-
-    Examples:
-    $ penstock user roles
-    """
-    with connected(context, server) as client:
-        found = client.access.roles()
-    if wants_json(context, as_json):
-        terminal.print_json(
-            [{"role": each.role, "permissions": each.permissions, "description": each.description} for each in found]
-        )
-        return
-    terminal.print_table(
-        ["role", "permissions", "description"],
-        [(each.role, ", ".join(each.permissions) or "-", each.description) for each in found],
-    )
-
-
-@app.command("set-role")
-def set_role(
-    context: typer.Context,
-    role: RoleArgument,
-    permission: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--permission",
-            "-p",
-            metavar="PERMISSION",
-            help="read, write, commit, describe, create, delete or admin; repeatable. Without any, the role is a name to use in ACLs.",
-        ),
-    ] = None,
-    description: Annotated[str, typer.Option(metavar="TEXT", help="What the role is for.")] = "",
-    server: ServerOption = None,
-) -> None:
-    """Create a role, or replace its permissions.
-
-    Examples:
-    $ penstock user set-role operator -p read -p create -p delete
-    $ penstock user set-role team-billing --description "named in ACLs"
-    """
-    with connected(context, server) as client:
-        client.access.set_role(role, permission or [], description)
-    print(f"set role {terminal.visible(role)}")
-
-
-@app.command("delete-role")
-def delete_role(context: typer.Context, role: RoleArgument, server: ServerOption = None) -> None:
-    """Delete a custom role that no user has and no ACL names.
-
-    Examples:
-    $ penstock user delete-role operator
-    """
-    with connected(context, server) as client:
-        client.access.delete_role(role)
-    print(f"deleted role {terminal.visible(role)}")

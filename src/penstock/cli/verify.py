@@ -98,16 +98,23 @@ def print_report(report: Report) -> None:
     terminal.print_table(
         ["topic", *counts],
         [
-            (each.topic, each.partitions, each.segments, each.blocks, each.records, round_size(each.bytes), each.damage)
+            (
+                terminal.name(each.topic),
+                each.partitions,
+                each.segments,
+                each.blocks,
+                each.records,
+                round_size(each.bytes),
+                each.damage,
+            )
             for each in report.topics
         ],
         right=counts,
+        drop=["blocks", "segments", "partitions"],
     )
     colours = {"damage": "red", "note": "yellow"}
     for finding in report.findings:
-        word = finding.severity.ljust(6)
-        if terminal.on_terminal():
-            word = typer.style(word, fg=colours[finding.severity], bold=True)
+        word = terminal.style(finding.severity.ljust(6), fg=colours[finding.severity], bold=True)
         place = finding.path if finding.position is None else f"{finding.path} at byte {finding.position}"
         print(f"{word}  {terminal.visible(place)}")
         print(terminal.wrapped(terminal.visible(finding.text), indent=8))

@@ -29,7 +29,16 @@ from penstock.errors import ConfigError
 FILE_BYTES_MAX = 1 << 20
 PREFIX = "PENSTOCK_"
 # Variables of ours that are not settings: what the command line reads.
-OTHER_VARIABLES = frozenset({"PENSTOCK_CONFIG", "PENSTOCK_SERVER", "PENSTOCK_PASSWORD", "PENSTOCK_NEW_PASSWORD"})
+OTHER_VARIABLES = frozenset(
+    {
+        "PENSTOCK_ADMIN_URL",
+        "PENSTOCK_CONFIG",
+        "PENSTOCK_CONTEXT",
+        "PENSTOCK_NEW_PASSWORD",
+        "PENSTOCK_PASSWORD",
+        "PENSTOCK_SERVER",
+    }
+)
 # Kubernetes sets these in every pod beside a service called "penstock".
 SERVICE_VARIABLES = re.compile(r"PENSTOCK_(SERVICE_(HOST|PORT)|PORT)(_\w+)?")
 

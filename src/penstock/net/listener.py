@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
@@ -128,8 +129,27 @@ class Listener(ABC, Generic[ConnectionT]):
         return family, where
 
     def _cannot_listen(self, where: str, error: OSError) -> ConfigError:
-        advice = BIND_ADVICE.get(error.errno or 0, "choose another address")
-        return ConfigError(f"listeners.{self.name}.bind: cannot listen on {where} ({error.strerror}): {advice}")
+        return cannot_listen(f"listeners.{self.name}.bind", where, error)
+
+
+def cannot_listen(setting: str, where: str, error: OSError) -> ConfigError:
+    """Say why an address cannot be listened on, and what to do."""
+    advice = BIND_ADVICE.get(error.errno or 0, "choose another address")
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+    return ConfigError(f"{setting}: cannot listen on {where} ({reason}): {advice}")
+
+
+def listen_once(bind: str, kind: socket.SocketKind) -> None:
+    """Listen on an address for a moment. Raises OSError where that is not possible now."""
+    address = parse_address(bind)
+    found = socket.getaddrinfo(address.host, address.port, type=kind, flags=socket.AI_PASSIVE)
+    family, _, _, _, where = min(found, key=lambda info: info[0] != socket.AF_INET)
+    with socket.socket(family, kind) as probe:
+        if kind is socket.SOCK_STREAM:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        if kind is socket.SOCK_STREAM:
+            probe.listen(1)
 
 
 async def within(seconds: float, event: asyncio.Event) -> None:

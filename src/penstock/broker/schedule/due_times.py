@@ -8,6 +8,8 @@ removing one is a binary search in each. A run goes when its last entry is taken
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -40,6 +42,14 @@ class _Run:
             head += 1
         self.head = head
         return (int(self.dues[head]), int(self.offsets[head])) if head < end else None
+
+    def following(self, after: Due) -> Iterator[Due]:
+        """Iterate over the entries after one that were neither taken nor removed, in order."""
+        first = max(self.head, int(np.searchsorted(self.dues, after[0])))
+        for at in range(first, len(self.dues)):
+            due = (int(self.dues[at]), int(self.offsets[at]))
+            if due[1] != _REMOVED and due > after:
+                yield due
 
     def remove(self, due_ms: int, offset: int) -> bool:
         first, last = np.searchsorted(self.dues, (due_ms, due_ms + 1)).tolist()
@@ -97,6 +107,11 @@ class DueTimes:
             return False
         self._count -= 1
         return True
+
+    def following(self, after: Due, count_max: int) -> list[Due]:
+        """Return the earliest entries after one, in order, so many at most; they stay."""
+        fresh = heapq.nsmallest(count_max, (due for due in self._fresh_live if due > after))
+        return list(islice(heapq.merge(fresh, *(run.following(after) for run in self._runs)), count_max))
 
     def take_until(self, due_ms: int, count_max: int) -> list[Due]:
         """Take the earliest entries that are due at a time or before, in order, so many at most."""

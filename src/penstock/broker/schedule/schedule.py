@@ -22,12 +22,13 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 
 import structlog
 
 from penstock.background import Background, Loop, run_to_completion
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_topic
+from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker, on_topic
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.records.producer import Producer
 from penstock.broker.schedule.due_times import Due, DueTimes
@@ -59,6 +60,8 @@ DELIVERY_BYTES_MAX: Final = 4 << 20
 # How soon a jump of the wall clock is noticed.
 LOOK_S_MAX: Final = 0.25
 _NEVER_MS: Final = INT64_MAX
+# Read and sent at once by a list of what waits.
+LISTED_ENTRIES_MAX: Final = 512
 
 _log = structlog.get_logger(__name__)
 
@@ -70,6 +73,24 @@ class Scheduled(NamedTuple):
     """What `cancel` takes."""
     due_ms: int
     partition: int
+
+
+class Pending(NamedTuple):
+    """An entry that waits, with its record."""
+
+    due_ms: int
+    offset: int
+    record: Delayed
+
+    @property
+    def id(self) -> str:
+        return _id_of(self.due_ms, self.offset)
+
+
+class PendingPage(NamedTuple):
+    entries: list[Pending]
+    after: str
+    """The entry after which the next page begins; empty after the last."""
 
 
 OnScheduled = Callable[[Scheduled | PenstockError], None]
@@ -209,7 +230,7 @@ class Schedule:
             return
         self.stats.accepted += 1
         self._wait(due_ms, result.base_offset)
-        done(Scheduled(f"{due_ms}-{result.base_offset}", due_ms, partition))
+        done(Scheduled(_id_of(due_ms, result.base_offset), due_ms, partition))
 
     @on_topic(Operation.WRITE)
     @run_to_completion
@@ -232,6 +253,28 @@ class Schedule:
             raise
         self._claimed -= 1
         self.stats.cancelled += 1
+
+    @on_broker(Operation.ADMIN)
+    async def list_pending(self, principal: Principal, topic: str = "", after: str = "") -> PendingPage:
+        """Return what waits by the time it is due, of all topics or of one, after an entry or from the first on.
+
+        A page is what could be read of so many entries, those of the topic or not: it may be empty and yet not the last.
+        """
+        last = _parse_id(after) if after else (0, -1)
+        if last is None:
+            raise InvalidRequest(f"{after} is no id of a delayed record: leave it out to list from the first on")
+        in_memory = sorted(due for due in (*self._reading, *self._ready) if due > last)
+        wanted = list(
+            islice(heapq.merge(in_memory, self._waiting.following(last, LISTED_ENTRIES_MAX)), LISTED_ENTRIES_MAX)
+        )
+        while (entries := await self._log.read(wanted, READY_BYTES_MAX)) is None:
+            wanted = wanted[: len(wanted) // 2]  # too large together; one alone never is
+        listed = [
+            Pending(each.due_ms, each.offset, each.record)
+            for each in sorted(entries, key=lambda each: (each.due_ms, each.offset))
+            if topic in ("", each.record.topic)
+        ]
+        return PendingPage(listed, _id_of(*wanted[-1]) if wanted else "")
 
     def _claim(self, due: Due) -> bool:
         entry = self._ready.pop(due, None)
@@ -389,6 +432,10 @@ def go_duration(duration_ms: int) -> str:
     if hours:
         return f"{hours}h{minutes}m{text}s"
     return f"{minutes}m{text}s" if minutes else f"{text}s"
+
+
+def _id_of(due_ms: int, offset: int) -> str:
+    return f"{due_ms}-{offset}"
 
 
 def _parse_id(entry_id: str) -> Due | None:

@@ -33,6 +33,10 @@ class TransactionRecords:
                 columns = self._columns[destination] = _Columns()
             columns.add(batch, rows)
 
+    def topics(self) -> set[str]:
+        """Return the topics that records were added for."""
+        return {destination.topic for destination in self._columns}
+
     def batches(self) -> Iterator[tuple[Destination, Batch]]:
         """Everything, in the order in which it was added, one batch a partition."""
         for destination, columns in self._columns.items():

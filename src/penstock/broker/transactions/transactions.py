@@ -69,6 +69,7 @@ RECORD_OVERHEAD_BYTES: Final = 128
 ENDED_MAX: Final = 10_000
 FORGOTTEN_PER_APPEND_MAX: Final = 4096
 SWEEP_S: Final = 1.0
+TOPICS_LISTED_MAX: Final = 5
 
 
 class Added(NamedTuple):
@@ -109,6 +110,23 @@ class TransactionStats:
     committed: int = 0
     rolled_back: int = 0
     timed_out: int = 0
+
+
+class OpenTransaction(NamedTuple):
+    """An open transaction, for those who watch over the broker."""
+
+    id: str
+    owner: str
+    state: str
+    age_ms: int
+    timeout_ms: int
+    """After so long it is rolled back."""
+    added: int
+    """Records and offsets."""
+    size_bytes: int
+    topics: list[str]
+    """The first few by name."""
+    topics_total: int
 
 
 class _Transaction:
@@ -326,6 +344,30 @@ class Transactions:
         self._end(transaction, End.ROLLED_BACK)
         self.stats.rolled_back += 1
         return True
+
+    @on_broker(Operation.ADMIN)
+    def list_open(self, principal: Principal) -> list[OpenTransaction]:
+        """Return the open transactions of all principals, oldest first."""
+        self.sweep()
+        now_s, longest_ms = self._clock.monotonic(), self._limits.transaction_ms_max
+        listed = []
+        for each in self._open.values():
+            topics = sorted(each.records.topics() | {key.topic for key in each.offsets})
+            left_ms = max(0, round((each.deadline_s - now_s) * 1000))
+            listed.append(
+                OpenTransaction(
+                    each.id,
+                    each.owner,
+                    "open" if each.committing is None else "committing",
+                    max(0, longest_ms - left_ms),
+                    left_ms,
+                    each.added,
+                    each.size_bytes,
+                    topics[:TOPICS_LISTED_MAX],
+                    len(topics),
+                )
+            )
+        return listed
 
     @on_broker(Operation.WRITE)
     async def begin_run(self, principal: Principal, application: str) -> int:

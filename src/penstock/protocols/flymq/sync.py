@@ -50,6 +50,7 @@ from penstock.protocols.flymq.operations.access import (
 )
 from penstock.protocols.flymq.operations.blocks import NO_EPOCH, EncodedBlocks, Plan, TopicSpans
 from penstock.protocols.flymq.operations.groups import GroupProgress, SubscriptionProgress
+from penstock.protocols.flymq.operations.monitoring import OpenTransaction, PendingRecord
 from penstock.protocols.flymq.operations.spark import PipelineDescription, PipelineReport, Run, Winner
 from penstock.protocols.flymq.operations.topics import ClusterState, SnapshotDescription
 
@@ -308,6 +309,10 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
         """Raises TopicNotFound."""
         return self._thread.run(self._async.describe_topic(name))
 
+    def describe_topics(self) -> list[TopicDescription]:
+        """Return every topic, by name: some thousand partitions a request, or a request for each topic if the server is not Penstock."""
+        return self._thread.run(self._async.describe_topics())
+
     def subscribe(
         self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
     ) -> int:
@@ -493,7 +498,8 @@ class Consumer(SyncPolled[AsyncConsumer, Record]):
 
 
 class Monitoring(SyncObject[AsyncMonitoring]):
-    """Members, assignments and lag of groups, and what subscriptions have in flight. Needs the right to administer the broker."""
+    """Members, assignments and lag of groups, what subscriptions have in flight, and what waits to become readable. Needs the right to
+    administer the broker."""
 
     def groups(self, group: str = "", topic: str = "") -> list[GroupProgress]:
         """Return groups by topic and name, each once for each topic it reads, with the lag of every partition; all, or some by name."""
@@ -502,6 +508,14 @@ class Monitoring(SyncObject[AsyncMonitoring]):
     def subscriptions(self, name: str = "", topic: str = "") -> list[SubscriptionProgress]:
         """Return the subscriptions of BlipMQ, Fujin and Felix by topic and name; all, or some by name."""
         return self._thread.run(self._async.subscriptions(name, topic))
+
+    def delayed(self, topic: str = "", limit: int = 1000) -> list[PendingRecord]:
+        """Return the delayed records that are due next, of all topics or of one; at most so many."""
+        return self._thread.run(self._async.delayed(topic, limit))
+
+    def transactions(self) -> list[OpenTransaction]:
+        """Return the open transactions of all clients, oldest first."""
+        return self._thread.run(self._async.transactions())
 
 
 class DeadLetters(SyncObject[AsyncDeadLetters]):

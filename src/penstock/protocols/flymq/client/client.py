@@ -87,6 +87,7 @@ from penstock.protocols.flymq.operations.topics import (
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
+    DescribedTopic,
     DescribeGroup,
     GetLag,
     GetOffset,
@@ -98,6 +99,8 @@ from penstock.protocols.flymq.operations.topics import (
     ResetOffset,
     SeekToTimestamp,
     Subscribe,
+    TopicList,
+    TopicMetadata,
     TruncateTopic,
 )
 
@@ -473,10 +476,20 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         """Raises TopicNotFound."""
         check_topic(name)
         metadata = await self._ask(Metadata(name))
-        partitions = [
-            PartitionDescription(each.index, each.start_offset, each.next_offset) for each in metadata.partitions
-        ]
-        return TopicDescription(metadata.topic, partitions, metadata.config)
+        return _topic(metadata)
+
+    async def describe_topics(self) -> list[TopicDescription]:
+        """Return every topic, by name: some thousand partitions a request, or a request for each topic if the server is not Penstock."""
+        found: list[TopicDescription] = []
+        more = True
+        while more:
+            try:
+                page = await self._ask(TopicList(found[-1].name if found else ""))
+            except NotSupported:
+                return [await self.describe_topic(name) for name in await self.topics()]
+            found += map(_topic, page.topics)
+            more = page.more and bool(page.topics)
+        return found
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 
@@ -570,6 +583,11 @@ def _may_send_again(address: Address) -> bool:
     if text not in ("true", "false"):
         raise InvalidRequest(f"address option idempotent is {text!r}: write idempotent=true or idempotent=false")
     return text == "true"
+
+
+def _topic(metadata: TopicMetadata | DescribedTopic) -> TopicDescription:
+    partitions = [PartitionDescription(each.index, each.start_offset, each.next_offset) for each in metadata.partitions]
+    return TopicDescription(metadata.topic, partitions, metadata.config)
 
 
 def _group(state: GroupState | GroupSummary) -> GroupDescription:

@@ -1,4 +1,4 @@
-"""Groups and subscriptions as an operator sees them: `client.monitoring`."""
+"""Groups, subscriptions, delayed records and open transactions as an operator sees them: `client.monitoring`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from penstock.protocols.flymq.operations.groups import (
     SubscriptionList,
     SubscriptionProgress,
 )
+from penstock.protocols.flymq.operations.monitoring import DelayedList, OpenTransaction, PendingRecord, TxnList
 
 
 class AsyncMonitoring:
-    """Members, assignments and lag of groups, and what subscriptions have in flight. Needs the right to administer the broker."""
+    """Members, assignments and lag of groups, what subscriptions have in flight, and what waits to become readable. Needs the right to
+    administer the broker."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -42,3 +44,18 @@ class AsyncMonitoring:
             if more:
                 after = found[-1].topic, found[-1].name
         return found
+
+    async def delayed(self, topic: str = "", limit: int = 1000) -> list[PendingRecord]:
+        """Return the delayed records that are due next, of all topics or of one; at most so many."""
+        found: list[PendingRecord] = []
+        after, more = "", True
+        while more:
+            page = await self._channel.ask(DelayedList(topic, after))
+            found += page.records
+            after = page.after
+            more = bool(after) and len(found) < limit
+        return found[:limit]
+
+    async def transactions(self) -> list[OpenTransaction]:
+        """Return the open transactions of all clients, oldest first."""
+        return await self._channel.ask(TxnList())

@@ -3,6 +3,16 @@
 Numbers up to 0x81 are the contract's and those of deployed clients; 0xC0 to 0xDF are Penstock's own, and no deployed client uses them.
 """
 
-from penstock.protocols.flymq.operations import access, blocks, groups, records, schemas, spark, topics, transactions
+from penstock.protocols.flymq.operations import (
+    access,
+    blocks,
+    groups,
+    monitoring,
+    records,
+    schemas,
+    spark,
+    topics,
+    transactions,
+)
 
-__all__ = ["access", "blocks", "groups", "records", "schemas", "spark", "topics", "transactions"]
+__all__ = ["access", "blocks", "groups", "monitoring", "records", "schemas", "spark", "topics", "transactions"]

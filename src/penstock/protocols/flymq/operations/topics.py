@@ -79,6 +79,29 @@ class ListTopics(Operation[Names], opcode=0x08):
     """The names of all topics that the client may see, sorted."""
 
 
+@dataclass(slots=True)
+class DescribedTopic:
+    """What METADATA tells of a topic."""
+
+    topic: Str
+    partitions: Annotated[list[PartitionMetadata], AtMost(REPLY_ITEMS_MAX)]
+    config: Annotated[dict[Str, Str], AtMost(REPLY_ITEMS_MAX)]
+
+
+@dataclass(slots=True)
+class TopicPage:
+    topics: Annotated[list[DescribedTopic], AtMost(REPLY_ITEMS_MAX)]
+    more: Bool
+    """Whether to ask again with the last topic of this page."""
+
+
+class TopicList(Operation[TopicPage], opcode=0xCF):
+    """The topics that the client may see with what METADATA tells of each, by name, a page at a time."""
+
+    after: Str = ""
+    """The last topic of the page before; empty for the first page."""
+
+
 class DeleteTopic(Operation[Bool], opcode=0x09, repeatable=False):
     """Delete a topic. That it does not exist is no error."""
 

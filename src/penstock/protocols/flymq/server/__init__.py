@@ -4,6 +4,7 @@ from penstock.protocols.flymq.server import (
     access,
     blocks,
     groups,
+    monitoring,
     producers,
     records,
     schemas,
@@ -12,4 +13,15 @@ from penstock.protocols.flymq.server import (
     transactions,
 )
 
-__all__ = ["access", "blocks", "groups", "producers", "records", "schemas", "spark", "topics", "transactions"]
+__all__ = [
+    "access",
+    "blocks",
+    "groups",
+    "monitoring",
+    "producers",
+    "records",
+    "schemas",
+    "spark",
+    "topics",
+    "transactions",
+]

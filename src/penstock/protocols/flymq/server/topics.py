@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.broker.cluster import NAME
 from penstock.broker.groups.groups import GroupInfo
+from penstock.broker.groups.monitoring import PAGE_PARTITIONS_MAX
 from penstock.broker.topics.settings import format_topic_config, parse_topic_config
 from penstock.errors import InvalidRequest, TopicExists, TopicNotFound
 from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary
@@ -25,6 +27,7 @@ from penstock.protocols.flymq.operations.topics import (
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
+    DescribedTopic,
     DescribeGroup,
     Done,
     GetLag,
@@ -43,7 +46,9 @@ from penstock.protocols.flymq.operations.topics import (
     SnapshotDescription,
     SnapshotRelease,
     Subscribe,
+    TopicList,
     TopicMetadata,
+    TopicPage,
     TruncateTopic,
 )
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
@@ -103,18 +108,37 @@ async def create_topic(caller: Caller, request: CreateTopic) -> Done:
 
 @handles(Metadata)
 def metadata(caller: Caller, request: Metadata) -> TopicMetadata:
-    description = caller.broker.describe_topic(caller.principal, request.topic)
+    described = _described(caller, request.topic)
+    return TopicMetadata(described.topic, described.partitions, described.config)
+
+
+@handles(TopicList)
+def describe_topics(caller: Caller, request: TopicList) -> TopicPage:
+    names = caller.broker.topic_names(caller.principal)
+    rest = names[bisect_right(names, request.after) :]
+    page: list[DescribedTopic] = []
+    rows = 0
+    for name in rest:
+        if rows >= PAGE_PARTITIONS_MAX:
+            break
+        page.append(_described(caller, name))
+        rows += len(page[-1].partitions)
+    return TopicPage(page, len(page) < len(rest))
+
+
+def _described(caller: Caller, topic: str) -> DescribedTopic:
+    description = caller.broker.describe_topic(caller.principal, topic)
     info = description.info
     settings = dict(format_topic_config(info.config))
     del settings["partitions"]
     settings |= {"id": info.id, "created_ms": str(info.created_ms)}
-    schema = caller.broker.schemas.bound_to(caller.principal, request.topic)
+    schema = caller.broker.schemas.bound_to(caller.principal, topic)
     settings |= {} if schema is None else {SCHEMA_SETTING: schema}
     partitions = [
         PartitionMetadata(each.index, LEADER_ID, each.start_offset, each.committed_end)
         for each in description.partitions
     ]
-    return TopicMetadata(info.name, partitions, settings)
+    return DescribedTopic(info.name, partitions, settings)
 
 
 @handles(AlterTopic)

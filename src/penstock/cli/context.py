@@ -1,0 +1,240 @@
+"""`penstock context`: create, list, show, use, delete. Named addresses with credentials."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.options import JsonOption, YesOption, wants_json
+from penstock.cli.program import Program
+
+if TYPE_CHECKING:
+    from penstock.cli.profiles import Profiles
+
+app = Program(help="Save addresses and credentials of brokers, and choose one.")
+
+
+def complete_context(incomplete: str) -> list[str]:
+    """Names of contexts for the shell."""
+    from penstock.cli import profiles
+    from penstock.errors import PenstockError
+
+    try:
+        return [name for name in profiles.load().contexts if name.startswith(incomplete)]
+    except PenstockError:
+        return []
+
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Its name.", autocompletion=complete_context, show_default=False),
+]
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)],
+    server: Annotated[
+        str,
+        typer.Option(
+            "--server",
+            "-s",
+            metavar="URL",
+            help="The address of the broker, with a user if it has them.",
+            show_default=False,
+        ),
+    ],
+    admin: Annotated[
+        str | None,
+        typer.Option("--admin", metavar="URL", help="Its admin address.", show_default="port 9600 of the same host"),
+    ] = None,
+    password_stdin: Annotated[
+        bool, typer.Option("--password-stdin", help="Read the password from the first line of standard input.")
+    ] = False,
+    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a context of this name.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Save an address, and the password of its user.
+
+    The password comes from PENSTOCK_PASSWORD, from standard input with
+    [bold]--password-stdin[/bold], or from a prompt; leave that empty to be asked each
+    time. It is kept in a file that only you can read, and never printed.
+
+    Examples:
+    $ penstock context create local --server flymq://127.0.0.1:9092
+    $ penstock context create prod --server flymqs://alice@mq.example:9093 --use
+    """
+    from urllib.parse import urlsplit
+
+    from penstock.cli import profiles
+    from penstock.clients.url import parse_url
+    from penstock.errors import InvalidRequest
+
+    if not name or len(name) > profiles.NAME_CHARS_MAX or any(each.isspace() for each in name) or name.startswith("-"):
+        raise typer.BadParameter(
+            f"{name!r} is not a name: use 1 to {profiles.NAME_CHARS_MAX} characters without spaces", param_hint="NAME"
+        )
+    url = server if "://" in server else f"flymq://{server}"
+    try:
+        address = parse_url(url, port=0)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint="--server") from None
+    if address.password is not None:
+        raise typer.BadParameter(
+            "a password on the command line can be seen by others: leave it out, and give it at the prompt, "
+            "with --password-stdin, or in PENSTOCK_PASSWORD",
+            param_hint="--server",
+        )
+    if admin is not None and urlsplit(admin).scheme not in ("http", "https"):
+        raise typer.BadParameter(f"{admin} is not an admin address: write http://host:port", param_hint="--admin")
+    saved = profiles.load()
+    if name in saved.contexts and not force:
+        raise InvalidRequest(f"context {name} exists: choose another name, or add --force to replace it")
+    password = _password(address.user, from_stdin=password_stdin)
+    saved.contexts[name] = profiles.Profile(url, admin, password)
+    if use or len(saved.contexts) == 1:
+        saved.current = name
+    profiles.save(saved)
+    in_use = " and use it" if saved.current == name else ""
+    terminal.print_outcome(f"saved context {name}{in_use}", _row(saved, name), as_json=wants_json(context, as_json))
+
+
+def _password(user: str | None, *, from_stdin: bool) -> str | None:
+    from penstock.cli.passwords import LINE_BYTES_MAX, PASSWORD_VARIABLE
+
+    if user is None:
+        if from_stdin:
+            raise typer.BadParameter("there is no user for the password: write --server flymq://user@host:port")
+        return None
+    if from_stdin:
+        return sys.stdin.readline(LINE_BYTES_MAX).rstrip("\r\n") or None
+    given = os.environ.get(PASSWORD_VARIABLE)
+    if given is None and sys.stdin.isatty():
+        given = typer.prompt(f"Password of {user}", default="", show_default=False, hide_input=True, err=True)
+    return given or None
+
+
+@app.command("list")
+def list_contexts(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the contexts; * marks the one in use.
+
+    Examples:
+    $ penstock context list
+    """
+    from penstock.cli import profiles
+
+    saved = profiles.load()
+    rows = [_row(saved, name) for name in sorted(saved.contexts)]
+    if wants_json(context, as_json):
+        terminal.print_json(rows)
+        return
+    if not rows and terminal.on_terminal():
+        terminal.hint("no contexts yet; create one with: penstock context create NAME --server URL")
+        return
+    terminal.print_table(
+        ["", "context", "server", "admin", "password"],
+        [
+            ("*" if row["current"] else "", row["context"], row["server"], row["admin"] or "-", row["password"] or "-")
+            for row in rows
+        ],
+        drop=["admin", "password"],
+    )
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Its name.", autocompletion=complete_context, show_default="the one in use"
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a context, without its password.
+
+    Examples:
+    $ penstock context show
+    $ penstock context show prod
+    """
+    from penstock.cli import profiles
+    from penstock.cli.options import context_name
+    from penstock.errors import EntryNotFound
+
+    saved = profiles.load()
+    wanted = name or context_name(context, saved)
+    if wanted is None:
+        raise EntryNotFound("no context is in use; choose one with: penstock context use NAME")
+    saved.find(wanted)
+    row = _row(saved, wanted)
+    if wants_json(context, as_json):
+        terminal.print_json(row)
+    else:
+        terminal.print_fields(
+            {each: "yes" if value is True else "no" if value is False else value or "-" for each, value in row.items()}
+        )
+
+
+@app.command()
+def use(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Its name.", autocompletion=complete_context, show_default=False),
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Use no context: the default address.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose the context that commands use from now on.
+
+    [bold]--server[/bold], [bold]--context[/bold], PENSTOCK_SERVER and PENSTOCK_CONTEXT go before it.
+
+    Examples:
+    $ penstock context use prod
+    $ penstock context use --none
+    """
+    from penstock.cli import profiles
+
+    if (name is None) != none:
+        raise typer.BadParameter("name a context, or use --none")
+    saved = profiles.load()
+    if name is not None:
+        saved.find(name)
+    saved.current = name
+    profiles.save(saved)
+    told = "no context is in use" if name is None else f"context {name} is in use"
+    terminal.print_outcome(told, {"current": name}, as_json=wants_json(context, as_json))
+
+
+@app.command()
+def delete(context: typer.Context, name: NameArgument, yes: YesOption = False, as_json: JsonOption = False) -> None:
+    """Delete a context, with its password.
+
+    Asks for confirmation unless [bold]--yes[/bold] is given.
+
+    Examples:
+    $ penstock context delete prod
+    """
+    from penstock.cli import profiles
+
+    saved = profiles.load()
+    saved.find(name)
+    terminal.confirm(f"Delete context {name}?", yes=yes)
+    del saved.contexts[name]
+    if saved.current == name:
+        saved.current = None
+    profiles.save(saved)
+    terminal.print_outcome(
+        f"deleted context {name}", {"context": name, "deleted": True}, as_json=wants_json(context, as_json)
+    )
+
+
+def _row(saved: Profiles, name: str) -> dict[str, object]:
+    return {"context": name, "current": saved.current == name, **saved.contexts[name].shown()}

@@ -1,0 +1,93 @@
+"""`penstock status`: a running broker on one screen."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.options import AdminOption, JsonOption, ServerOption, admin_url, wants_json
+
+if TYPE_CHECKING:
+    from penstock.cli.sample import Sample
+
+EXIT_NOT_READY = 1
+GROUPS_SHOWN_MAX = 10
+
+
+def status(
+    context: typer.Context, admin: AdminOption = None, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """Show a broker at a glance: listeners, topics, lag, disk, problems.
+
+    Asks the admin address of the broker. Exits with 1 if the broker is not
+    ready, or not there.
+
+    Examples:
+    $ penstock status
+    $ penstock status --admin http://10.0.0.7:9600
+    """
+    from penstock.cli.rates import sample_json
+    from penstock.cli.sample import fetch
+
+    url = admin_url(context, admin, server)
+    sample = fetch(url)
+    if wants_json(context, as_json):
+        terminal.print_json({"admin": url, **sample_json(sample)})
+    else:
+        _print(url, sample)
+    if not sample.ready:
+        raise typer.Exit(EXIT_NOT_READY)
+
+
+def _print(url: str, sample: Sample) -> None:
+    from penstock.cli.subscription import behind
+    from penstock.units import round_size
+
+    state = terminal.style("ready", fg="green") if sample.ready else terminal.style("not ready", fg="red", bold=True)
+    uptime = behind(int(1000 * max(0.0, time.time() - sample.started_s)))
+    print(f"penstock {terminal.visible(sample.version)} at {terminal.visible(url)}: {state}, up {uptime}")
+    for problem in sample.problems:
+        print(f"{terminal.style('problem:', fg='red', bold=True)} {terminal.visible(problem)}")
+    print()
+    partitions = sum(topic.partitions for topic in sample.topics.values()) + sample.topics_left_out
+    disk = f"{round_size(sample.stored_bytes)} stored"
+    if sample.disk_size_bytes is not None and sample.disk_free_bytes is not None:
+        disk += f", {round_size(sample.disk_free_bytes)} free of {round_size(sample.disk_size_bytes)}"
+    terminal.print_fields(
+        {
+            "topics": f"{len(sample.topics)}, with {partitions} partitions and {sample.records} records",
+            "disk": disk,
+            "memory": round_size(sample.memory_bytes),
+            "pending": f"{sample.delayed_pending} delayed records, {sample.transactions_open} open transactions, "
+            f"{sample.dead_letters_waiting} dead letters",
+        }
+    )
+    print()
+    terminal.print_table(
+        ["listener", "address", "connections"],
+        [(name, each.address or "-", each.connections) for name, each in sample.listeners.items()],
+        right=["connections"],
+    )
+    if not sample.groups:
+        return
+    print()
+    groups = sorted(sample.groups, key=lambda each: (-each.lag, each.group, each.topic))
+    terminal.print_table(
+        ["group", "topic", "lag", "behind"],
+        [
+            (
+                terminal.name(each.group),
+                terminal.name(each.topic),
+                each.lag,
+                behind(None if each.seconds is None else int(1000 * each.seconds)),
+            )
+            for each in groups[:GROUPS_SHOWN_MAX]
+        ],
+        right=["lag", "behind"],
+    )
+    hidden = len(groups) - GROUPS_SHOWN_MAX + sample.groups_left_out
+    if hidden > 0:
+        terminal.hint(f"{hidden} more groups; see all with: penstock group list")

@@ -1,0 +1,229 @@
+"""`penstock top`: a running broker, live.
+
+A thread asks the broker again and again, and writes a byte to a pipe when it has an answer; the loop that draws waits for that, for
+keys, and for the next second. So a broker that does not answer delays no key.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import terminal
+from penstock.cli.options import AdminOption, JsonOption, ServerOption, admin_url, wants_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.cli.rates import Rates
+    from penstock.cli.sample import Sample
+
+REDRAW_S = 1.0
+"""At the latest: the clock goes on, and the terminal may have another size."""
+RECONNECTED_SHOWN_S = 10.0
+INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
+
+
+def top(
+    context: typer.Context,
+    interval_s: Annotated[
+        float,
+        typer.Option(
+            "--interval", "-i", metavar="SECONDS", min=INTERVAL_S_MIN, max=INTERVAL_S_MAX, help="Time between samples."
+        ),
+    ] = 2.0,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="Sort topics by rate, name, size or records.")
+    ] = "rate",
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one sample and exit; its rates take an interval.")
+    ] = False,
+    admin: AdminOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch a broker: rates, lag, connections and disk, live.
+
+    Asks the admin address of the broker. Keys: q quits; r, n, s and c sort
+    topics by rate, name, size and records. If the broker goes away, the
+    last numbers stay, and it connects again. [bold]--json[/bold] prints one sample.
+
+    Examples:
+    $ penstock top
+    $ penstock top --interval 0.5 --sort size
+    $ penstock top --once --json | jq .records_per_s
+    """
+    from penstock.cli.top_screen import SORTS
+
+    keys = {word: key for key, (word, _) in SORTS.items()}
+    if sort not in keys:
+        raise typer.BadParameter(f"{sort} is not a column to sort by: use {', '.join(keys)}", param_hint="--sort")
+    url = admin_url(context, admin, server)
+    if wants_json(context, as_json) or once:
+        _print_once(url, interval_s, keys[sort], as_json=wants_json(context, as_json))
+        return
+    if not terminal.on_terminal() or os.environ.get("TERM", "dumb") == "dumb":
+        raise typer.BadParameter("this is no terminal to draw a screen on: use --once or --json")
+    _watch(url, interval_s, keys[sort])
+
+
+def _print_once(url: str, interval_s: float, sort: str, *, as_json: bool) -> None:
+    from penstock.cli.rates import Rates, rates_json
+    from penstock.cli.sample import fetch
+    from penstock.cli.top_screen import LINES_AROUND, render
+
+    before = fetch(url)
+    threading.Event().wait(interval_s)
+    rates = Rates(before, fetch(url))
+    if as_json:
+        terminal.print_json(rates_json(rates))
+        return
+    height = LINES_AROUND + 2 * (len(rates.after.topics) + len(rates.after.groups))
+    terminal.console().print(render(rates, sort=sort, height=height, note="", trouble="", keys=False))
+
+
+def _watch(url: str, interval_s: float, sort: str) -> None:
+    from rich.live import Live
+
+    from penstock.cli.sample import fetch
+
+    first = fetch(url)  # no broker to begin with is an error like that of any command
+    console = terminal.console()
+    view = View(first, sort)
+    with (
+        _sampling(url, interval_s) as sampler,
+        _keys() as keyboard,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(view.render(console.height), refresh=True)
+            waiting = [sampler.wakes] if keyboard is None else [sampler.wakes, keyboard]
+            ready, _, _ = select.select(waiting, [], [], REDRAW_S)
+            if sampler.wakes in ready:
+                view.take(sampler.latest())
+            if keyboard is not None and keyboard in ready and not view.press(os.read(keyboard, 64)):
+                return
+
+
+class View:
+    """What is on the screen: two samples, how topics are sorted, and what became of the connection."""
+
+    def __init__(self, first: Sample, sort: str) -> None:
+        self._before: Sample | None = None
+        self._after = first
+        self._sort = sort
+        self._lost: tuple[float, str] | None = None
+        self._note: tuple[float, str] | None = None
+
+    def take(self, answer: Sample | Exception) -> None:
+        """Note a new sample, or that there was none."""
+        now_s = time.monotonic()
+        if isinstance(answer, Exception):
+            since_s = now_s if self._lost is None else self._lost[0]
+            self._lost = since_s, str(answer)
+            return
+        if self._lost is not None:
+            self._note = now_s, f"reconnected after {now_s - self._lost[0]:.0f} s"
+            self._lost = None
+        self._before, self._after = self._after, answer
+
+    def press(self, keys: bytes) -> bool:
+        """Obey keys; False to quit."""
+        from penstock.cli.top_screen import SORTS
+
+        for key in keys.decode("utf-8", "replace"):
+            if key in ("q", "Q", "\x04"):
+                return False
+            if key.lower() in SORTS:
+                self._sort = key.lower()
+        return bool(keys)
+
+    @property
+    def rates(self) -> Rates:
+        from penstock.cli.rates import Rates
+
+        return Rates(self._before, self._after)
+
+    def render(self, height: int) -> RenderableType:
+        from penstock.cli.top_screen import render
+
+        now_s = time.monotonic()
+        note = trouble = ""
+        if self._note is not None and now_s - self._note[0] < RECONNECTED_SHOWN_S:
+            note = self._note[1]
+        if self._lost is not None:
+            trouble = f"no answer for {now_s - self._lost[0]:.0f} s, connecting again: {self._lost[1]}"
+        return render(self.rates, sort=self._sort, height=height, note=note, trouble=trouble, keys=True)
+
+
+class Sampler:
+    """Asks a broker every so often, in a thread of its own."""
+
+    def __init__(self, url: str, interval_s: float) -> None:
+        self._url = url
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._answer: Sample | Exception | None = None
+        self.wakes, self._waking = os.pipe()
+        """Readable when there is a new answer."""
+        self._thread = threading.Thread(target=self._run, name="penstock-top", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more. A request under way ends with the process."""
+        self._stopping.set()
+
+    def latest(self) -> Sample | Exception:
+        """The newest answer, or why there was none."""
+        os.read(self.wakes, 4096)
+        assert self._answer is not None
+        return self._answer
+
+    def _run(self) -> None:
+        from penstock.cli.sample import fetch
+        from penstock.errors import PenstockError
+
+        while not self._stopping.wait(self._interval_s):
+            try:
+                self._answer = fetch(self._url)
+            except PenstockError as error:
+                self._answer = error
+            os.write(self._waking, b"!")
+
+
+@contextmanager
+def _sampling(url: str, interval_s: float) -> Iterator[Sampler]:
+    sampler = Sampler(url, interval_s)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.stop()
+
+
+@contextmanager
+def _keys() -> Iterator[int | None]:
+    """Standard input without line editing and echo, as a descriptor; None where it is no terminal."""
+    import termios
+    import tty
+
+    if not sys.stdin.isatty():
+        yield None
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
