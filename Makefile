@@ -81,6 +81,10 @@ bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min)
 	@$(BIN)/python -m tests.crash.spark_torture --kills 200
 
+.PHONY: torture-pipeline
+torture-pipeline: $(SETUP_DONE) ## the same for pipelines: each record once in each table (60 min)
+	@$(BIN)/python -m tests.crash.pipeline_torture --kills 200
+
 .PHONY: torture-log
 torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min)
 	@$(BIN)/python -m tests.crash.every_operation

@@ -23,6 +23,9 @@ EVENING_ORDERS: Final = 20
 """Of each channel: few, but much later than all the others, so that nobody waits for a morning's order any more."""
 WINDOW_MINUTES: Final = 30
 MALFORMED_EVERY: Final = 200
+WAYS_TO_BREAK: Final = 5
+REFUND: Final = 3
+"""Which of them is no error of the sender, as the shop finds out later."""
 
 SCHEMA: Final = {
     "type": "object",
@@ -38,6 +41,8 @@ SCHEMA: Final = {
     "required": ["order_id", "placed_at", "channel", "customer", "item", "quantity", "amount"],
 }
 """What an order looks like, as a JSON schema."""
+WITH_REFUNDS: Final = {**SCHEMA, "properties": {**SCHEMA["properties"], "amount": {"type": "number"}}}  # type: ignore[dict-item]
+"""The same with refunds: amounts may be negative."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,8 @@ class Sent:
     """Key and value."""
     orders: int = 0
     malformed: int = 0
+    refunds: int = 0
+    """Among the malformed: orders of a negative amount."""
     turnover_by_window: dict[datetime, float] = field(default_factory=dict)
 
 
@@ -72,6 +79,7 @@ def orders_of(channel: str, count: int, first_id: int) -> Sent:
         }
         if number % MALFORMED_EVERY == MALFORMED_EVERY - 1:
             sent.records.append((customer.encode(), _broken(order, sent.malformed)))
+            sent.refunds += sent.malformed % WAYS_TO_BREAK == REFUND
             sent.malformed += 1
             continue
         sent.records.append((customer.encode(), json.dumps(order).encode()))
@@ -97,14 +105,14 @@ def _morning(chance: random.Random) -> datetime:
 def _broken(order: dict[str, object], number: int) -> bytes:
     """An order that a sender spoilt, in one way after another."""
     whole = json.dumps(order).encode()
-    match number % 5:
+    match number % WAYS_TO_BREAK:
         case 0:
             return whole[: len(whole) // 2]
         case 1:
             return json.dumps({name: each for name, each in order.items() if name != "amount"}).encode()
         case 2:
             return json.dumps({**order, "quantity": "two"}).encode()
-        case 3:
+        case 3:  # REFUND
             return json.dumps({**order, "amount": -1}).encode()
         case _:
             return b"\xff\xfe" + whole

@@ -192,6 +192,7 @@ def test_compact_of_nothing_is_nothing(run: Run, tmp_path: Path) -> None:
         ("replay", "p.toml", "--topic", "t", "--to", "u"),
         ("compact", "p.toml"),
         ("export", "p.toml", "bronze/t", "--to", "d"),
+        ("rebuild", "p.toml", "silver/t"),
     ],
 )
 def test_without_spark_the_extra_is_named(
@@ -223,6 +224,23 @@ def test_compact_needs_no_stop(run: Run, tmp_path: Path) -> None:
     assert done == {"table": "bronze/t", "files_before": 3, "files_after": 1, "deleted_files": 0}
     exported = run("pipeline", "export", "p.toml", "bronze/t", "--to", str(tmp_path / "copy"))
     assert exported.text == f"exported 30 rows of bronze/t to {tmp_path / 'copy'}\n"
+
+
+@pytest.mark.parametrize(
+    ("stages", "table", "message"),
+    [
+        ("[bronze]\n[silver]", "gold/revenue", "gold/revenue is not a table of silver"),
+        ("[bronze]\n[silver]", "silver", "name one as in silver/orders"),
+        ("[silver]", "silver/orders", "the file must have both sections"),
+        ("[bronze]\n[silver]", "silver/orders", "to make silver from: run the pipeline first"),
+    ],
+)
+def test_a_rebuild_that_cannot_be_is_refused_before_spark_starts(
+    run: Run, broker: RunningBroker, tmp_path: Path, stages: str, table: str, message: str
+) -> None:
+    write_pipeline(broker, tmp_path, stages)
+    result = run("pipeline", "rebuild", "p.toml", table)
+    assert (result.code, message in result.err) == (1, True), result.err
 
 
 # --- status, stop ---

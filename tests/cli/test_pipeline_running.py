@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,18 @@ def test_a_program_gets_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> 
     assert end["stages"] == [
         {"stage": "silver/orders", "state": "running", "rows": 1_234_567, "rejects": 3, "batches": 7}
     ]
+
+
+def test_rows_that_no_table_has_are_told_to_people_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    left_out = replace(BATCH, dropped=2, late=3, future=4)
+    JsonDisplay().batch(left_out)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["dropped"], told["late"], told["future"]) == (2, 3, 4)
+    print_outcome(PIPELINE, Outcome("finished", [left_out]))
+    said = capsys.readouterr().err
+    assert "silver/orders: 2 rows did not meet an expectation and were dropped" in said
+    assert "silver/orders: 3 rows came after their window was done and were dropped (watermark_ms)" in said
+    assert "silver/orders: 4 rows are dated too far ahead and were left out (future_ms)" in said
 
 
 def test_times_are_as_exact_as_people_need_them() -> None:

@@ -43,6 +43,7 @@ ANSWER_S_MAX = 120.0
 WEIGHTS = {"broker": 30, "worker": 30, "replay": 20, "stop": 12, "driver": 8}
 # The virtual machine, and those that have done their work when a query has begun.
 NOT_WORKERS = ("java", "lookup_data_sources", "create_data_source", "plan_data_source_read")
+MakeRecord = Callable[[int], tuple[bytes | None, bytes | None]]
 OPTIONS = ClientOptions(retry=NO_RETRY, request_timeout_s=10.0)
 
 
@@ -53,15 +54,8 @@ class NoProgress(Exception):
 class Spark:
     """The driver's process, and those it has started."""
 
-    def __init__(self, address: str, directory: Path) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "tests.crash.spark_torture_driver",
-            address,
-            str(directory / "checkpoint"),
-            str(directory / "scratch"),
-        ]
+    def __init__(self, module: str, directory: Path, *arguments: str) -> None:
+        self._command = [sys.executable, "-m", module, *arguments]
         self._errors = (directory / "driver.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -157,9 +151,11 @@ def _kill(pid: int) -> None:
 class Feeder:
     """Writes to the source topic, whatever happens to the broker. What it holds in the end is what counts."""
 
-    def __init__(self, broker: BrokerProcess, chance: random.Random) -> None:
+    def __init__(self, broker: BrokerProcess, chance: random.Random, topic: str, record: MakeRecord) -> None:
         self._broker = broker
         self._chance = chance
+        self._topic = topic
+        self._record = record
         self._number = 0
         self.acknowledged: list[bytes] = []
         self._stopping = threading.Event()
@@ -172,16 +168,18 @@ class Feeder:
                 while not self._stopping.wait(FEED_S):
                     numbers = range(self._number, self._number + self._chance.randrange(1, FED_AT_ONCE_MAX))
                     self._number = numbers.stop
-                    values = [b"%d" % number for number in numbers]
-                    client.send_many(
-                        "in", [(b"%d" % (int(value) % 97) if int(value) % 3 else None, value) for value in values]
-                    )
-                    self.acknowledged += values
+                    records = [self._record(number) for number in numbers]
+                    client.send_many(self._topic, [(key, value, {}) for key, value in records])
+                    self.acknowledged += [value for _, value in records if value is not None]
             self._stopping.wait(LOOK_S)
 
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join()
+
+
+def _record(number: int) -> tuple[bytes | None, bytes | None]:
+    return (b"%d" % (number % 97) if number % 3 else None), b"%d" % number
 
 
 class Torture:
@@ -192,11 +190,17 @@ class Torture:
         with self._broker.connect() as client:
             client.create_topic("in", IN_PARTITIONS)
             client.create_topic("out", OUT_PARTITIONS)
-        self._spark = Spark(self._broker.address, directory)
+        self._spark = Spark(
+            "tests.crash.spark_torture_driver",
+            directory,
+            self._broker.address,
+            str(directory / "checkpoint"),
+            str(directory / "scratch"),
+        )
         self._feeder: Feeder | None = None
 
     def __enter__(self) -> Self:
-        self._feeder = Feeder(self._broker, random.Random(1))
+        self._feeder = Feeder(self._broker, random.Random(1), "in", _record)
         self._spark.start()
         return self
 

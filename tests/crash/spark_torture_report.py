@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 # A query that is stopped and started in peace is a change, but nobody was killed and nothing done again.
-PEACEFUL = frozenset({"query stopped", "no worker found"})
+PEACEFUL = frozenset(
+    {"query stopped", "no worker found", "run stopped", "no batch to forget", "a rebuild is under way"}
+)
 SHOWN_MAX = 5
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from scripts.demo import plot
 from scripts.demo.narration import Narrator
-from scripts.demo.orders import CHANNELS, MALFORMED_EVERY, OPENS, SCHEMA, orders_of, window_of
+from scripts.demo.orders import CHANNELS, MALFORMED_EVERY, OPENS, SCHEMA, WITH_REFUNDS, orders_of, window_of
 
 
 def parsed(value: bytes) -> object:
@@ -34,6 +34,9 @@ def test_orders_follow_the_schema_and_what_is_malformed_does_not() -> None:
     good = [each for each in (parsed(value) for _, value in sent.records) if fits.is_valid(each)]
     assert (len(good), len(sent.records) - len(good)) == (sent.orders, sent.malformed)
     assert sent.malformed == 10
+    takes_refunds = jsonschema_rs.validator_for(WITH_REFUNDS)
+    taken = sum(takes_refunds.is_valid(each) for each in (parsed(value) for _, value in sent.records))
+    assert (taken, sent.refunds) == (sent.orders + 2, 2)
     identities = [each["order_id"] for each in good if isinstance(each, dict)]
     assert len(set(identities)) == len(identities)
     assert min(identities) == 7_000

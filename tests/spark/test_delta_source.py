@@ -110,8 +110,8 @@ def test_columns_come_from_the_log_and_the_schema_where_a_file_has_them_not(path
     )
     reader = DeltaDataSource({"path": path}).reader(schema)
     [task] = reader.partitions()
-    [batch] = reader.read(task)
-    assert batch.to_pylist() == [{"id": 1, "day": date(2026, 1, 1), "note": None}]
+    batches: list[Any] = list(reader.read(task))
+    assert batches[0].to_pylist() == [{"id": 1, "day": date(2026, 1, 1), "note": None}]
     assert [field.name for field in DeltaDataSource({"path": path}).schema().fields] == ["id", "day"]
 
 

@@ -14,6 +14,7 @@ class Rows:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self._columns = columns
+        self.columns = columns.schema.names
         self.schema = from_arrow_schema(columns.schema, prefer_timestamp_ntz=False)
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name

@@ -14,11 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.tables import delta as module
 from penstock.spark.pipelines.tables.data_files import write_data_files
 from penstock.spark.pipelines.tables.delta import LOG_CHECKPOINT_COMMITS, DeltaLakeTable
+from penstock.spark.pipelines.tables.delta_merge import merge_rows
+from penstock.spark.pipelines.tables.stores import LocalStore
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, VACUUM_KEEP_S_MIN
 from tests.spark.pipelines.rows_by_hand import ids_from, rows_of
 
@@ -41,7 +44,7 @@ def append(path: str, batch_id: int, rows: Any = None, query: str = "query-1") -
     claimed(path, batch_id, query).append(ids_from(10 * batch_id) if rows is None else rows, batch_id, small=True)
 
 
-def ids(path: str) -> list[int]:
+def ids(path: str) -> list[Any]:
     return sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist())
 
 
@@ -262,3 +265,109 @@ def test_other_writers_append_to_the_table_too(path: str, monkeypatch: pytest.Mo
     interposed(monkeypatch, lambda: write_deltalake(path, theirs, mode="append"))
     append(path, 1)
     assert ids(path) == [*range(20), 1000]
+
+
+# --- partitions, keys, replacing every row ---
+
+
+def countries(start: int, *names: str | None) -> Any:
+    return rows_of(id=pa.array(range(start, start + len(names)), pa.int64()), country=pa.array(names, pa.string()))
+
+
+def test_rows_are_filed_by_their_values_whatever_those_are(path: str) -> None:
+    table = DeltaLakeTable(None, path, partition_by=["country"])
+    table.claim("query-1", 0, "checkpoint")
+    table.append(countries(0, "DE", "F/R ä%", None, "DE"), 0, small=True)
+    table.append(countries(4, "F/R ä%"), 1, small=True)
+    rows = DeltaTable(path).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [row["country"] for row in rows] == ["DE", "F/R ä%", None, "DE", "F/R ä%"]
+    assert DeltaTable(path).to_pyarrow_table(filters=[("country", "=", "DE")]).num_rows == 2
+    assert table.compact(1 << 20).files_after == 3
+    assert table.batches().read_all().num_rows == 5
+    other = claimed(path, 2)
+    with pytest.raises(ConfigError, match="is partitioned by country, and the file says nothing"):
+        other.append(countries(5, "DE"), 2, small=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("price", "which is double: use columns of text"), ("nowhere", "which the rows do not have: price")],
+)
+def test_a_table_is_not_partitioned_by_just_anything(path: str, column: str, message: str) -> None:
+    table = DeltaLakeTable(None, path, partition_by=[column])
+    table.claim("query-1", 0, "checkpoint")
+    with pytest.raises(ConfigError, match=message):
+        table.append(rows_of(price=[1.5]), 0, small=True)
+
+
+def accounts(*rows: tuple[int, str]) -> Any:
+    numbers = [number for number, _ in rows]
+    return rows_of(
+        **{
+            "Account No": pa.array(numbers, pa.int64()),
+            "owner": pa.array([owner for _, owner in rows], pa.string()),
+            "key": pa.array([b"%d" % number for number in numbers], pa.binary()),
+        }
+    )
+
+
+def keys(*numbers: int) -> pa.Array:
+    return pa.array([b"%d" % number for number in numbers], pa.binary())
+
+
+def owners(path: str) -> dict[int, str]:
+    return {row["Account No"]: row["owner"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+
+
+def test_rows_are_replaced_by_key_and_a_batch_changes_them_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = claimed(path, 0)
+    table.merge(accounts((1, "a"), (2, "b"), (3, "c")), keys(), ["Account No"], 0)
+    table.merge(accounts((2, "B"), (4, "d")), keys(3), ["Account No"], 1)
+    assert owners(path) == {1: "a", 2: "B", 4: "d"}
+    table.merge(accounts((2, "again")), keys(1), ["Account No"], 1)
+    assert owners(path) == {1: "a", 2: "B", 4: "d"}, "the batch is there already"
+    table.merge(accounts(), keys(4), ["Account No"], 2)
+    assert (owners(path), table.last_batch("query-1")) == ({1: "a", 2: "B"}, 2)
+
+    def merge_late(*given: Any) -> None:
+        monkeypatch.setattr(module, "merge_rows", merge_rows)
+        claimed(path, 3).merge(accounts((1, "x")), keys(), ["Account No"], 3)
+        merge_rows(*given)
+
+    monkeypatch.setattr(module, "merge_rows", merge_late)
+    table.merge(accounts((1, "y")), keys(), ["Account No"], 3)
+    assert owners(path) == {1: "x", 2: "B"}, "of two runs of one batch, the first counts"
+
+
+def test_every_row_is_replaced_only_if_nothing_was_committed_meanwhile(path: str) -> None:
+    for batch in range(3):
+        append(path, batch)
+    table = claimed(path, 2)
+    columns = pa.schema([("id", pa.string())])
+    files = write_data_files(rows_of(id=["x", "y"]), LocalStore(path), small=True)
+    stale = table.handle()
+    append(path, 3)
+    assert not table.replace(stale, "query-1", 2, files, columns)
+    stale = table.handle()
+    table.compact(MiB)
+    assert not table.replace(stale, "query-1", 3, files, columns)
+    assert ids(path) == list(range(40)), "the rows are what they were"
+    for batch in (4, 5):
+        append(path, batch)
+    late = DeltaTable(path)
+    assert table.replace(table.handle(), "query-1", 5, files, columns)
+    assert ids(path) == ["x", "y"]
+    with pytest.raises(CommitFailedError):
+        late.optimize.compact()
+    assert table.log.commit(DeltaTable(path).version()).is_rebuild
+    append(path, 6, rows_of(id=["z"]))
+    assert (ids(path), table.last_batch("query-1")) == (["x", "y", "z"], 6)
+
+
+def test_a_table_that_is_not_there_is_made_by_replacing_nothing(path: str) -> None:
+    table = claimed(path, 0)
+    files = write_data_files(rows_of(id=["x"]), LocalStore(path), small=True)
+    columns = pa.schema([("id", pa.string())])
+    assert table.replace(None, "query-1", 5, files, columns)
+    assert (ids(path), table.last_batch("query-1")) == (["x"], 5)
+    assert not table.replace(None, "query-1", 5, files, columns), "somebody else has made it"

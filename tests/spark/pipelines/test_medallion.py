@@ -74,7 +74,7 @@ def test_silver_is_remade_from_bronze_by_another_version_after_the_topic_has_los
     client.send(topic, number(22, 0))
     failed = made.run(once=True)()
     assert "is gone, but its checkpoint" in failed.message
-    assert rebuilt(made).rows == 23, "bronze had got the batch before silver was missed"
+    assert rebuilt(made).rows == 22
     made.run_once()
     assert made.ids() == list(range(23))
 

@@ -33,6 +33,24 @@ config = { "spark.driver.memory" = "2g", "spark.ui.enabled" = true }
 SMALL = 'name = "p"\ntopics = ["t"]\ndirectory = "d"\n[bronze]\n'
 
 
+FILE_OF_RULES = """
+name = "sales"
+topics = ["orders", "payments"]
+directory = "tables"
+format = "FORMAT"
+[bronze]
+partition_by = ["date"]
+[silver]
+expect = { "amount > 0" = "drop" }
+[silver.topics.orders]
+key = ["id"]
+[[gold]]
+name = "g"
+sql = "SELECT 1"
+partition_by = ["country"]
+"""
+
+
 def write(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "pipeline.toml"
     file.write_text(text)
@@ -69,7 +87,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         ("[bronze]|", "nothing to do"),
         ("[bronze]|[brnze]", "brnze is not a setting; did you mean bronze?"),
         ("[bronze]|[bronze]\ntable = 1", "bronze.table is not a setting"),
-        ("[bronze]|[bronze]\nx = 1", "bronze.x is not a setting; bronze knows none"),
+        ("[bronze]|[bronze]\nx = 1", "bronze.x is not a setting; bronze knows partition_by"),
         ('directory = "d"|directory = "d"\nformat = "csv"', "'delta' or 'iceberg'"),
         ('directory = "d"|directory = "d"\nformat = "parquet"', "penstock pipeline export"),
         ('directory = "d"|directory = "d"\n[catalog]\ntype = "rest"', '[catalog] is for format = "iceberg"'),
@@ -98,6 +116,28 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, change: str, messa
         load_pipeline(file)
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(file))
+
+
+def test_rules_of_silver_are_those_of_the_topic_else_those_of_all(tmp_path: Path) -> None:
+    text = FILE_OF_RULES.replace("FORMAT", "delta")
+    pipeline = load_pipeline(write(tmp_path, text))
+    assert pipeline.silver is not None
+    assert pipeline.silver.rules("orders").key == ["id"]
+    assert pipeline.silver.rules("payments").expect == {"amount > 0": "drop"}
+    assert [pipeline.partition_by(*each) for each in (("bronze", "x"), ("silver", "orders"), ("gold", "g"))] == [
+        ["date"],
+        [],
+        ["country"],
+    ]
+    [gold] = pipeline.gold
+    assert [pipeline.gold_source(gold, topics) for topics in (["payments"], ["payments", "orders"])] == [
+        "silver",
+        "topic",
+    ]
+    with pytest.raises(ConfigError, match=r"reads silver/orders, whose rows change .* set from"):
+        pipeline.gold_source(gold.model_copy(update={"source": "silver"}), ["orders"])
+    with pytest.raises(ConfigError, match="a key needs tables that take changes of rows"):
+        load_pipeline(write(tmp_path, FILE_OF_RULES.replace("FORMAT", "iceberg")))
 
 
 def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:

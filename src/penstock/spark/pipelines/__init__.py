@@ -2,8 +2,11 @@
 
 model.py       the file                           template.py    what `penstock pipeline init` writes
 running.py     one run, from start to stop        topics.py      which topics it reads
+identity.py    which pipeline a run belongs to
 assembly.py    its stages, and those of topics that appear later
-stages.py      bronze and silver: what each batch does            gold.py    the same of gold
+stages.py      what queries have in common        topic_stage.py the query that writes bronze and silver
+gold.py        the queries of gold                silver.py      which records become rows of silver
+rebuild.py     silver made anew from bronze       rebuild_hold.py  how it gets its turn
 schemas.py     which schema a topic follows       decoding.py    records to typed columns, on executors
 decoded_rows.py  decoding as seen by Spark
 shapes.py, json_shapes.py, avro_shapes.py, protobuf_shapes.py    what becomes of each type of each kind of schema

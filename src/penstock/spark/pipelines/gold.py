@@ -55,7 +55,7 @@ class GoldStage(Stage):
         self._written_down = False
         # Its own: views of two queries may have one name and different watermarks.
         self.session = with_delta_source(with_source(house.spark.newSession()))
-        self.reads_tables = house.pipeline.gold_source(gold) == "silver"
+        self.reads_tables = house.pipeline.gold_source(gold, [view.topic for view in views.values()]) == "silver"
 
     @property
     def group(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote, unquote
@@ -252,7 +252,7 @@ class Pipeline(Section):
         silver = self.silver
         rules = [] if silver is None else [silver, *silver.topics.values()]
         if self.format == "iceberg":
-            columns = [each.partition_by for each in (*rules, *self.gold)]
+            columns = [*(each.partition_by for each in rules), *(gold.partition_by for gold in self.gold)]
             columns += [] if self.bronze is None else [self.bronze.partition_by]
             if any(each.key for each in rules):
                 raise ValueError('a key needs tables that take changes of rows: use format = "delta"')
@@ -263,11 +263,6 @@ class Pipeline(Section):
                 raise ValueError(
                     f'gold {gold.name} reads silver, which needs a [silver] section and format = "delta": add them, or set from = "topic"'
                 )
-            if gold.source == "silver" and any(each.key for each in rules):
-                raise ValueError(
-                    f"gold {gold.name} reads silver, whose rows change where it has a key, and a stream has no way to take a row back: set "
-                    'from = "topic"'
-                )
 
     def partition_by(self, stage: str, name: str) -> list[str]:
         """Return the columns that a table is partitioned by."""
@@ -277,13 +272,17 @@ class Pipeline(Section):
             return [] if self.silver is None else self.silver.rules(name).partition_by
         return next((gold.partition_by for gold in self.gold if stage == "gold" and gold.name == name), [])
 
-    def gold_source(self, gold: Gold) -> Literal["silver", "topic"]:
-        if gold.source is not None:
-            return gold.source
+    def gold_source(self, gold: Gold, topics: Iterable[str]) -> Literal["silver", "topic"]:
+        """Return what views of these topics are made of. Raises ConfigError if that cannot be what the file says."""
         silver = self.silver
-        if silver is None or self.format != "delta" or any(each.key for each in (silver, *silver.topics.values())):
-            return "topic"
-        return "silver"
+        keyed = [] if silver is None else [topic for topic in topics if silver.rules(topic).key]
+        if gold.source == "silver" and keyed:
+            raise ConfigError(
+                f"gold {gold.name} reads silver/{keyed[0]}, whose rows change because it has a key, and a stream has no way to take a row "
+                'back: set from = "topic"'
+            )
+        streams = silver is not None and self.format == "delta" and not keyed
+        return gold.source or ("silver" if streams else "topic")
 
     # -- where things are -------------------------------------------------------------------------------------------------
 
