@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.cli.configuration import written
 from penstock.config import Config, Tls, Topic
 from penstock.config.listeners import FujinAlias
-from penstock.units import format_size
+from penstock.units import format_setting, format_size
 from scripts.reference.markdown import DOCS, GENERATED, code, document, field_docs, prose, table, wrapped
 
 PAGE = DOCS / "reference" / "configuration.md"
@@ -118,7 +117,7 @@ def value_words(name: str, value: Any) -> str:
     """Return a value as one writes it into the file."""
     if _is_size(name) and isinstance(value, int):
         return format_size(value)
-    return written(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
+    return format_setting(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
 
 
 def type_words(name: str, field: FieldInfo) -> str:

@@ -67,6 +67,11 @@ class AvroDefinition(Definition):
     def identity(self) -> bytes:
         return _CANONICAL.encode(decode_definition(self._text))
 
+    @property
+    def schema(self) -> Any:
+        """The definition as fastavro has parsed it, which it also reads records with."""
+        return self._schema
+
     def checker(self, message: str) -> Checker:
         if message:
             raise InvalidRequest(f"an Avro schema has no messages to choose from: leave out {message!r}")

@@ -196,12 +196,7 @@ class Registry:
         validate_schema_name(name)
         kind = schema_type(type_name)
         mode = None if compatibility is None else compatibility_mode(compatibility)
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise SchemaInvalid("the definition is not valid Unicode text") from None
-        if size > self._limits.schema_bytes_max:
-            raise SchemaInvalid(f"the definition has {size} bytes: at most {self._limits.schema_bytes_max} are allowed")
+        self._check_size(text)
         async with self._changing:
             schema = self._schemas.get(name) or _Schema()
             head = schema.head if mode is None else msgspec.structs.replace(schema.head, compatibility=mode)
@@ -217,6 +212,28 @@ class Registry:
             if current.compatibility != head.compatibility:
                 await self._table.put(_head_key(name), Head(current.last_version, head.compatibility))
             return self.get(name, number)
+
+    async def check(self, name: str, type_name: str, text: str, compatibility: str | None) -> list[str]:
+        """What keeps a definition from being the next version of a name. Raises SchemaInvalid."""
+        validate_schema_name(name)
+        kind = schema_type(type_name)
+        self._check_size(text)
+        async with self._changing:
+            schema = self._schemas.get(name) or _Schema()
+            mode = schema.head.compatibility if compatibility is None else compatibility_mode(compatibility)
+            try:
+                await self._check(schema, Head(0, mode), kind, text)
+            except IncompatibleSchema as error:
+                return str(error).split("; ")
+        return []
+
+    def _check_size(self, text: str) -> None:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise SchemaInvalid("the definition is not valid Unicode text") from None
+        if size > self._limits.schema_bytes_max:
+            raise SchemaInvalid(f"the definition has {size} bytes: at most {self._limits.schema_bytes_max} are allowed")
 
     async def _check(self, schema: _Schema, head: Head, kind: SchemaType, text: str) -> Parsed:
         """Raises SchemaInvalid, IncompatibleSchema."""
