@@ -217,21 +217,6 @@ def test_avro_records_become_rows() -> None:
     assert set(bad.values()) == {None}
 
 
-def test_avro_records_of_an_older_version_are_read_as_the_newest() -> None:
-    old = {"type": "record", "name": "O", "fields": [{"name": "id", "type": "int"}]}
-    new = {
-        "type": "record",
-        "name": "O",
-        "fields": [{"name": "id", "type": "long"}, {"name": "note", "type": "string", "default": "none"}],
-    }
-    older = (version("avro", 1, json.dumps(old)),)
-    decoder = Decoder(Plan("orders", "avro", "", version("avro", 2, json.dumps(new)), older))
-    found, reasons = rows(decoder, avro(old, {"id": 1}), avro(new, {"id": 2, "note": "x"}), b"")
-    assert found[:2] == [{"id": 1, "note": "none"}, {"id": 2, "note": "x"}]
-    assert reasons[:2] == [None, None]
-    assert reasons[2] is not None
-
-
 # --- Protobuf ---
 
 PROTO = """

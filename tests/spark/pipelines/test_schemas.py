@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from penstock.broker.schemas.reference import parse_reference
 from penstock.errors import SchemaNotFound
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.files import LocalFiles
@@ -40,15 +40,15 @@ def test_a_topic_follows_what_is_named_else_what_it_is_bound_to_else_what_has_it
     assert str(schema_of(client, "orders", {"orders": "other:7:shop.Order"})) == "other:7:shop.Order"
 
 
-def test_each_batch_takes_the_newest_version_and_avro_knows_the_older_ones(client: FlyMQClient, tmp_path: Path) -> None:
+def test_each_batch_takes_the_newest_version_and_knows_the_others(client: FlyMQClient, tmp_path: Path) -> None:
     client.schemas.register("orders", FIRST, "avro")
     reference = schema_of(client, "orders", {})
     assert reference is not None
     plans = Plans(client, "orders", reference, FILES, str(tmp_path / "pin.json"))
-    assert (plans.newest().version.number, plans.newest().older) == (1, ())
+    assert (plans.newest().version.number, plans.newest().others) == (1, ())
     client.schemas.register("orders", SECOND, "avro")
     newest = plans.newest()
-    assert (newest.version.number, [each.number for each in newest.older]) == (2, [1])
+    assert (newest.version.number, [each.number for each in newest.others]) == (2, [1])
 
 
 def test_a_plan_that_was_written_down_is_found_again_whatever_is_registered_since(
@@ -89,10 +89,21 @@ def test_a_batch_that_was_begun_and_not_finished_is_the_one_that_is_repeated(
     assert batch_to_repeat(FILES, str(tmp_path / "nothing")) is None
 
 
-def test_json_records_know_nothing_of_older_versions(client: FlyMQClient, tmp_path: Path) -> None:
-    for properties in ({"a": {"type": "string"}}, {"a": {"type": "string"}, "b": {"type": "string"}}):
-        client.schemas.register("orders", json.dumps({"properties": properties}))
-    reference = schema_of(client, "orders", {})
-    assert reference is not None
+def test_the_version_that_is_named_gives_the_columns_and_reads_unmarked_records(
+    client: FlyMQClient, tmp_path: Path
+) -> None:
+    for definition in (FIRST, SECOND):
+        client.schemas.register("orders", definition, "avro")
+    reference = parse_reference("orders:1")
     plan = Plans(client, "orders", reference, FILES, str(tmp_path / "pin.json")).newest()
-    assert (plan.version.number, plan.older) == (2, ())
+    assert (plan.version.number, [each.number for each in plan.others], plan.reads_unmarked) == (1, [2], True)
+    assert plan.version.registry_id != plan.others[0].registry_id > 0
+    latest = Plans(client, "orders", parse_reference("orders"), FILES, str(tmp_path / "pin.json")).newest()
+    assert (latest.version.number, latest.reads_unmarked) == (2, False)
+
+
+def test_a_version_of_another_kind_is_no_part_of_a_plan(client: FlyMQClient, tmp_path: Path) -> None:
+    client.schemas.register("orders", "{}", compatibility="none")
+    client.schemas.register("orders", FIRST, "avro")
+    plan = Plans(client, "orders", parse_reference("orders"), FILES, str(tmp_path / "pin.json")).newest()
+    assert (plan.kind, plan.version.number, plan.others, plan.reads_unmarked) == ("avro", 2, (), False)

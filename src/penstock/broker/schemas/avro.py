@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import fastavro
 import msgspec
+from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from penstock.broker.schemas.avro_compatibility import problems_reading
 from penstock.broker.schemas.avro_wire import NAMED, AvroChecker, Walks
@@ -71,6 +72,10 @@ class AvroDefinition(Definition):
     def schema(self) -> Any:
         """The definition as fastavro has parsed it, which it also reads records with."""
         return self._schema
+
+    @property
+    def crc64(self) -> bytes:
+        return bytes.fromhex(fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO"))
 
     def checker(self, message: str) -> Checker:
         if message:

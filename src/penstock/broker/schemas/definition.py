@@ -74,6 +74,11 @@ class Definition(ABC):
     def identity(self) -> bytes:
         """Equal for two texts that differ in nothing that matters, such as spaces."""
 
+    @property
+    def crc64(self) -> bytes:
+        """The CRC-64-AVRO fingerprint of an Avro schema, little-endian; empty for other kinds."""
+        return b""
+
     @abstractmethod
     def checker(self, message: str) -> Checker:
         """`message` names a Protobuf message; empty for the only or first one. Raises InvalidRequest where there is none such."""

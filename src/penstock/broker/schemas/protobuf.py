@@ -86,6 +86,17 @@ class ProtobufDefinition(Definition):
             descriptor = self._message(message)
         return GetMessageClass(descriptor)
 
+    def message_path(self, message: str) -> tuple[int, ...]:
+        """The place of a message in the definition, or in the message around it, and so on. Raises InvalidRequest."""
+        descriptor: Any = self.message_class(message).DESCRIPTOR
+        path: list[int] = []
+        while descriptor is not None:
+            around = descriptor.containing_type
+            beside = self._file.message_types_by_name.values() if around is None else around.nested_types
+            path.insert(0, [each.full_name for each in beside].index(descriptor.full_name))
+            descriptor = around
+        return tuple(path)
+
     def _message(self, name: str) -> Any:
         package = self._file.package
         for full_name in (name, f"{package}.{name}"):

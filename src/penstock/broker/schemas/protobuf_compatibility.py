@@ -49,6 +49,12 @@ def problems_reading(reader: FileDescriptor, writer: FileDescriptor) -> list[str
     return list(dict.fromkeys(map(shortened, problems)))[:REASONS_MAX]
 
 
+def problems_reading_message(reader: Descriptor, writer: Descriptor) -> list[str]:
+    """Why one message cannot be read as the other; empty where it can."""
+    problems = _Comparison(reader.file, writer.file).problems_of(reader, writer)
+    return list(dict.fromkeys(map(shortened, problems)))[:REASONS_MAX]
+
+
 class _Comparison:
     def __init__(self, reader: FileDescriptor, writer: FileDescriptor) -> None:
         self._reader = reader
@@ -65,9 +71,9 @@ class _Comparison:
             if own is None:
                 yield f"message {message.full_name} is missing"
             else:
-                yield from self._message_problems(own, message)
+                yield from self.problems_of(own, message)
 
-    def _message_problems(self, reader: Descriptor, writer: Descriptor) -> Iterator[str]:
+    def problems_of(self, reader: Descriptor, writer: Descriptor) -> Iterator[str]:
         pair = (reader.full_name, writer.full_name)
         if pair in self._compared:
             return
@@ -95,7 +101,7 @@ class _Comparison:
             yield f"{reader.full_name} is repeated in the other version"
         if reader.type == writer.type:
             if reader.message_type is not None and writer.message_type is not None:
-                yield from self._message_problems(reader.message_type, writer.message_type)
+                yield from self.problems_of(reader.message_type, writer.message_type)
             if reader.enum_type is not None and writer.enum_type is not None:
                 yield from _enum_problems(reader, reader.enum_type, writer.enum_type)
         elif writer.type not in _READS.get(reader.type, frozenset()):

@@ -1,7 +1,9 @@
 """The registry: schemas by name, each a row of versions, and which topic wants which; all of it in the table `__schemas`.
 
 Versions of a name are numbered from 1 without gaps; a number is never used again, also after its version was deleted, so "orders-v3"
-means one definition for ever. What a name remembers beyond its versions (the last number, the compatibility) is its head.
+means one definition for ever. What a name remembers beyond its versions (the last number, the compatibility) is its head. Each definition
+has a number among all schemas too, its registry id, which Confluent framing carries: the same under every name that has the definition.
+Ids are never used again either.
 
 A binding belongs to the topic that existed when it was made, told by the topic's id. A topic that is created together with its binding
 has the binding written first, under an empty id: whichever of the two a crash leaves alone is completed or dropped at the next start.
@@ -17,11 +19,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from operator import itemgetter
 from typing import Final, NamedTuple, cast
 
 import msgspec
 
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.schemas.marks import REGISTRY_ID_FIRST, REGISTRY_ID_MAX, Frames, Known
 from penstock.broker.schemas.reference import (
     LATEST,
     Compatibility,
@@ -70,6 +74,10 @@ class Version(msgspec.Struct, frozen=True, array_like=True, tag="version"):
     cost: int
     fingerprint: bytes
     created_ms: int
+    registry_id: int = 0
+    """0 in entries of brokers that gave none: `Registry.start` gives them one."""
+    crc64: bytes = b""
+    """Of Avro: CRC-64-AVRO, as single-object encoding has it."""
 
     @property
     def stored(self) -> Stored:
@@ -92,7 +100,11 @@ class Binding(msgspec.Struct, frozen=True, array_like=True, tag="binding"):
         return Reference(self.name, self.version, self.message)
 
 
-Entry = Head | Version | Binding
+class Ids(msgspec.Struct, frozen=True, array_like=True, tag="ids"):
+    last_id: int
+
+
+Entry = Head | Version | Binding | Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,7 @@ class SchemaVersion:
     definition: str
     compatibility: Compatibility
     created_ms: int
+    registry_id: int
 
     @property
     def id(self) -> str:
@@ -116,11 +129,13 @@ def schema_id(name: str, version: int) -> str:
 
 
 class _Schema:
-    __slots__ = ("head", "versions")
+    __slots__ = ("frames", "head", "versions")
 
     def __init__(self) -> None:
         self.head = Head(0, COMPATIBILITY_DEFAULT)
         self.versions: dict[int, Version] = {}
+        self.frames: dict[int, Frames] = {}
+        """By the version that is bound; made when asked for."""
 
 
 class Registry:
@@ -133,13 +148,18 @@ class Registry:
         self._bindings: dict[str, Binding] = {}
         self._bound: dict[str, Reference] = {}
         self._size_bytes = 0
+        self._last_id = REGISTRY_ID_FIRST - 1
+        self._ids: dict[tuple[SchemaType, bytes], int] = {}
+        """By kind and fingerprint: the ids of the definitions that there are."""
+        self._with_id: dict[int, set[tuple[str, int]]] = {}
+        """By id: names and versions."""
         self._changing = asyncio.Lock()
         self._table: Table[EntryKey, Entry] = Table(
             engine,
             SCHEMAS_TOPIC,
             EntryKey,
             cast(type[Entry], Entry),
-            entries_max=2 * limits.schemas_max + limits.topics_max,
+            entries_max=2 * limits.schemas_max + limits.topics_max + 1,
             value_bytes_max=4 * limits.schema_bytes_max + 4096,
             on_change=self._changed,
         )
@@ -148,6 +168,7 @@ class Registry:
         await self._table.load()
         if self._schemas:
             await _import_libraries()
+            await self._give_ids()
         topics = self._engine.topics()
         for topic, binding in list(self._bindings.items()):
             info = topics.get(topic)
@@ -190,6 +211,24 @@ class Registry:
             for number, version in sorted(self._schemas[each].versions.items()):
                 yield _shown(each, number, version, self._schemas[each].head)
 
+    def with_id(self, registry_id: int) -> list[SchemaVersion]:
+        """The versions that have the definition of a registry id, by name. Empty if none has, or no longer."""
+        return [self.get(name, number) for name, number in sorted(self._with_id.get(registry_id, ()))]
+
+    def frames(self, name: str, version: int) -> Frames:
+        """What marks records of a schema, as a topic that is bound to a version of it sees them."""
+        schema = self._schemas[name]
+        found = schema.frames.get(version)
+        if found is None:
+            kind = schema.versions[version].type_
+            known = [
+                Known(number, each.registry_id, each.crc64)
+                for number, each in sorted(schema.versions.items())
+                if each.type_ == kind
+            ]
+            found = schema.frames[version] = Frames(name, kind, known, version)
+        return found
+
     # -- versions ---------------------------------------------------------------------------------------------------------
 
     async def register(self, name: str, type_name: str, text: str, compatibility: str | None) -> SchemaVersion:
@@ -206,7 +245,16 @@ class Registry:
                 known = {(each.type_, each.fingerprint): n for n, each in schema.versions.items()}
                 number = known.get((kind, parsed.fingerprint))
                 if number is None:
-                    version = Version(kind, text, parsed.form, parsed.cost, parsed.fingerprint, self._clock.now_ms())
+                    version = Version(
+                        kind,
+                        text,
+                        parsed.form,
+                        parsed.cost,
+                        parsed.fingerprint,
+                        self._clock.now_ms(),
+                        self._id_of(kind, parsed.fingerprint),
+                        parsed.crc64,
+                    )
                     number = await self._add(name, schema, head, version)
             current = self._schemas[name].head
             if current.compatibility != head.compatibility:
@@ -279,9 +327,36 @@ class Registry:
             [
                 (EntryKey("schema", name, number), version),
                 (_head_key(name), msgspec.structs.replace(head, last_version=number)),
+                *self._last_id_change(version),
             ]
         )
         return number
+
+    def _id_of(self, kind: SchemaType, fingerprint: bytes) -> int:
+        """The id of a definition: that of the same one under whatever name, else the next. Raises LimitExceeded."""
+        known = self._ids.get((kind, fingerprint))
+        if known is not None:
+            return known
+        if self._last_id >= REGISTRY_ID_MAX:
+            raise LimitExceeded(f"{REGISTRY_ID_MAX} definitions were registered, the most that have an id")
+        return self._last_id + 1
+
+    def _last_id_change(self, version: Version) -> list[tuple[EntryKey, Entry | None]]:
+        return [(_IDS_KEY, Ids(version.registry_id))] if version.registry_id > self._last_id else []
+
+    async def _give_ids(self) -> None:
+        """Give versions ids that were registered before there were any, in the order in which they were."""
+        without = [
+            (version.created_ms, name, number, version)
+            for name, schema in self._schemas.items()
+            for number, version in schema.versions.items()
+            if not version.registry_id
+        ]
+        for _, name, number, version in sorted(without, key=itemgetter(0, 1, 2)):
+            crc64 = await asyncio.to_thread(_crc64, version)
+            registry_id = self._id_of(version.type_, version.fingerprint)
+            changed = msgspec.structs.replace(version, registry_id=registry_id, crc64=crc64)
+            await self._table.change([(EntryKey("schema", name, number), changed), *self._last_id_change(changed)])
 
     async def delete(self, name: str, version: int) -> None:
         """One version, or all of them (LATEST). Raises SchemaNotFound, and InvalidRequest where a topic is bound to it."""
@@ -350,23 +425,49 @@ class Registry:
                 self._bindings[key.name] = entry
                 self._bound[key.name] = entry.reference
             return
+        if key.kind == "ids":
+            assert isinstance(entry, Ids)
+            self._last_id = entry.last_id
+            return
         schema = self._schemas.get(key.name)
         if schema is None:
             schema = self._schemas[key.name] = _Schema()
+        schema.frames.clear()
         if isinstance(entry, Head):
             schema.head = entry
         else:
             before = schema.versions.pop(key.version, None)
-            self._size_bytes -= 0 if before is None else before.size_bytes
+            if before is not None:
+                self._size_bytes -= before.size_bytes
+                self._forget_id(key, before)
             if isinstance(entry, Version):
                 schema.versions[key.version] = entry
                 self._size_bytes += entry.size_bytes
+                if entry.registry_id:
+                    self._ids[entry.type_, entry.fingerprint] = entry.registry_id
+                    self._with_id.setdefault(entry.registry_id, set()).add((key.name, key.version))
+
+    def _forget_id(self, key: EntryKey, version: Version) -> None:
+        holders = self._with_id.get(version.registry_id)
+        if holders is not None:
+            holders.discard((key.name, key.version))
+            if not holders:
+                del self._with_id[version.registry_id], self._ids[version.type_, version.fingerprint]
 
 
 async def _import_libraries() -> None:
     """What checks records takes 80 ms and 11 MB to import: once there is a schema, and not on the event loop."""
     if _LIBRARIES not in sys.modules:
         await asyncio.to_thread(import_module, _LIBRARIES)
+
+
+def _crc64(version: Version) -> bytes:
+    from penstock.broker.schemas.kinds import KINDS  # by now imported
+
+    return KINDS[version.type_].load(version.text, version.form, version.cost).crc64
+
+
+_IDS_KEY: Final = EntryKey("ids", "", 0)
 
 
 def _head_key(name: str) -> EntryKey:
@@ -378,4 +479,6 @@ def _binding_key(topic: str) -> EntryKey:
 
 
 def _shown(name: str, number: int, version: Version, head: Head) -> SchemaVersion:
-    return SchemaVersion(name, number, version.type_, version.text, head.compatibility, version.created_ms)
+    return SchemaVersion(
+        name, number, version.type_, version.text, head.compatibility, version.created_ms, version.registry_id
+    )

@@ -77,6 +77,8 @@ class Parsed(msgspec.Struct, array_like=True, frozen=True, tag="parsed"):
     form: bytes
     cost: int
     fingerprint: bytes
+    crc64: bytes
+    """Of Avro: as single-object encoding has it."""
     problems: list[str]
     """Why it cannot follow the version before it."""
 

@@ -56,7 +56,7 @@ def check_definition(request: CheckDefinition) -> Reply:
     if request.older is not None and fingerprint not in request.known:
         older = KINDS[request.kind].load(*_fields(request.older))
         problems = problems_between(definition, older, request.compatibility)
-    return Parsed(definition.form, cost, fingerprint, problems)
+    return Parsed(definition.form, cost, fingerprint, definition.crc64, problems)
 
 
 def check_records(request: CheckRecords, checkers: _Checkers) -> Reply:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import fastavro
 import pyarrow as pa
 
-from penstock.broker.schemas.json_schema import decode_definition
+from penstock.spark.pipelines.avro_reading import parsed
 from penstock.spark.pipelines.shapes import (
     ANYTHING,
+    DECIMAL_DIGITS_MAX,
     DEPTH_MAX,
     TIMESTAMP,
     Shape,
@@ -18,8 +18,6 @@ from penstock.spark.pipelines.shapes import (
     map_of,
     struct_of,
 )
-
-DECIMAL_DIGITS_MAX: Final = 38
 
 _PRIMITIVES: Final = {
     "boolean": Shape(pa.bool_()),
@@ -45,12 +43,6 @@ _LOGICAL: Final = {
     "time-micros": _TIME,
     "uuid": Shape(pa.string(), str),
 }
-
-
-def parsed(text: str) -> tuple[Any, dict[str, Any]]:
-    """A definition as fastavro reads by it, and its named types."""
-    named: dict[str, Any] = {}
-    return fastavro.parse_schema(decode_definition(text), named, _write_hint=False), named
 
 
 def avro_shape(text: str) -> Shape:

@@ -2,32 +2,45 @@
 
 A schema says what is allowed, not what there is, so it becomes a type only where it leaves one: `type` with one name beside null, an
 `enum` or `const` whose values agree, an `anyOf` or `oneOf` of something and null, an `allOf` of objects. Everything else is kept as
-JSON text, whole. Members that a schema does not name are in no column; the bronze table has them.
+JSON text, whole. A number becomes a double, or a decimal where the schema says so (`x-decimal`). Members that a schema does not name are
+in no column; the bronze table has them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from penstock.broker.schemas.json_pointer import resolve_local
 from penstock.broker.schemas.json_schema import decode_definition
+from penstock.errors import SchemaInvalid
 from penstock.spark.pipelines.shapes import (
     ANYTHING,
+    DECIMAL_DIGITS_MAX,
     DEPTH_MAX,
     TIMESTAMP,
     Shape,
+    json_text,
     list_of,
     map_of,
     struct_of,
     to_date,
+    to_decimal,
     to_float,
     to_timestamp,
 )
 
 SUBSCHEMAS_MAX: Final = 5_000
 """Looked at in one definition, each as often as references lead to it. What is beyond is kept as JSON text."""
+
+DECIMAL: Final = "x-decimal"
+"""The annotation that makes a number, or a text of one, a decimal column: {"precision": 12, "scale": 2}."""
+_PLAIN: Final = msgspec.json.Decoder()
+_EXACT: Final = msgspec.json.Decoder(float_hook=Decimal)
 
 _SCALARS: Final = {
     "integer": Shape(pa.int64()),
@@ -44,10 +57,19 @@ def json_shape(text: str) -> Shape:
     return _Walk(root).shape(root, ())
 
 
+def json_reader(text: str) -> Callable[[bytes], Any]:
+    """Return what reads documents for the columns of a JSON Schema: numbers keep their digits if one of them is a decimal."""
+    root = decode_definition(text)
+    walk = _Walk(root)
+    walk.shape(root, ())
+    return _EXACT.decode if walk.has_decimals else _PLAIN.decode
+
+
 class _Walk:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._left = SUBSCHEMAS_MAX
+        self.has_decimals = False
 
     def shape(self, schema: Any, inside: tuple[str, ...]) -> Shape:
         """`inside` names the references that lead here: one that leads to itself ends there."""
@@ -71,6 +93,9 @@ class _Walk:
                 if not isinstance(items, dict) or "prefixItems" in schema:
                     return ANYTHING
                 return list_of(self.shape(items, (*inside, "")))
+            case "string" | "number" | "integer" if DECIMAL in schema:
+                self.has_decimals = True
+                return _decimal(schema[DECIMAL])
             case "string":
                 return _TEXT_FORMATS.get(str(schema.get("format")), _SCALARS["string"])
             case kind:
@@ -117,6 +142,21 @@ class _Walk:
             inside = (*inside, reference)
             schema = {**target, **{name: each for name, each in schema.items() if name != "$ref"}}
         return schema, inside
+
+
+def _decimal(annotation: Any) -> Shape:
+    given = annotation if isinstance(annotation, dict) else {}
+    precision, scale = given.get("precision"), given.get("scale", 0)
+    if (
+        type(precision) is not int
+        or type(scale) is not int
+        or not 0 <= scale <= precision <= DECIMAL_DIGITS_MAX
+        or not precision
+    ):
+        raise SchemaInvalid(
+            f'{DECIMAL} is {json_text(annotation)}: write {{"precision": 12, "scale": 2}}, with at most {DECIMAL_DIGITS_MAX} digits'
+        )
+    return Shape(pa.decimal128(precision, scale), to_decimal)
 
 
 def _kind(schema: dict[str, Any]) -> str:

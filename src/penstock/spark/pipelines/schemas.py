@@ -11,17 +11,17 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Final
+from contextlib import suppress
+from typing import Final, Literal
 
-from penstock.broker.schemas.reference import LATEST, Reference, parse_reference
+from penstock.broker.schemas.marks import Framing
+from penstock.broker.schemas.reference import LATEST, Reference, SchemaType, parse_reference, schema_type
 from penstock.errors import ConfigError, SchemaNotFound
 from penstock.protocols.flymq.client.records import SchemaInfo
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.pipelines.decoding import Plan, Version, version
+from penstock.spark.pipelines.decoding import Plan, Unmarked, Version, version
 from penstock.spark.pipelines.files import Files
 
-OLDER_VERSIONS_MAX: Final = 10
-"""Of an Avro schema, that a record may have been written by."""
 SCHEMA_SETTING: Final = "schema"
 
 
@@ -44,42 +44,78 @@ def described(client: FlyMQClient, topic: str, reference: Reference) -> SchemaIn
     try:
         return client.schemas.get(reference.name, reference.version or None)
     except SchemaNotFound:
-        raise SchemaNotFound(
-            f"topic {topic} follows schema {reference}, which is not there: register it with penstock schema register {reference.name} "
-            "FILE, or name another under [silver] schemas"
-        ) from None
+        raise _not_there(topic, reference) from None
+
+
+def _not_there(topic: str, reference: Reference) -> SchemaNotFound:
+    return SchemaNotFound(
+        f"topic {topic} follows schema {reference}, which is not there: register it with penstock schema register {reference.name} "
+        "FILE, or name another under [silver] schemas"
+    )
+
+
+class Versions:
+    """The versions of a schema, as far as they are known: each is asked for and compiled once."""
+
+    def __init__(self, client: FlyMQClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._made: dict[int, tuple[SchemaType, Version]] = {}
+
+    def now(self) -> dict[int, tuple[SchemaType, Version]]:
+        """Every version that there is now, by its number, with its kind."""
+        numbers = [each.version for each in self._client.schemas.list(self._name)]
+        for number in numbers:
+            if number not in self._made:
+                with suppress(SchemaNotFound):  # deleted since
+                    self._made[number] = self._get(number)
+        return {number: self._made[number] for number in numbers if number in self._made}
+
+    def _get(self, number: int) -> tuple[SchemaType, Version]:
+        info = self._client.schemas.get(self._name, number)
+        if info.definition is None:
+            raise ConfigError(f"the broker does not tell the definition of schema {self._name}: use a Penstock broker")
+        kind = schema_type(info.type)
+        return kind, version(kind, number, info.definition, info.registry_id or 0)
+
+
+def plan_of(
+    versions: Mapping[int, tuple[SchemaType, Version]],
+    reference: Reference,
+    unmarked: Unmarked = "auto",
+    framing: Framing | Literal["auto"] = "auto",
+) -> Plan | None:
+    """The plan for a schema with these versions, None where it has not the one that is named. A version of another kind is no part of it.
+
+    Unmarked records are read by the version that the reference names, if it names one.
+    """
+    number = reference.version or max(versions, default=LATEST)
+    if number not in versions:
+        return None
+    kind, made = versions[number]
+    others = [each for other, (of_kind, each) in sorted(versions.items()) if other != number and of_kind == kind]
+    if unmarked == "auto" and reference.version != LATEST:
+        unmarked = "read"
+    return Plan(reference.name, kind, reference.message, made, tuple(others), unmarked, framing)
 
 
 class Plans:
     """The plans of one topic for one stage, from version to version. Only one run at a time writes them down."""
 
     def __init__(self, client: FlyMQClient, topic: str, reference: Reference, files: Files, pin: str) -> None:
-        self._client = client
         self._topic = topic
         self._reference = reference
         self._files = files
         self._pin = pin
-        self._current: Plan | None = None
+        self._versions = Versions(client, reference.name)
         self._pinned: Plan | None = None
 
     def newest(self) -> Plan:
-        """The plan for a batch that was never begun."""
-        name, _, message = self._reference
-        info = described(self._client, self._topic, self._reference)
-        if self._current is not None and self._current.version.number == info.version:
-            return self._current
-        if info.definition is None:
-            raise ConfigError(f"the broker does not tell the definition of schema {name}: use a Penstock broker")
-        older: list[Version] = []
-        if info.type == "avro":
-            numbers = sorted((each.version for each in self._client.schemas.list(name)), reverse=True)
-            for each in [number for number in numbers if number < info.version][:OLDER_VERSIONS_MAX]:
-                text = self._client.schemas.get(name, each).definition
-                if text is not None:
-                    older.append(version(info.type, each, text))
-        made = version(info.type, info.version, info.definition)
-        self._current = Plan(name, info.type, message, made, tuple(older))
-        return self._current
+        """The plan for a batch that was never begun. Raises SchemaNotFound, which says what to do."""
+        plan = plan_of(self._versions.now(), self._reference)
+        if plan is None:
+            raise _not_there(self._topic, self._reference)
+        return plan
 
     def pinned(self) -> Plan | None:
         """The plan that was last written down."""
@@ -89,10 +125,13 @@ class Plans:
         if text is None:
             return None
         stored = json.loads(text)
-        current, *older = [
-            Version(each["number"], each["text"], base64.b64decode(each["form"])) for each in stored["versions"]
+        current, *others = [
+            Version(each["number"], each["text"], base64.b64decode(each["form"]), each.get("registry_id", 0))
+            for each in stored["versions"]
         ]
-        self._pinned = Plan(stored["name"], stored["kind"], stored["message"], current, tuple(older))
+        # A plan of before records were marked: its Avro records were read by whichever version fitted. They no longer are.
+        unmarked = stored.get("unmarked", "auto")
+        self._pinned = Plan(stored["name"], stored["kind"], stored["message"], current, tuple(others), unmarked)
         return self._pinned
 
     def pin(self, plan: Plan) -> None:
@@ -100,10 +139,21 @@ class Plans:
         if self.pinned() == plan:
             return
         versions = [
-            {"number": each.number, "text": each.text, "form": base64.b64encode(each.form).decode()}
-            for each in (plan.version, *plan.older)
+            {
+                "number": each.number,
+                "text": each.text,
+                "form": base64.b64encode(each.form).decode(),
+                "registry_id": each.registry_id,
+            }
+            for each in (plan.version, *plan.others)
         ]
-        stored = {"name": plan.name, "kind": plan.kind, "message": plan.message, "versions": versions}
+        stored = {
+            "name": plan.name,
+            "kind": plan.kind,
+            "message": plan.message,
+            "versions": versions,
+            "unmarked": plan.unmarked,
+        }
         self._files.write(self._pin, json.dumps(stored))
         self._pinned = plan
 

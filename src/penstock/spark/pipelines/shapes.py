@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -34,7 +35,8 @@ class Shape(NamedTuple):
     """None: values are taken as they come. Never called with None."""
 
 
-_ENCODER: Final = msgspec.json.Encoder(decimal_format="string")
+DECIMAL_DIGITS_MAX: Final = 38
+_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 def json_text(value: Any) -> str:
@@ -130,6 +132,16 @@ def to_float(number: Any) -> float:
         return float(number)
     except (OverflowError, TypeError, ValueError):
         raise Unfit(f"{_shown(number)} is beyond what a double holds") from None
+
+
+def to_decimal(number: Any) -> Decimal:
+    try:
+        made = Decimal(number)
+    except (InvalidOperation, TypeError, ValueError):
+        raise Unfit(f"{_shown(number)} is not a decimal number") from None
+    if not made.is_finite():
+        raise Unfit(f"{_shown(number)} is not a decimal number")
+    return made
 
 
 def check_object(value: Any) -> None:

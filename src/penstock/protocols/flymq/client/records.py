@@ -70,6 +70,8 @@ class SchemaInfo:
     created_ms: int | None = None
     definition: str | None = None
     """Told if one version is asked for."""
+    registry_id: int | None = None
+    """The definition's number among all schemas, as Confluent framing has it. Told if one version is asked for or registered."""
 
     @property
     def id(self) -> str:
@@ -135,13 +137,27 @@ class AsyncSchemas:
         `compatibility` (none, backward, forward, full) is kept for versions to come. Raises SchemaInvalid, IncompatibleSchema.
         """
         registered = await self._ask(RegisterSchema(name, type, definition.encode(), compatibility))
-        return SchemaInfo(registered.name, registered.type_name, registered.version, registered.compatibility)
+        return SchemaInfo(
+            registered.name,
+            registered.type_name,
+            registered.version,
+            registered.compatibility,
+            registry_id=registered.registry_id,
+        )
 
     async def get(self, name: str, version: int | None = None) -> SchemaInfo:
         """One version with its definition, by default the latest. Raises SchemaNotFound."""
         found = await self._ask(GetSchema(name, _version_field(version)))
         definition = None if found.definition is None else found.definition.decode()
-        return SchemaInfo(found.name, found.type_name, found.version, found.compatibility, found.created_ms, definition)
+        return SchemaInfo(
+            found.name,
+            found.type_name,
+            found.version,
+            found.compatibility,
+            found.created_ms,
+            definition,
+            found.registry_id,
+        )
 
     async def validate(self, schema: str, value: bytes) -> list[str]:
         """What is wrong with a record; nothing where it is what the schema ("orders", "orders:3") says. Raises SchemaNotFound."""

@@ -44,6 +44,8 @@ class RegisteredSchema:
     """As the request has it."""
     version: U32
     compatibility: Annotated[Compatibility, Tail(always_sent=True)] = None
+    registry_id: Annotated[int | None, Number("u32", "I"), Tail(always_sent=True)] = None
+    """The definition's number among all schemas, as Confluent framing has it."""
 
 
 class RegisterSchema(Operation[RegisteredSchema], opcode=0x10):
@@ -69,6 +71,8 @@ class SchemaDefinition:
     definition: Annotated[bytes | None, Blob(), Tail(always_sent=True)] = None
     compatibility: Annotated[Compatibility, Tail(always_sent=True)] = None
     created_ms: Annotated[int | None, Number("i64", "q"), Tail(always_sent=True)] = None
+    registry_id: Annotated[int | None, Number("u32", "I"), Tail(always_sent=True)] = None
+    """The definition's number among all schemas, as Confluent framing has it."""
 
 
 class GetSchema(Operation[SchemaDefinition], opcode=0x11):

@@ -41,7 +41,9 @@ async def register_schema(caller: Caller, request: RegisterSchema) -> Registered
     version = await caller.broker.schemas.register(
         caller.principal, request.name, request.type_name, definition, request.compatibility
     )
-    return RegisteredSchema(version.name, request.type_name, version.version, version.compatibility)
+    return RegisteredSchema(
+        version.name, request.type_name, version.version, version.compatibility, version.registry_id
+    )
 
 
 @handles(GetSchema)
@@ -54,7 +56,16 @@ def get_schema(caller: Caller, request: GetSchema) -> SchemaDefinition:
         # The words that deployed brokers have for it here.
         raise SchemaNotFound(f"no schema found for topic: {request.name}") from None
     definition = found.definition.encode()
-    return SchemaDefinition(1, found.name, found.type, found.version, definition, found.compatibility, found.created_ms)
+    return SchemaDefinition(
+        1,
+        found.name,
+        found.type,
+        found.version,
+        definition,
+        found.compatibility,
+        found.created_ms,
+        found.registry_id,
+    )
 
 
 @handles(ListSchemas)
