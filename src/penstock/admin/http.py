@@ -23,10 +23,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from penstock.admin import registry
 from penstock.admin.api.application import Api, Door, problem_response
 from penstock.admin.api.logins import Logins
 from penstock.admin.api.problems import HttpProblem, problem_of
@@ -34,6 +35,7 @@ from penstock.admin.api.table import PREFIX, Setting, Surroundings
 from penstock.admin.figures import Listener, SessionStats, Sources, failed_partitions
 from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
+from penstock.admin.registry import RegistryApi
 from penstock.broker.access.checks import BROKER, Operation, authorize
 from penstock.broker.broker import Broker
 from penstock.clock import SystemClock
@@ -108,7 +110,11 @@ class AdminServer:
             self._clock.now_ms(),
             logins,
         )
-        self._api = Api(given, self._door, secure=settings.tls is not None)
+        self._served: dict[bytes, ASGIApp] = {
+            f"{PREFIX}/".encode(): Api(given, self._door, secure=settings.tls is not None),
+            f"{registry.PREFIX}/".encode(): RegistryApi(broker, self._door),
+        }
+        """By the beginning of the path; the rest are pages of Starlette's."""
         self._pages = Starlette(
             routes=[Route(path, self._probe(answer)) for path, answer in self._probes().items()],
         )
@@ -176,8 +182,9 @@ class AdminServer:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request to what answers it. By the path as it was sent: names in it may have encoded slashes, and line ends."""
-        is_api = scope["type"] == "http" and scope["raw_path"].startswith(f"{PREFIX}/".encode())
-        await (self._api if is_api else self._pages)(scope, receive, send)
+        path = scope["raw_path"] if scope["type"] == "http" else b""
+        served = next((each for prefix, each in self._served.items() if path.startswith(prefix)), self._pages)
+        await served(scope, receive, send)
 
     def _probes(self) -> dict[str, Answer]:
         return {

@@ -40,6 +40,7 @@ class Asking:
 
     broker: RunningBroker
     headers: dict[str, str] = field(default_factory=dict)
+    prefix: str = PREFIX
 
     opened: list[http.client.HTTPConnection] = field(default_factory=list)
     """Those of this one and of all that were made from it."""
@@ -53,7 +54,7 @@ class Asking:
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         if content is not None and "content-type" not in sent:
             sent["content-type"] = "application/json"
-        self._connection.request(method, PREFIX + path, content, sent)
+        self._connection.request(method, self.prefix + path, content, sent)
         response = self._connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, found, response.read())
@@ -68,7 +69,7 @@ class Asking:
 
     def with_headers(self, **headers: str) -> Self:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        return type(self)(self.broker, {**self.headers, **sent}, self.opened)
+        return type(self)(self.broker, {**self.headers, **sent}, self.prefix, self.opened)
 
     def with_password(self, user: str, password: str) -> Self:
         encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -91,10 +92,10 @@ def new_key(broker: RunningBroker, name: str, *roles: str) -> str:
 
 
 @contextmanager
-def asking(clock: Clock | None = None, **config: Any) -> Iterator[Asking]:
+def asking(clock: Clock | None = None, prefix: str = PREFIX, **config: Any) -> Iterator[Asking]:
     """A broker whose admin address trusts this machine, unless the configuration says otherwise."""
     with RunningBroker(admin=True, clock=clock or SystemClock(), **config) as broker:
-        ask = Asking(broker)
+        ask = Asking(broker, prefix=prefix)
         try:
             yield ask
         finally:

@@ -27,6 +27,7 @@ from penstock.admin.api.logins import COOKIE, SESSION_S_MAX, Caller, Logins
 from penstock.admin.api.openapi import document
 from penstock.admin.api.problems import CONTENT_TYPE, TYPE_PREFIX, HttpProblem, Problem, problem_of
 from penstock.admin.api.rates import Rates
+from penstock.admin.api.routing import Routes
 from penstock.admin.api.table import ENDPOINTS, PREFIX, Call, Endpoint, NewToken, Request, Surroundings
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
@@ -106,11 +107,7 @@ class Api:
         self._given = given
         self._door = door
         self._secure = secure
-        self._routes: dict[int, list[tuple[list[str], Endpoint]]] = {}
-        """By the number of parts of the path."""
-        for each in ENDPOINTS:
-            parts = each.path.split("/")[1:]
-            self._routes.setdefault(len(parts), []).append((parts, each))
+        self._routes = Routes((each.method, each.path, each) for each in ENDPOINTS)
         self._document = msgspec.json.encode(document(given.version))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +133,7 @@ class Api:
         path = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
         if path == OPENAPI_PATH and request.method == "GET":
             return Response(self._document, media_type=JSON)
-        endpoint, parameters = self._find(request.method, path)
+        endpoint, parameters = self._routes.find(request.method, path)
         arguments: dict[str, Any] = {}
         if endpoint.query is not None:
             arguments["query"] = _decoded_query(request.url.query, endpoint.query)
@@ -150,28 +147,6 @@ class Api:
         token = NewToken()
         result = await endpoint.handler(Call(self._given, caller, parameters, token), **arguments)
         return self._encoded(endpoint, result, token)
-
-    def _find(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
-        parts = path.split("/")[1:]
-        allowed: list[str] = []
-        for pattern, endpoint in self._routes.get(len(parts), ()):
-            if all(wanted.startswith("{") or wanted == part for wanted, part in zip(pattern, parts, strict=True)):
-                if endpoint.method == method:
-                    named = zip(pattern, parts, strict=True)
-                    return endpoint, {name[1:-1]: unquoted(part) for name, part in named if name.startswith("{")}
-                allowed.append(endpoint.method)
-        if allowed:
-            raise HttpProblem(
-                HTTPStatus.METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                f"{method} is not a method of this path: use {' or '.join(allowed)}",
-                {"allow": ", ".join(allowed)},
-            )
-        raise HttpProblem(
-            HTTPStatus.NOT_FOUND,
-            "path_not_found",
-            f"there is no such path: {PREFIX}{OPENAPI_PATH} describes those there are",
-        )
 
     def _encoded(self, endpoint: Endpoint, result: Any, token: NewToken) -> Response:
         content = b"" if result is None else msgspec.json.encode(result)
@@ -243,17 +218,6 @@ def _is_utf8(quoted: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def unquoted(part: str) -> str:
-    """Return a part of a path as text. Raises InvalidRequest if it is not UTF-8, or empty."""
-    try:
-        text = unquote_to_bytes(part).decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{part[:100]!r} in the path is not valid UTF-8") from None
-    if not text:
-        raise InvalidRequest("a name in the path is empty")
-    return text
 
 
 def _is_this_machine(host: str) -> bool:

@@ -26,10 +26,10 @@ from penstock.broker.access.checks import (
 )
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.schemas.decoded import NOT_DECODED, Decoded
-from penstock.broker.schemas.reference import LATEST, Reference, parse_reference
+from penstock.broker.schemas.reference import LATEST, Compatibility, Reference, parse_reference
 from penstock.broker.schemas.registry import Registry, SchemaVersion
 from penstock.broker.schemas.validation import Validation
-from penstock.errors import PenstockError, TopicNotFound
+from penstock.errors import PenstockError, SchemaNotFound, TopicNotFound
 from penstock.log.api import Engine, TopicInfo
 from penstock.workers import WorkerPool
 
@@ -112,13 +112,52 @@ class Schemas:
 
     @on_schema(Operation.DESCRIBE)
     async def check(
-        self, principal: Principal, name: str, type_name: str, definition: str, compatibility: str | None = None
+        self,
+        principal: Principal,
+        name: str,
+        type_name: str,
+        definition: str,
+        compatibility: str | None = None,
+        version: int = LATEST,
     ) -> list[str]:
-        """What keeps a definition from being the next version, in a few words each; nothing where it could be registered.
+        """What keeps a definition from being the version after one, in a few words each; nothing where it could be.
 
-        Raises SchemaInvalid where it is no definition at all.
+        Raises SchemaInvalid where it is no definition at all, SchemaNotFound for a version that is not there.
         """
-        return await self._registry.check(name, type_name, definition, compatibility)
+        return await self._registry.check(name, type_name, definition, compatibility, version)
+
+    @on_schema(Operation.DESCRIBE)
+    async def find(self, principal: Principal, name: str, type_name: str, definition: str) -> SchemaVersion:
+        """The version of a name that has a definition. Raises SchemaNotFound, SchemaInvalid."""
+        return await self._registry.find(name, type_name, definition)
+
+    @on_broker(Operation.DESCRIBE)
+    def with_id(self, principal: Principal, registry_id: int) -> list[SchemaVersion]:
+        """The versions that have a registry id, by name: those that this principal may know of. Raises SchemaNotFound."""
+        found = [
+            each
+            for each in self._registry.with_id(registry_id)
+            if is_allowed(self._policy, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each.name))
+        ]
+        if not found:
+            raise SchemaNotFound(f"no schema has the id {registry_id}")
+        return found
+
+    @on_schema(Operation.DESCRIBE)
+    def form(self, principal: Principal, name: str, version: int) -> bytes:
+        """What is stored beside a definition: of Protobuf, its descriptor. Raises SchemaNotFound."""
+        return self._registry.resolve(Reference(name, version))[1].form
+
+    @on_schema(Operation.DESCRIBE)
+    def compatibility(self, principal: Principal, name: str) -> Compatibility | None:
+        """What later versions of a name must keep, None where nobody has said and there is no version."""
+        return self._registry.compatibility(name)
+
+    @on_schema(Operation.CREATE)
+    @run_to_completion
+    async def set_compatibility(self, principal: Principal, name: str, compatibility: str) -> None:
+        """Say what later versions of a name must keep. Raises InvalidRequest, LimitExceeded."""
+        await self._registry.set_compatibility(name, compatibility)
 
     # -- topics -----------------------------------------------------------------------------------------------------------
 
