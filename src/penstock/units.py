@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SIZE_UNITS_BYTES = {
     "b": 1,
@@ -124,6 +124,26 @@ def format_duration_ms(duration_ms: int) -> str:
         if duration_ms and duration_ms % DURATION_UNITS_MS[name] == 0:
             return f"{duration_ms // DURATION_UNITS_MS[name]}{name}"
     return f"{duration_ms}ms"
+
+
+def format_setting(key: str, value: Any) -> str:
+    """The value of a setting as a person would write it into the configuration file: with its unit where it has one."""
+    if value is None:
+        return "forever" if key.rsplit(".", 1)[-1].startswith("retention") else "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    name = key.removesuffix("_max")
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return format_size(value)
+    if isinstance(value, int) and name.endswith("_ms"):
+        return format_duration_ms(value)
+    if isinstance(value, float) and name.endswith("_s"):
+        return format_duration_ms(round(value * 1000))
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {each}" for name, each in value.items()) or "none"
+    return str(value)
 
 
 class Address(NamedTuple):

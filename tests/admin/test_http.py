@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.admin import figures, http
-from penstock.admin.http import AdminServer, State
+from penstock.admin.http import AdminServer, AdminSettings, State
 from penstock.admin.metrics import Metrics
 from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
@@ -111,7 +111,11 @@ async def running(data_dir: Path) -> AsyncIterator[Node]:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
     admin = AdminServer(
-        "127.0.0.1:0", engine=engine, broker=broker, listeners={"flymq": listener}, sessions={"flymq": sessions}
+        AdminSettings("127.0.0.1:0"),
+        engine=engine,
+        broker=broker,
+        listeners={"flymq": listener},
+        sessions={"flymq": sessions},
     )
     await admin.start()
     try:
@@ -356,7 +360,9 @@ async def test_connections_beyond_the_bound_are_closed_and_the_others_go_on(
 
 
 async def test_an_address_in_use_is_refused_with_advice(node: Node) -> None:
-    second = AdminServer(node.admin.address, engine=node.admin._engine, broker=node.broker, listeners={}, sessions={})
+    second = AdminServer(
+        AdminSettings(node.admin.address), engine=node.admin._engine, broker=node.broker, listeners={}, sessions={}
+    )
     with pytest.raises(
         ConfigError, match=r"admin\.bind: cannot listen on 127\.0\.0\.1:\d+ .*another process listens there"
     ):
@@ -415,7 +421,9 @@ async def test_stop_cuts_off_a_response_that_takes_too_long(node: Node, monkeypa
 async def test_it_can_be_stopped_twice_and_before_it_is_started(node: Node) -> None:
     await node.admin.stop()
     await node.admin.stop()
-    never_started = AdminServer("127.0.0.1:0", engine=node.admin._engine, broker=node.broker, listeners={}, sessions={})
+    never_started = AdminServer(
+        AdminSettings("127.0.0.1:0"), engine=node.admin._engine, broker=node.broker, listeners={}, sessions={}
+    )
     with pytest.raises(RuntimeError, match="not started"):
         assert never_started.address
     await never_started.stop()

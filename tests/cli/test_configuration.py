@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.configuration import written
 from penstock.testing import RunningBroker
+from penstock.units import format_setting
 from tests.cli.conftest import Run
 
 
@@ -134,7 +134,7 @@ def test_a_flag_without_a_value_is_refused(run: Run) -> None:
     ],
 )
 def test_values_are_shown_as_a_person_writes_them(key: str, value: object, shown: str) -> None:
-    assert written(key, value) == shown
+    assert format_setting(key, value) == shown
 
 
 def test_a_table_of_secrets_is_one_setting_whose_values_are_not_shown(run: Run, tmp_path: Path) -> None:

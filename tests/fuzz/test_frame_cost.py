@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.access.checks import UNAUTHENTICATED
+from penstock.broker.records.filters import PATH_TEXT_BYTES_MAX, RecordFilter
 from penstock.errors import InvalidRequest
 from penstock.net.session import SessionFactory
 from penstock.protocols.blipmq import wire as blipmq_wire
@@ -32,7 +33,6 @@ from penstock.protocols.flymq.operations.schemas import ProduceWithSchema, Valid
 from penstock.protocols.flymq.operations.topics import CreateTopic, ListTopics
 from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.server.dispatch import Node
-from penstock.protocols.flymq.server.filters import PATH_TEXT_BYTES_MAX, RecordFilter
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.rustlog import wire as rustlog_wire
 from penstock.protocols.rustlog.session import RustLog

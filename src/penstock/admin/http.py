@@ -1,4 +1,5 @@
-"""The HTTP endpoint: /livez, /readyz and /metrics, and the paths that probes of a FlyMQ broker ask: /health and those below it.
+"""The HTTP address: health and metrics (/livez, /readyz, /metrics), the admin API (/api/v1), and the paths that probes of a FlyMQ broker
+ask, /health and those below it.
 
 The application is Starlette's and the HTTP/1.1 protocol is uvicorn's, but not uvicorn's `Server`: that one wants the process's
 signals and ticks ten times a second, and it bounds neither connections nor how long a request may take to arrive. Here every
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Literal
@@ -19,17 +22,26 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from penstock.admin import registry
+from penstock.admin.api.application import Api, Door, problem_response
+from penstock.admin.api.logins import Logins
+from penstock.admin.api.problems import HttpProblem, problem_of
+from penstock.admin.api.table import PREFIX, Setting, Surroundings
 from penstock.admin.figures import Listener, SessionStats, Sources, failed_partitions
 from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
+from penstock.admin.registry import RegistryApi
+from penstock.broker.access.checks import BROKER, Operation, authorize
 from penstock.broker.broker import Broker
 from penstock.clock import SystemClock
+from penstock.errors import PenstockError
 from penstock.log.api import Engine
 from penstock.net.listener import cannot_listen
-from penstock.units import Address, parse_address
+from penstock.units import Address, is_loopback, parse_address
 
 CONNECTIONS_MAX = 64
 RESPONSE_S_MAX = 40.0
@@ -41,17 +53,29 @@ BACKLOG = 64
 FAILURES_NAMED_MAX = 100
 
 State = Literal["starting", "ready", "stopping"]
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    bind: str
+    tls: ssl.SSLContext | None = None
+    login_required: bool = False
+    """Whether the API asks who is there. Without it the API is served to this machine only."""
+    probes_open: bool = True
+    """Whether health and metrics are told to everybody who reaches the address."""
+    configuration: Mapping[str, Setting] = field(default_factory=dict)
 
 
 class AdminServer:
-    """Serves health and metrics of one broker on `bind` ("host:port"; port 0 picks a free one) from `start` to `stop`.
+    """Serves health, metrics and the API of one broker on `bind` ("host:port"; port 0 picks a free one) from `start` to `stop`.
 
     `state` is set by whoever owns the broker: what /readyz answers follows it.
     """
 
     def __init__(
         self,
-        bind: str,
+        settings: AdminSettings,
         *,
         engine: Engine,
         broker: Broker,
@@ -59,27 +83,42 @@ class AdminServer:
         sessions: Mapping[str, SessionStats],
     ) -> None:
         self.state: State = "starting"
-        self._bind = parse_address(bind)
+        self._bind = parse_address(settings.bind)
+        self._tls = settings.tls
         self._engine = engine
         self._background = broker.background
         # Loop lag and health are about real time, whatever time the broker is told.
         self._clock = SystemClock()
         self._loop_lag = LoopLag(self._clock)
-        self._metrics = Metrics(Sources(engine, broker, listeners, sessions, self._loop_lag.histogram))
+        sources = Sources(engine, broker, listeners, sessions, self._loop_lag.histogram)
+        self._metrics = Metrics(sources)
         self._version = version("penstock")
         self._server: asyncio.Server | None = None
         self._http = _Connections()
+        logins = Logins(broker, self._clock, required=settings.login_required)
+        self._door = Door(self._clock, logins, exposed=not is_loopback(self._bind.host))
+        self._probes_open = settings.probes_open
+        self._access = broker.access
+        given = Surroundings(
+            broker,
+            self._clock,
+            sources,
+            settings.configuration,
+            self._readiness,
+            self._version,
+            self._clock.now_ms(),
+            logins,
+        )
+        self._served: dict[bytes, ASGIApp] = {
+            f"{PREFIX}/".encode(): Api(given, self._door, secure=settings.tls is not None),
+            f"{registry.PREFIX}/".encode(): RegistryApi(broker, self._door),
+        }
+        """By the beginning of the path; the rest are pages of Starlette's."""
+        self._pages = Starlette(
+            routes=[Route(path, self._probe(answer)) for path, answer in self._probes().items()],
+        )
         self._config = uvicorn.Config(
-            Starlette(
-                routes=[
-                    Route("/livez", self._livez),
-                    Route("/readyz", self._readyz),
-                    Route("/health", self._health_ready),
-                    Route("/health/live", self._health_live),
-                    Route("/health/ready", self._health_ready),
-                    Route("/metrics", self._serve_metrics),
-                ]
-            ),
+            self._serve,
             http=_BoundedHttp,
             ws="none",
             lifespan="off",
@@ -110,7 +149,7 @@ class AdminServer:
         )
         host, port = self._bind
         try:
-            self._server = await loop.create_server(protocol, host, port, backlog=BACKLOG)
+            self._server = await loop.create_server(protocol, host, port, ssl=self._tls, backlog=BACKLOG)
         except OSError as error:
             raise cannot_listen("admin.bind", str(self._bind), error) from None
         self._loop_lag.start()
@@ -136,6 +175,38 @@ class AdminServer:
         await self._http.all_closed.wait()
         await self._server.wait_closed()
         self._server = None
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request to what answers it. By the path as it was sent: names in it may have encoded slashes, and line ends."""
+        path = scope["raw_path"] if scope["type"] == "http" else b""
+        served = next((each for prefix, each in self._served.items() if path.startswith(prefix)), self._pages)
+        await served(scope, receive, send)
+
+    def _probes(self) -> dict[str, Answer]:
+        return {
+            "/livez": self._livez,
+            "/readyz": self._readyz,
+            "/health": self._health_ready,
+            "/health/live": self._health_live,
+            "/health/ready": self._health_ready,
+            "/metrics": self._serve_metrics,
+        }
+
+    def _probe(self, answer: Answer) -> Answer:
+        """Return what answers a probe: everybody, or those who may describe the broker."""
+
+        async def guarded(request: Request) -> Response:
+            if not self._probes_open:
+                try:
+                    caller = await self._door.admit(request)
+                    authorize(self._access, caller.principal, Operation.DESCRIBE, BROKER)
+                except HttpProblem as refusal:
+                    return problem_response(refusal.problem, refusal.headers)
+                except PenstockError as error:
+                    return problem_response(problem_of(error))
+            return await answer(request)
+
+        return guarded
 
     async def _livez(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")

@@ -31,6 +31,7 @@ from penstock.broker.access.checks import (
     on_topic,
     on_topic_group,
 )
+from penstock.broker.access.explaining import Explaining
 from penstock.broker.access.policy import AccessSettings
 from penstock.broker.cache.cache import Cache
 from penstock.broker.cluster import Cluster
@@ -124,6 +125,7 @@ class Broker:
             policy=self._accounts.policy,
             background=background,
             topic_changes=self._topic_changes,
+            workers=self.workers,
         )
         self.producers = IdempotentProducers(
             engine, self._producer, self._validation, clock=clock, limits=limits, access=access
@@ -201,6 +203,9 @@ class Broker:
             limits=limits,
             access=access,
             background=background,
+        )
+        self.explaining = Explaining(
+            self._accounts.directory, policy=self._accounts.policy, access=access, roles_of_key=self.api_keys.roles_of
         )
         self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
         self.cache = Cache(clock=clock, limits=limits, access=access)
@@ -475,6 +480,11 @@ class Broker:
             position = subscribed[0].offsets[partition].offset
             behind = handle.committed_end - max(position, handle.start_offset)
             return Lag(position, handle.committed_end, max(0, behind))
+
+    @on_topic_group(Operation.COMMIT)
+    def check_reset(self, principal: Principal, topic: str, group: str) -> None:
+        """Raise what `reset_offset` would for the group as a whole: for who changes several partitions, or only means to."""
+        self.coordinator.check_unused(group, topic, "reset")
 
     @on_topic_group(Operation.COMMIT)
     @run_to_completion

@@ -15,11 +15,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from penstock.cli.configuration import written
 from penstock.config import Config, Tls, Topic
 from penstock.config.listeners import FujinAlias
 from penstock.docstrings import field_docs
-from penstock.units import format_size
+from penstock.units import format_setting, format_size
 
 COLUMNS = 98
 REPEATED = (Topic, FujinAlias)
@@ -124,7 +123,7 @@ def value_words(name: str, value: Any) -> str:
     """Return a value as one writes it into the file."""
     if "_bytes" in name and isinstance(value, int):
         return format_size(value)
-    return written(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
+    return format_setting(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
 
 
 def toml(name: str, value: Any) -> str:

@@ -10,6 +10,7 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, SetOption, config_from_flags, wants_json
 from penstock.cli.program import Program
+from penstock.units import format_setting
 
 if TYPE_CHECKING:
     from penstock.config import Config
@@ -86,7 +87,7 @@ def check(
     else:
         terminal.print_table(
             ["setting", "value", "origin"],
-            [(key, written(key, value), origins[key]) for key, value in shown.items()],
+            [(key, format_setting(key, value), origins[key]) for key, value in shown.items()],
             fold=["origin", "value"],
         )
         for line in changes:
@@ -101,13 +102,16 @@ def _check_as_the_server_does(config: Config) -> None:
     from penstock.net.tls import server_context
 
     problems = []
-    for name, listener in config.listeners.enabled():
-        if listener.tls is not None:
+    sections = {f"listeners.{name}": listener.tls for name, listener in config.listeners.enabled()}
+    quic = {f"listeners.{name}" for name, each in config.listeners.enabled() if isinstance(each, QuicListener)}
+    sections |= {} if config.admin is None else {"admin": config.admin.tls}
+    for name, tls in sections.items():
+        if tls is not None:
             try:
-                check = quic_server_tls if isinstance(listener, QuicListener) else server_context
-                check(listener.tls.cert, listener.tls.key, listener.tls.client_ca)
+                check = quic_server_tls if name in quic else server_context
+                check(tls.cert, tls.key, tls.client_ca)
             except PenstockError as error:
-                problems.append(f"listeners.{name}: {error}")
+                problems.append(f"{name}: {error}")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -142,28 +146,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def written(key: str, value: Any) -> str:
-    """A value as a person would write it into the file: with its unit where it has one."""
-    from penstock.units import format_duration_ms, format_size
-
-    if value is None:
-        return "forever" if key.rsplit(".", 1)[-1].startswith("retention") else "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    name = key.removesuffix("_max")
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return format_size(value)
-    if isinstance(value, int) and name.endswith("_ms"):
-        return format_duration_ms(value)
-    if isinstance(value, float) and name.endswith("_s"):
-        return format_duration_ms(round(value * 1000))
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} = {each}" for name, each in value.items()) or "none"
-    return str(value)
-
-
 def written_text(key: str, text: str) -> str:
     """A setting of a topic, which the broker tells as text, with its unit."""
-    return written(key, int(text)) if text.isdigit() else text
+    return format_setting(key, int(text)) if text.isdigit() else text

@@ -24,6 +24,7 @@ from penstock.config.listeners import (
     Listener,
     RustLogListener,
     Section,
+    Tls,
 )
 from penstock.config.values import (
     Bind,
@@ -65,19 +66,32 @@ class Listeners(Section):
 
 
 class Admin(Section):
-    """`[admin]`: the HTTP address of health checks and metrics."""
+    """`[admin]`: the HTTP address of health checks, metrics and the admin API."""
 
     bind: Bind = "127.0.0.1:9600"
-    """The address of `/livez`, `/readyz`, `/health` and `/metrics`."""
+    """The address of `/livez`, `/readyz`, `/health`, `/metrics`, `/api/v1` and `/console`."""
+    tls: Tls | None = None
+    auth: Literal["auto", "none", "required"] = "auto"
+    """Whether the API requires a login: a session, or an API key as a bearer token. `none`: everybody on this machine is trusted, and the
+    API is off if other machines can reach the address. `auto`: `required` if `listeners.flymq.auth` is."""
+    probes: Literal["auto", "open", "login"] = "auto"
+    """Whether `/livez`, `/readyz`, `/health` and `/metrics` require a login as well. `auto`: `open` on loopback and with `insecure`,
+    else `login`."""
     insecure: bool = False
-    """Allow an address that other machines can reach. The admin address has no TLS and no authentication."""
+    """Allow an address that other machines can reach without TLS and authentication."""
+
+    @property
+    def probes_open(self) -> bool:
+        exposed = not is_loopback(parse_address(self.bind).host)
+        return self.probes == "open" or (self.probes == "auto" and (not exposed or self.insecure))
 
     @model_validator(mode="after")
     def _is_safe(self) -> Admin:
-        if not self.insecure and not is_loopback(parse_address(self.bind).host):
+        secured = self.tls is not None and self.auth == "required"
+        if not secured and not self.insecure and not is_loopback(parse_address(self.bind).host):
             raise ValueError(
                 f'bind = "{self.bind}" can be reached from other machines without TLS and authentication: bind to 127.0.0.1, '
-                "or accept the risk with insecure = true"
+                'or set tls.cert, tls.key and auth = "required", or accept the risk with insecure = true'
             )
         return self
 
@@ -343,6 +357,13 @@ class Config(BaseSettings):
                     "or leave dev out and create users"
                 )
         return self
+
+    @property
+    def admin_login_required(self) -> bool:
+        """Whether the API requires a login."""
+        if self.admin is None or self.admin.auth != "auto":
+            return self.admin is not None and self.admin.auth == "required"
+        return self.listeners.flymq is not None and self.listeners.flymq.auth == "required"
 
     def topics_beyond_limits(self) -> Iterator[tuple[str, str]]:
         """Each topic that `[limits]` would refuse at start, by the dotted key of the setting, and why."""

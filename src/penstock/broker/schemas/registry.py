@@ -137,6 +137,10 @@ class _Schema:
         self.frames: dict[int, Frames] = {}
         """By the version that is bound; made when asked for."""
 
+    @property
+    def latest(self) -> Version | None:
+        return self.versions[max(self.versions)] if self.versions else None
+
 
 class Registry:
     def __init__(self, engine: Engine, clock: Clock, limits: BrokerLimits, worker: Worker | None = None) -> None:
@@ -235,18 +239,13 @@ class Registry:
         validate_schema_name(name)
         kind = schema_type(type_name)
         mode = None if compatibility is None else compatibility_mode(compatibility)
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise SchemaInvalid("the definition is not valid Unicode text") from None
-        if size > self._limits.schema_bytes_max:
-            raise SchemaInvalid(f"the definition has {size} bytes: at most {self._limits.schema_bytes_max} are allowed")
+        self._check_size(text)
         async with self._changing:
             schema = self._schemas.get(name) or _Schema()
             head = schema.head if mode is None else msgspec.structs.replace(schema.head, compatibility=mode)
             number = next((n for n, each in schema.versions.items() if (each.type_, each.text) == (kind, text)), None)
             if number is None:
-                parsed = await self._check(schema, head, kind, text)
+                parsed = await self._check(schema, head, kind, text, schema.latest)
                 known = {(each.type_, each.fingerprint): n for n, each in schema.versions.items()}
                 number = known.get((kind, parsed.fingerprint))
                 if number is None:
@@ -266,9 +265,64 @@ class Registry:
                 await self._table.put(_head_key(name), Head(current.last_version, head.compatibility))
             return self.get(name, number)
 
-    async def _check(self, schema: _Schema, head: Head, kind: SchemaType, text: str) -> Parsed:
-        """Raises SchemaInvalid, IncompatibleSchema."""
-        older = schema.versions[max(schema.versions)] if schema.versions else None
+    async def check(
+        self, name: str, type_name: str, text: str, compatibility: str | None, version: int = LATEST
+    ) -> list[str]:
+        """What keeps a definition from being the version after one of a name, the latest by default. Raises SchemaInvalid."""
+        validate_schema_name(name)
+        kind = schema_type(type_name)
+        self._check_size(text)
+        async with self._changing:
+            schema = self._schemas.get(name) or _Schema()
+            mode = schema.head.compatibility if compatibility is None else compatibility_mode(compatibility)
+            older = schema.latest if version == LATEST else self.resolve(Reference(name, version))[1]
+            try:
+                await self._check(schema, Head(0, mode), kind, text, older)
+            except IncompatibleSchema as error:
+                return str(error).split("; ")
+        return []
+
+    async def find(self, name: str, type_name: str, text: str) -> SchemaVersion:
+        """The version of a name that has a definition. Raises SchemaNotFound, SchemaInvalid."""
+        kind = schema_type(type_name)
+        self._check_size(text)
+        self.resolve(Reference(name))
+        async with self._changing:
+            parsed = await self._check(_Schema(), Head(0, "none"), kind, text, None)
+            versions = self._schemas[name].versions.items()
+            for number, each in sorted(versions):
+                if (each.type_, each.fingerprint) == (kind, parsed.fingerprint):
+                    return self.get(name, number)
+        raise SchemaNotFound(f"no version of schema {name} has this definition")
+
+    def compatibility(self, name: str) -> Compatibility | None:
+        """What later versions of a name must keep, None where nobody has said and there is no version."""
+        schema = self._schemas.get(name)
+        return None if schema is None else schema.head.compatibility
+
+    async def set_compatibility(self, name: str, compatibility: str) -> None:
+        """Say what later versions must keep; the name need not have versions yet."""
+        validate_schema_name(name)
+        mode = compatibility_mode(compatibility)
+        async with self._changing:
+            if name not in self._schemas and len(self._schemas) >= self._limits.schemas_max:
+                raise self._too_many()
+            last_version = self._schemas[name].head.last_version if name in self._schemas else 0
+            await self._table.put(_head_key(name), Head(last_version, mode))
+
+    def _too_many(self) -> LimitExceeded:
+        return LimitExceeded(f"there are {len(self._schemas)} schemas, the most allowed: raise limits.schemas_max")
+
+    def _check_size(self, text: str) -> None:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise SchemaInvalid("the definition is not valid Unicode text") from None
+        if size > self._limits.schema_bytes_max:
+            raise SchemaInvalid(f"the definition has {size} bytes: at most {self._limits.schema_bytes_max} are allowed")
+
+    async def _check(self, schema: _Schema, head: Head, kind: SchemaType, text: str, older: Version | None) -> Parsed:
+        """Raises SchemaInvalid, IncompatibleSchema where it cannot follow an older version."""
         if older is not None and older.type_ != kind and head.compatibility != "none":
             raise IncompatibleSchema(
                 f"the type would change from {older.type_} to {kind}: register it under another name, or with compatibility none"
@@ -295,7 +349,7 @@ class Registry:
     async def _add(self, name: str, schema: _Schema, head: Head, version: Version) -> int:
         limits = self._limits
         if name not in self._schemas and len(self._schemas) >= limits.schemas_max:
-            raise LimitExceeded(f"there are {len(self._schemas)} schemas, the most allowed: raise limits.schemas_max")
+            raise self._too_many()
         if len(schema.versions) >= limits.schema_versions_max:
             raise LimitExceeded(
                 f"schema {name} has {len(schema.versions)} versions, the most allowed: delete some or raise limits.schema_versions_max"

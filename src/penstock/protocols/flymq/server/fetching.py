@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from penstock.broker.groups.truncation import position_of_client
+from penstock.broker.records.filters import RecordFilter, select
 from penstock.broker.records.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
@@ -28,7 +29,6 @@ from penstock.protocols.flymq.record_layouts import (
     encode_fetched,
     encode_fetched_records,
 )
-from penstock.protocols.flymq.server.filters import RecordFilter, select
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT
 from penstock.protocols.values import uniform_values
 from penstock.workers import Check, Worker

@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock.broker.deliveries.deadletter_entries import DeadLetter
 from penstock.broker.deliveries.deadletters import Wanted
+from penstock.broker.records.filters import RecordFilter
 from penstock.broker.records.spreading import Placement, Scattered
 from penstock.broker.schedule.schedule import Scheduled, expiry_of
 from penstock.errors import InvalidRequest, PenstockError
@@ -34,7 +35,6 @@ from penstock.protocols.flymq.operations.records import (
 from penstock.protocols.flymq.operations.topics import Done
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, Written, handles, writes
 from penstock.protocols.flymq.server.fetching import WholeForm
-from penstock.protocols.flymq.server.filters import RecordFilter
 from penstock.protocols.flymq.wire import FETCH_RECORDS_DEFAULT, PARTITION_AUTO
 from penstock.workers import Check
 

@@ -1,4 +1,4 @@
-"""Server-side filters of FETCH: which records a client wants to see.
+"""Filters of records: which ones a reader wants to see. FlyMQ's FETCH and the admin API evaluate them on the server.
 
 A filter is one string that is tried in three ways, as deployed brokers do: `$.a.b` is a path that must exist in a JSON object; else
 it is text that the value or the key contains, whatever its case; else a regular expression for either. One that is no valid

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import InvalidRequest
-from penstock.protocols.flymq.server.filters import (
+from penstock.broker.records.filters import (
     EXPRESSION_TEXT_BYTES_MAX,
     FILTER_BYTES_MAX,
     PATH_NAMES_MAX,
@@ -14,6 +13,7 @@ from penstock.protocols.flymq.server.filters import (
     RecordFilter,
     select,
 )
+from penstock.errors import InvalidRequest
 
 MATCHES = [
     ("err", None, b"an ERROR here"),

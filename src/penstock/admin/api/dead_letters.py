@@ -1,0 +1,135 @@
+"""Dead letters: list, replay, purge."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from penstock.admin.api.records import CELL_BYTES_DEFAULT, CELL_BYTES_MAX, Cell, Header, cell
+from penstock.admin.api.table import Call, Reply, Request, endpoint
+from penstock.broker.broker import Broker
+from penstock.broker.deliveries.deadletter_entries import DeadLetter as Letter
+from penstock.broker.deliveries.deadletters import SUFFIX, DeadLetters, Wanted
+from penstock.broker.records.filters import RecordFilter
+from penstock.errors import CorruptBlock, EntryNotFound, InvalidRequest, TopicNotFound, ValidationFailed
+from penstock.record_headers import decode_headers
+from penstock.workers import Check
+
+LETTERS_MAX: Final = 500
+"""Of one list."""
+
+
+class DeadLettersQuery(Request, frozen=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LETTERS_MAX)] = 100
+    cell_bytes: Annotated[int, msgspec.Meta(ge=0, le=CELL_BYTES_MAX)] = CELL_BYTES_DEFAULT
+
+
+class DeadLetterTopic(Reply, frozen=True):
+    topic: str
+    """The topic whose records could not be dealt with."""
+    dead_letter_topic: str
+    letters: int
+    """Those that were replayed among them."""
+
+
+class DeadLetter(Reply, frozen=True):
+    id: str
+    reason: str
+    attempts: int
+    key: Cell | None
+    value: Cell | None
+    headers: list[Header]
+    origin_partition: int | None
+    origin_offset: int | None
+    first_failed_ms: int | None
+    failed_ms: int | None
+
+
+class Replay(Request, frozen=True):
+    """Which dead letters: one by its id, those that match a filter, or all of them."""
+
+    id: str = ""
+    filter: str = ""
+    dry_run: bool = False
+    """Only count them."""
+
+
+class Replayed(Reply, frozen=True):
+    count: int
+    applied: bool
+
+
+@endpoint("GET", "/dead-letters", asks=Broker.topic_names)
+async def list_dead_letter_topics(call: Call) -> list[DeadLetterTopic]:
+    """List the topics that have dead letters."""
+    topics = []
+    for name in call.broker.topic_names(call.principal):
+        if name.endswith(SUFFIX):
+            partitions = call.broker.describe_topic(call.principal, name).partitions
+            letters = sum(each.committed_end - each.start_offset for each in partitions)
+            topics.append(DeadLetterTopic(name.removesuffix(SUFFIX), name, letters))
+    return topics
+
+
+@endpoint("GET", "/topics/{topic}/dead-letters", asks=DeadLetters.letters, errors=(InvalidRequest, CorruptBlock))
+async def list_dead_letters(call: Call, query: DeadLettersQuery) -> list[DeadLetter]:
+    """Return the dead letters of a topic that were not replayed, oldest first."""
+    letters = await call.broker.dead_letters.letters(call.principal, call.path["topic"], query.limit)
+    return [_letter(each, query.cell_bytes) for each in letters]
+
+
+def _letter(letter: Letter, cell_bytes: int) -> DeadLetter:
+    try:
+        headers = decode_headers(letter.headers or b"")
+    except CorruptBlock:
+        headers = []
+    return DeadLetter(
+        letter.id,
+        letter.reason,
+        letter.attempts,
+        cell(letter.key, cell_bytes),
+        cell(letter.value, cell_bytes),
+        [Header(name, cell(value, cell_bytes)) for name, value in headers],
+        letter.origin_partition,
+        letter.origin_offset,
+        letter.first_failed_ms,
+        letter.failed_ms,
+    )
+
+
+@endpoint(
+    "POST",
+    "/topics/{topic}/dead-letters/replay",
+    asks=DeadLetters.replay_all,
+    errors=(InvalidRequest, TopicNotFound, EntryNotFound, ValidationFailed),
+)
+async def replay_dead_letters(call: Call, body: Replay) -> Replayed:
+    """Write dead letters to their topic again: one, those that match a filter, or all."""
+    dead_letters, topic = call.broker.dead_letters, call.path["topic"]
+    if body.id:
+        if body.filter or body.dry_run:
+            raise InvalidRequest("one dead letter is replayed by its id alone: leave filter and dry_run out")
+        await dead_letters.replay(call.principal, topic, body.id)
+        return Replayed(1, applied=True)
+    wanted = await _wanted(call, body.filter) if body.filter else None
+    count = await dead_letters.replay_all(call.principal, topic, wanted, dry_run=body.dry_run)
+    return Replayed(count, not body.dry_run)
+
+
+async def _wanted(call: Call, text: str) -> Wanted:
+    """A letter is wanted for its record or for its reason."""
+    record_filter = await call.worker().run(lambda _: RecordFilter(text))
+
+    def wanted(letter: Letter, check: Check) -> bool:
+        return record_filter.matches(letter.key, letter.value, check) or record_filter.matches(
+            None, letter.reason.encode(), check
+        )
+
+    return wanted
+
+
+@endpoint("DELETE", "/topics/{topic}/dead-letters", asks=DeadLetters.purge)
+async def purge_dead_letters(call: Call) -> None:
+    """Delete the dead letters of a topic for good."""
+    await call.broker.dead_letters.purge(call.principal, call.path["topic"])

@@ -1,0 +1,222 @@
+"""Consumer groups and subscriptions: list, describe with lag, reset with a preview, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from penstock.admin.api.records import TIME_MS_MAX, PartitionIndex
+from penstock.admin.api.table import Call, Reply, Request, endpoint
+from penstock.admin.api.topics import Offset
+from penstock.broker.broker import Broker
+from penstock.broker.groups.monitoring import Filter, GroupStatus, Monitoring, SubscriptionStatus
+from penstock.broker.limits import INT64_MAX
+from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, TopicNotFound
+from penstock.log.api import Partition
+
+
+class GroupsQuery(Request, frozen=True):
+    name: str = ""
+    topic: str = ""
+    after_topic: str = ""
+    after_name: str = ""
+    """The topic and the name at which the page before ended."""
+
+
+class Member(Reply, frozen=True):
+    id: str
+    instance: str
+    principal: str
+    session_ms: int
+    silent_ms: int
+
+
+class GroupPartition(Reply, frozen=True):
+    partition: int
+    committed: int | None
+    """null if the group has committed no offset."""
+    high_watermark: int | None
+    lag: int | None
+    lag_s: float | None
+    owner: str
+
+
+class Group(Reply, frozen=True):
+    """A group in one topic."""
+
+    name: str
+    topic: str
+    state: str
+    generation: int
+    sessions: int
+    lag: int
+    lag_s: float | None
+    members: list[Member]
+    partitions: list[GroupPartition]
+
+
+class GroupPage(Reply, frozen=True):
+    groups: list[Group]
+    more: bool
+
+
+class Subscription(Reply, frozen=True):
+    name: str
+    topic: str
+    owner: str
+    created_ms: int
+    lag: int
+    lag_s: float | None
+    in_flight: int
+    redeliveries: int
+    dead_letters: int
+    waiting: int
+    """Records that could not be written as dead letters yet."""
+
+
+class SubscriptionPage(Reply, frozen=True):
+    subscriptions: list[Subscription]
+    more: bool
+
+
+class Reset(Request, frozen=True):
+    """Where a group is to continue in a topic."""
+
+    topic: str
+    to: Literal["earliest", "latest", "offset", "time", "shift"]
+    partition: PartitionIndex | None = None
+    """All partitions if it is left out."""
+    offset: Offset | None = None
+    time_ms: Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)] | None = None
+    shift: Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)] | None = None
+    """Records to go forward, or back if negative."""
+    preview: bool = False
+    """Only tell what would change."""
+
+
+class ResetPartition(Reply, frozen=True):
+    partition: int
+    before: int | None
+    after: int
+    start_offset: int
+    high_watermark: int
+
+
+class ResetResult(Reply, frozen=True):
+    applied: bool
+    partitions: list[ResetPartition]
+
+
+class GroupTopic(Request, frozen=True):
+    topic: str = ""
+    """Only in this topic; in all if it is left out."""
+
+
+@endpoint("GET", "/groups", asks=Monitoring.groups, errors=(InvalidRequest,))
+async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
+    """List consumer groups with their members and lag, once for each topic that they read."""
+    page = await call.broker.monitoring.groups(call.principal, _filter(query))
+    return GroupPage([_group(each) for each in page.items], page.more)
+
+
+@endpoint("GET", "/subscriptions", asks=Monitoring.subscriptions, errors=(InvalidRequest,))
+async def list_subscriptions(call: Call, query: GroupsQuery) -> SubscriptionPage:
+    """List subscriptions, whose records are acknowledged one by one, with lag and deliveries in flight."""
+    page = await call.broker.monitoring.subscriptions(call.principal, _filter(query))
+    return SubscriptionPage([_subscription(each) for each in page.items], page.more)
+
+
+@endpoint("GET", "/groups/{group}", asks=Monitoring.groups, errors=(GroupNotFound,))
+async def get_group(call: Call) -> list[Group]:
+    """Return one consumer group in each topic that it reads."""
+    name = call.path["group"]
+    page = await call.broker.monitoring.groups(call.principal, Filter(name))
+    if not page.items:
+        raise GroupNotFound(f"group not found: {name}")
+    return [_group(each) for each in page.items]
+
+
+def _filter(query: GroupsQuery) -> Filter:
+    return Filter(query.name, query.topic, (query.after_topic, query.after_name))
+
+
+def _group(status: GroupStatus) -> Group:
+    ages = [each.seconds for each in status.partitions]
+    known = [age for age in ages if age is not None]
+    return Group(
+        status.group,
+        status.topic,
+        status.state,
+        status.generation,
+        status.sessions,
+        sum(each.records or 0 for each in status.partitions),
+        max(known) if len(known) == len(ages) and known else None,
+        [Member(each.id, each.instance, each.principal, each.session_ms, each.silent_ms) for each in status.members],
+        [
+            GroupPartition(lag.partition, lag.committed, lag.committed_end, lag.records, lag.seconds, owner)
+            for lag, owner in zip(status.partitions, status.owners, strict=True)
+        ],
+    )
+
+
+def _subscription(status: SubscriptionStatus) -> Subscription:
+    return Subscription(
+        status.name,
+        status.topic,
+        status.owner,
+        status.created_ms,
+        status.lag,
+        status.seconds,
+        status.in_flight,
+        status.redeliveries,
+        status.dead_letters,
+        status.waiting,
+    )
+
+
+@endpoint(
+    "POST",
+    "/groups/{group}/reset",
+    asks=Broker.reset_offset,
+    errors=(InvalidRequest, TopicNotFound, PartitionNotFound),
+)
+async def reset_group(call: Call, body: Reset) -> ResetResult:
+    """Set where a group continues: at the earliest or latest record, an offset, a time, or some records before or after."""
+    group, broker, principal = call.path["group"], call.broker, call.principal
+    given = {"offset": body.offset, "time": body.time_ms, "shift": body.shift}
+    if any((value is None) == (body.to == name) for name, value in given.items()):
+        raise InvalidRequest(f"to={body.to} goes with offset, time_ms or shift only if it is offset, time or shift")
+    if body.to == "offset" and body.partition is None:
+        raise InvalidRequest("an offset is a place in one partition: give the partition too")
+    handles = broker.readable_topic(principal, body.topic).partitions
+    if body.partition is not None:
+        handles = [broker.partition(principal, body.topic, body.partition)]
+    changes = [await _change(call, group, body, each) for each in handles]
+    broker.check_reset(principal, body.topic, group)
+    if not body.preview:
+        for each in changes:
+            await broker.reset_offset(principal, body.topic, group, each.partition, "offset", each.after)
+    return ResetResult(not body.preview, changes)
+
+
+async def _change(call: Call, group: str, wanted: Reset, handle: Partition) -> ResetPartition:
+    try:
+        before = call.broker.committed_offset(call.principal, wanted.topic, group, handle.index)
+    except GroupNotFound:
+        before = None
+    start, end = handle.start_offset, handle.committed_end
+    after = {"earliest": start, "latest": end}.get(wanted.to, 0)
+    if wanted.to == "time" and wanted.time_ms is not None:
+        after = await handle.offset_at(wanted.time_ms)
+    elif wanted.to == "offset" and wanted.offset is not None:
+        after = wanted.offset
+    elif wanted.to == "shift" and wanted.shift is not None:
+        after = (start if before is None else before) + wanted.shift
+    return ResetPartition(handle.index, before, min(max(after, start), end), start, end)
+
+
+@endpoint("DELETE", "/groups/{group}", asks=Broker.delete_group, errors=(InvalidRequest, GroupNotFound))
+async def delete_group(call: Call, query: GroupTopic) -> None:
+    """Forget the offsets and subscriptions of a group, in one topic or in all."""
+    await call.broker.delete_group(call.principal, call.path["group"], query.topic or None)

@@ -1,0 +1,162 @@
+"""Who is asking: an API key or a password that comes with each request, or a session that a login began.
+
+A session is for browsers. Its token is in a cookie that scripts cannot read and that other sites' requests do not carry (HttpOnly,
+SameSite=Strict); a write also needs the session's CSRF token in a header. A session ends with a logout, after a while without requests,
+after half a day, and with the API key that began it. Rights are looked up with every request, as everywhere, so whoever is disabled or
+deleted may do nothing more. Sessions are in memory only: a restart ends them.
+
+Where nobody is asked who they are, everybody who reaches the address is trusted; `application.py` sees to it that those are people on
+this machine, and no pages of other sites in their browsers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+
+from penstock.broker.access.api_keys import Login, digest_of
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.broker import Broker
+from penstock.clock import Clock
+from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired
+
+COOKIE: Final = "penstock_session"
+CSRF_HEADER: Final = "x-csrf-token"
+TOKEN_BYTES: Final = 32
+SESSIONS_MAX: Final = 1_000
+"""The session that was used longest ago gives way to a new one."""
+IDLE_S_MAX: Final = 30 * 60.0
+SESSION_S_MAX: Final = 12 * 3600.0
+KEYS_KNOWN_MAX: Final = 1_000
+"""Keys whose requests do not each count as a login."""
+KEY_KNOWN_S: Final = 300.0
+SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+
+
+@dataclass(slots=True)
+class Session:
+    login: Login
+    csrf: str
+    started_s: float
+    used_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and by which session if it came with one."""
+
+    principal: Principal
+    token: str = ""
+    csrf: str = ""
+
+
+class Logins:
+    def __init__(self, broker: Broker, clock: Clock, *, required: bool) -> None:
+        self.required = required
+        self._broker = broker
+        self._clock = clock
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        """By the digest of the token, the one used last at the end."""
+        self._keys: OrderedDict[bytes, tuple[Login, float]] = OrderedDict()
+
+    async def caller(self, method: str, headers: Mapping[str, str], address: str) -> Caller:
+        """Return who is asking. Raises AuthenticationFailed, AccessDenied for a write without its CSRF token."""
+        if not self.required:
+            return Caller(ANONYMOUS.seen_at(address, None))
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return Caller(self._by_key(credentials.strip(), address).principal)
+        if scheme.lower() == "basic":
+            return Caller(await self._broker.users.authenticate(*_basic(credentials), address))
+        if scheme:
+            raise AuthenticationFailed(f"authorization scheme {scheme[:20]!r} is not known: use Bearer with an API key")
+        token = _cookie(headers)
+        session = None if token is None else self._session(token)
+        if token is None or session is None:
+            return Caller(replace(UNAUTHENTICATED, address=address))
+        if method not in SAFE_METHODS and not hmac.compare_digest(
+            headers.get(CSRF_HEADER, "").encode(), session.csrf.encode()
+        ):
+            raise AccessDenied(f"the session's CSRF token is missing or wrong: send it in the header {CSRF_HEADER}")
+        return Caller(replace(session.login.principal, address=address), token, session.csrf)
+
+    # -- sessions ---------------------------------------------------------------------------------------------------------
+
+    async def log_in(self, user: str, password: str, key: str, address: str) -> Caller:
+        """Begin a session, by a user's password or by an API key. Raises AuthenticationFailed."""
+        if not self.required:
+            raise AuthenticationFailed("nobody has to log in here: the admin address trusts everybody on this machine")
+        if key:
+            login = self._by_key(key, address)
+        else:
+            login = Login(await self._broker.users.authenticate(user, password, address))
+        token, csrf = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES)
+        now_s = self._clock.monotonic()
+        self._sessions[digest_of(token)] = Session(login, csrf, now_s, now_s)
+        if len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return Caller(login.principal, token, csrf)
+
+    def log_out(self, token: str) -> None:
+        self._sessions.pop(digest_of(token), None)
+
+    def _session(self, token: str) -> Session | None:
+        digest = digest_of(token)
+        session = self._sessions.get(digest)
+        if session is None:
+            return None
+        now_s = self._clock.monotonic()
+        revoked = session.login.key_digest is not None and not self._broker.api_keys.is_valid(session.login.key_digest)
+        if revoked or now_s - session.used_s > IDLE_S_MAX or now_s - session.started_s > SESSION_S_MAX:
+            del self._sessions[digest]
+            return None
+        session.used_s = now_s
+        self._sessions.move_to_end(digest)
+        return session
+
+    # -- credentials ------------------------------------------------------------------------------------------------------
+
+    def _by_key(self, key: str, address: str) -> Login:
+        digest = digest_of(key)
+        login, until_s = self._keys.get(digest, (None, 0.0))
+        if login is not None and self._clock.monotonic() < until_s and self._broker.api_keys.is_valid(digest):
+            return login._replace(principal=replace(login.principal, address=address))
+        login = self._broker.api_keys.authenticate(key, address)
+        if login is None:
+            raise AuthenticationFailed("the API key is not known: it may have been revoked")
+        self._keys[digest] = login, self._clock.monotonic() + KEY_KNOWN_S
+        self._keys.move_to_end(digest)
+        if len(self._keys) > KEYS_KNOWN_MAX:
+            self._keys.popitem(last=False)
+        return login
+
+
+def require(caller: Caller) -> None:
+    """Raises AuthenticationRequired for a caller that has not said who it is."""
+    if not caller.principal.name:
+        raise AuthenticationRequired("authentication required: log in, or send an API key as a bearer token")
+
+
+def _cookie(headers: Mapping[str, str]) -> str | None:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def _basic(credentials: str) -> tuple[str, str]:
+    try:
+        name, colon, password = base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        colon = name = password = ""
+    if not colon:
+        raise AuthenticationFailed("the Basic credentials are not base64 of name:password")
+    return name, password

@@ -1,0 +1,205 @@
+"""Browsing and producing records over the API."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import fastavro
+import pytest
+
+from penstock.admin.api import browsing
+from tests.admin.api.asking import Asking, asking
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "who", "type": "string"}],
+}
+PROTOBUF = 'syntax = "proto3"; message Order { int64 id = 1; string who = 2; }'
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Asking]:
+    with asking() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def numbers(ask: Asking) -> str:
+    """A topic with 100 records in two partitions, number n in partition n % 2."""
+    ask.ok("POST", "/topics", {"name": "numbers", "partitions": 2})
+    for first in range(0, 100, 10):
+        records = [{"value": f"n{number}", "partition": number % 2} for number in range(first, first + 10)]
+        ask.ok("POST", "/topics/numbers/records", {"records": records})
+    return "/topics/numbers/records"
+
+
+def values(page: Any) -> list[str]:
+    return [each["value"]["text"] for each in page["records"]]
+
+
+def test_the_latest_records_of_all_partitions_come_first(ask: Asking, numbers: str) -> None:
+    page = ask.ok("GET", f"{numbers}?limit=4")
+    assert set(values(page)) <= {f"n{number}" for number in range(90, 100)}
+    assert len(values(page)) == 4
+    assert page["end"] is True
+    assert page["next_positions"] == "0:50,1:50"
+
+
+def test_pages_follow_one_another_until_the_end(ask: Asking, numbers: str) -> None:
+    page = ask.ok("GET", f"{numbers}?at=earliest&limit=30")
+    seen = values(page)
+    for _ in range(10):
+        if page["end"]:
+            break
+        page = ask.ok("GET", f"{numbers}?at=positions&positions={page['next_positions']}&limit=30")
+        seen += values(page)
+    assert sorted(seen, key=lambda text: int(text[1:])) == [f"n{number}" for number in range(100)]
+
+
+def test_what_is_produced_after_a_page_is_in_the_next(ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "tail"})
+    page = ask.ok("GET", "/topics/tail/records")
+    assert (page["records"], page["next_positions"]) == ([], "0:0")
+    ask.ok("POST", "/topics/tail/records", {"records": [{"value": "new"}]})
+    page = ask.ok("GET", f"/topics/tail/records?at=positions&positions={page['next_positions']}")
+    assert values(page) == ["new"]
+
+
+def test_a_page_begins_at_an_offset_or_a_time(ask: Asking, numbers: str) -> None:
+    assert values(ask.ok("GET", f"{numbers}?at=offset&partition=1&offset=48")) == ["n97", "n99"]
+    assert values(ask.ok("GET", f"{numbers}?at=offset&partition=1&offset=5000")) == []
+    last = ask.ok("GET", f"{numbers}?limit=1")["records"][0]
+    page = ask.ok("GET", f"{numbers}?at=time&time_ms={last['timestamp_ms']}&limit=100")
+    assert page["records"]
+    assert all(each["timestamp_ms"] >= last["timestamp_ms"] for each in page["records"])
+    assert ask.ok("GET", f"{numbers}?at=time&time_ms={last['timestamp_ms'] + 1}")["records"] == []
+
+
+def test_a_filter_looks_further_than_the_page_is_long(ask: Asking, numbers: str) -> None:
+    page = ask.ok("GET", f"{numbers}?at=earliest&filter=n7&limit=50")
+    assert sorted(values(page)) == sorted(["n7", *(f"n{number}" for number in range(70, 80))])
+    assert (page["scanned"], page["end"]) == (100, True)
+    assert sorted(values(ask.ok("GET", f"{numbers}?filter=%5En9.%24&limit=50"))) == [f"n{n}" for n in range(90, 100)]
+
+
+def test_a_filter_stops_at_its_bound_and_says_where(ask: Asking, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "SCANNED_MAX", 2)
+    monkeypatch.setattr(browsing, "READ_BYTES", 1)
+    page = ask.ok("GET", f"{numbers}?at=earliest&filter=nothing")
+    assert (page["records"], page["end"]) == ([], False)
+    assert 0 < page["scanned"] < 100
+
+
+def test_a_page_is_bounded_in_bytes(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "PAGE_BYTES_MAX", 250)
+    ask.ok("POST", "/topics", {"name": "large"})
+    ask.ok("POST", "/topics/large/records", {"records": [{"value": str(number) * 100} for number in range(5)]})
+    page = ask.ok("GET", "/topics/large/records?at=earliest")
+    assert [text[0] for text in values(page)] == ["0", "1"]
+    assert page["next_positions"] == "0:2"
+    assert [text[0] for text in values(ask.ok("GET", "/topics/large/records"))] == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "at=offset&offset=1",
+        "at=offset&partition=0",
+        "at=time",
+        "at=earliest&offset=1",
+        "at=positions",
+        "at=positions&positions=x",
+        "at=positions&positions=0:1,0:2",
+        "limit=501",
+        "partition=-1",
+        "filter=" + "x" * 2000,
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused(ask: Asking, numbers: str, query: str) -> None:
+    assert ask("GET", f"{numbers}?{query}").code == "invalid_request"
+
+
+def test_partitions_that_are_not_there_are_not_found(ask: Asking, numbers: str) -> None:
+    assert ask("GET", f"{numbers}?partition=2").code == "partition_not_found"
+    assert ask("GET", f"{numbers}?at=positions&positions=7:0").code == "partition_not_found"
+
+
+def test_a_record_keeps_its_key_headers_and_bytes(ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "whole"})
+    [place] = ask.ok(
+        "POST",
+        "/topics/whole/records",
+        {
+            "records": [
+                {
+                    "value_base64": base64.b64encode(b"\xff\x00").decode(),
+                    "key": "k",
+                    "headers": [{"name": "h", "value": "v"}, {"name": "none"}],
+                }
+            ]
+        },
+    )
+    record = ask.ok("GET", f"/topics/whole/partitions/{place['partition']}/records/{place['offset']}")
+    assert base64.b64decode(record["value"]["base64"]) == b"\xff\x00"
+    assert record["key"]["text"] == "k"
+    assert [(each["name"], each["value"] and each["value"]["text"]) for each in record["headers"]] == [
+        ("h", "v"),
+        ("none", None),
+    ]
+    assert ask("GET", "/topics/whole/partitions/0/records/1").code == "offset_out_of_range"
+    assert ask("GET", "/topics/whole/partitions/0/records/-1").code == "invalid_request"
+
+
+def test_cells_of_a_page_are_cut_and_one_record_is_whole(ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "cut"})
+    ask.ok("POST", "/topics/cut/records", {"records": [{"value": "ä" * 50}, {"value": None, "key": "gone"}]})
+    first, tombstone = ask.ok("GET", "/topics/cut/records?cell_bytes=11")["records"]
+    assert first["value"] == {"size": 100, "text": "ä" * 5, "base64": None, "truncated": True}
+    assert tombstone["value"] is None
+    assert ask.ok("GET", "/topics/cut/partitions/0/records/0")["value"]["text"] == "ä" * 50
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"value": "x", "value_base64": "eA=="}, {"value_base64": "!"}, {"value": "x", "partition": 7}],
+)
+def test_a_record_that_cannot_be_written_is_refused(ask: Asking, numbers: str, record: dict[str, Any]) -> None:
+    assert ask("POST", numbers, {"records": [record]}).status in (400, 404)
+
+
+def test_records_are_written_together_or_not_at_all(ask: Asking) -> None:
+    ask.ok("POST", "/schemas/strict", {"type": "json", "definition": '{"type": "object"}'})
+    ask.ok("POST", "/topics", {"name": "strict", "schema": "strict"})
+    assert ask("POST", "/topics/strict/records", {"records": [{"value": "{}"}, {"value": "1"}]}).status == 422
+    assert ask.ok("GET", "/topics/strict/records")["records"] == []
+
+
+def test_records_are_decoded_by_the_schema_of_their_topic(ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "avro"})
+    ask.ok("POST", "/topics/avro/records", {"records": [{"value": "from before the binding"}]})
+    ask.ok("POST", "/schemas/avro", {"type": "avro", "definition": json.dumps(AVRO)})
+    ask.ok("PUT", "/topics/avro/schema", {"schema": "avro"})
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, AVRO, {"id": 7, "who": "ann"})
+    encoded = base64.b64encode(written.getvalue()).decode()
+    ask.ok("POST", "/topics/avro/records", {"records": [{"value_base64": encoded}]})
+    before, after = ask.ok("GET", "/topics/avro/records")["records"]
+    assert before["decoded"] is None
+    assert before["fault"]
+    assert (after["decoded"], after["schema"], after["fault"]) == ({"id": 7, "who": "ann"}, "avro:1", None)
+
+    ask.ok("POST", "/schemas/proto", {"type": "protobuf", "definition": PROTOBUF})
+    ask.ok("POST", "/topics", {"name": "proto", "schema": "proto"})
+    ask.ok(
+        "POST",
+        "/topics/proto/records",
+        {"records": [{"value_base64": base64.b64encode(b"\x08\x07\x12\x03ann").decode()}, {"key": "gone"}]},
+    )
+    message, tombstone = ask.ok("GET", "/topics/proto/records")["records"]
+    assert message["decoded"] == {"id": "7", "who": "ann"}
+    assert tombstone["decoded"] is None
