@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.schemas.marks import SCHEMA_HEADER, confluent_frame
 from penstock.testing import RunningBroker
 from tests.interop.protocols import GROUP_SPEAKERS, SPEAKERS, GroupSpeaker, Published, Seen, Speaker
 
@@ -67,6 +68,23 @@ def test_what_all_protocols_write_in_turn_is_read_in_that_order(connect: Connect
     assert [each.value for each in seen] == values
     if reads.has_offsets:
         assert [each.offset for each in seen] == list(range(len(values)))
+
+
+@pytest.mark.parametrize("writes", named(SPEAKERS))
+def test_what_follows_a_schema_says_which_version_whatever_protocol_it_came_over(writes: Any) -> None:
+    with RunningBroker() as broker:
+        client = broker.connect()
+        client.schemas.register("order", '{"type": "object", "properties": {"id": {"type": "integer"}}}')
+        client.schemas.register("order", '{"type": "object", "properties": {"id": {"type": "number"}}}')
+        client.create_topic(TOPIC, schema="order")
+        client.create_topic("free")
+        framed = confluent_frame(client.schemas.get("order", 1).registry_id or 0) + b'{"id": 1}'
+        for topic in (TOPIC, "free"):
+            with closing(writes(broker, topic)) as speaker:
+                speaker.publish([Published(b"k", b'{"id": 1.5}'), Published(b"k", framed)])
+        stamps = [dict(record.headers).get(SCHEMA_HEADER) for record in client.records(TOPIC)]
+        assert stamps == [b"order:2", None], "a frame says it itself"
+        assert not any(SCHEMA_HEADER in dict(record.headers) for record in client.records("free"))
 
 
 @pytest.mark.parametrize("looks", named(GROUP_SPEAKERS))

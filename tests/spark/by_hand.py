@@ -93,7 +93,7 @@ def task_rows(
     there = pickle.loads(pickle.dumps(reader))
     task = pickle.loads(pickle.dumps(task))
     if wire and isinstance(task, SliceTask):
-        task.files = Files()
+        task.files = Files(now_ms=task.files.now_ms)
     for batch in there.read(task):
         yield from batch.to_pylist()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,13 @@ ADDRESS = "127.0.0.1:9092"
 
 @pytest.fixture
 def orders(client: FlyMQClient) -> Iterator[FlyMQClient]:
+    members = {"id": {"type": "integer"}, "amount": {"type": "number"}}
+    client.schemas.register("orders", json.dumps({"type": "object", "properties": members}))
     client.create_topic("orders", 2)
     client.send_many("orders", [(b"k%d" % at, b'{"amount": %d}' % at) for at in range(10)])
     yield client
     client.delete_topic("orders")
+    client.schemas.delete("orders")
 
 
 def test_the_programs_run(
@@ -47,6 +51,8 @@ def test_the_programs_run(
         # The session is everybody's: what is added to it must be taken away again.
         exec(code.replace("spark.streams.addListener(", "listener = ("), names)
     assert names["orders"].count() == 10
+    assert names["decoded"].where("_reason IS NULL").count() == 10
+    assert [record.value for record in orders.records("invoices")] == [b'{"id":7,"amount":19.99}']
     assert names["recent"].columns == ["value", "timestamp"]
     assert names["recent"].count() == 10
     query = names["query"]

@@ -254,8 +254,17 @@ def test_credentials_and_tls() -> None:
 
 
 def test_an_address_may_be_a_url() -> None:
-    settings = connection_settings({"penstock.bootstrap": "flymqs://ann:pw@broker.example:9092"})
-    assert settings == ConnectionSettings("broker.example:9092", "ann", "pw", tls=True)
+    settings = connection_settings({"penstock.bootstrap": "flymqs://broker.example:9092"})
+    assert settings == ConnectionSettings("broker.example:9092", tls=True)
+
+
+@pytest.mark.parametrize(
+    "address", ["flymq://ann:s3cret@broker:9092", "ann:s3cret@broker:9092", "flymq://ann@broker:9092"]
+)
+def test_an_address_with_credentials_is_refused_without_repeating_them(address: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"set penstock\.user and penstock\.password") as refused:
+        connection_settings({"penstock.bootstrap": address})
+    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

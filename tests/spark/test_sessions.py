@@ -11,7 +11,7 @@ import pytest
 
 import penstock.spark
 from penstock.errors import ConfigError, JavaMissing
-from penstock.spark.sessions import ON_THIS_MACHINE, build_session, is_local, settings
+from penstock.spark.sessions import ON_THIS_MACHINE, build_session, is_local, remote_server, settings
 from penstock.spark.source import PenstockDataSource
 
 
@@ -67,3 +67,51 @@ def test_on_a_cluster_the_source_is_registered(master: str, times: int, monkeypa
     monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: session)
     assert build_session() is session
     assert session.dataSource.register.call_args_list == [call(PenstockDataSource)] * times
+
+
+def test_a_session_that_names_its_broker_has_a_source_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = {"spark.master": "local[2]", "spark.penstock.bootstrap": "broker:1234", "spark.penstock.user": "ann"}
+    session = MagicMock()
+    session.conf.get.side_effect = conf.get
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: session)
+    build_session()
+    [(registered,)] = [each.args for each in session.dataSource.register.call_args_list]
+    assert registered.name() == "penstock"
+    assert registered({}).options == {"penstock.bootstrap": "broker:1234", "penstock.user": "ann"}
+    own = {"PENSTOCK.Bootstrap": "other:1", "subscribe": "orders"}
+    assert registered(dict(own)).options == {"penstock.user": "ann", **own}
+    assert PenstockDataSource({}).options == {}, "other sessions know nothing of it"
+
+
+@pytest.mark.parametrize(
+    ("master", "config", "environment", "remote"),
+    [
+        (None, {}, {}, None),
+        (None, {"spark.remote": "sc://a"}, {"SPARK_REMOTE": "sc://b"}, "sc://a"),
+        (None, {}, {"SPARK_REMOTE": "sc://b"}, "sc://b"),
+        ("local[2]", {}, {"SPARK_REMOTE": "sc://b"}, None),
+        (None, {"spark.master": "yarn"}, {"SPARK_REMOTE": "sc://b"}, None),
+    ],
+)
+def test_a_server_is_asked_for_by_its_setting_or_the_environment(
+    master: str | None, config: dict[str, str], environment: dict[str, str], remote: str | None
+) -> None:
+    assert remote_server(master, config, environment) == remote
+
+
+def test_a_session_of_a_server_has_no_master_and_asks_for_no_java(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    chosen = settings("app", None, {"spark.sql.ansi.enabled": "true"}, remote="sc://a")
+    assert chosen == {
+        "spark.app.name": "app",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "true",
+        "spark.remote": "sc://a",
+    }
+    made: list[Any] = []
+    monkeypatch.setattr("penstock.spark.sessions._connected", made.append)
+    build_session(config={"spark.remote": "sc://a"}, environment={"JAVA_HOME": str(tmp_path)})
+    assert made[0]["spark.remote"] == "sc://a"
+    with pytest.raises(ConfigError, match="a master or a remote server"):
+        build_session(master="yarn", config={"spark.remote": "sc://a"})

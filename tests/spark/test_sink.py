@@ -154,8 +154,31 @@ def test_a_name_of_its_own_outlives_the_checkpoint(
     query = Query(monkeypatch, running.address, topic="out", txnAppId="nightly")
     query.commit(0, query.task(0, [values_batch(b"a")]))
     query.query_id, query.run_id = "query-2", "run-2"
+    with pytest.raises(InvalidRequest, match="query query-1 wrote batches up to 0 under txnAppId nightly"):
+        query.task(0, [values_batch(b"other rows, which must not be left out")])
+    query = Query(monkeypatch, running.address, topic="out", txnAppId="nightly", txnReplay="true")
+    query.query_id, query.run_id = "query-3", "run-3"
     query.commit(0, query.task(0, [values_batch(b"a")]))
-    assert stored(client) == [b"a"]
+    query.commit(1, query.task(1, [values_batch(b"b")]))
+    assert stored(client) == [b"a", b"b"]
+    # From now on it is that query's: a batch that it repeats is its own.
+    query = Query(monkeypatch, running.address, topic="out", txnAppId="nightly")
+    query.query_id, query.run_id = "query-3", "run-4"
+    query.commit(1, query.task(1, [values_batch(b"b")]))
+    assert stored(client) == [b"a", b"b"]
+
+
+def test_a_write_without_tasks_is_written_all_the_same(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(monkeypatch, running.address, topic="out", txnAppId="job", txnVersion="5")
+    query.batch().commit([])
+    for version, value in ((5, b"late"), (6, b"next")):
+        query = Query(monkeypatch, running.address, topic="out", txnAppId="job", txnVersion=str(version))
+        writer = query.batch()
+        writer.commit([query.task(None, [values_batch(value)], writer=writer)])
+    Query(monkeypatch, running.address, topic="out").batch().commit([])
+    assert stored(client) == [b"next"]
 
 
 def test_what_does_not_come_from_a_micro_batch_is_refused(query: Query) -> None:

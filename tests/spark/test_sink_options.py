@@ -20,7 +20,7 @@ def parsed(columns: str = VALUE, *, streaming: bool = False, **options: str) -> 
 
 def test_what_is_left_out_has_a_default() -> None:
     assert parsed(topic="orders") == SinkOptions(
-        ConnectionSettings(), "orders", None, None, SinkColumns(0, None, None, None, None)
+        ConnectionSettings(), "orders", None, None, False, SinkColumns(0, None, None, None, None)
     )
 
 

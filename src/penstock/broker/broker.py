@@ -94,6 +94,7 @@ class Broker:
     ) -> None:
         self.background = background = background or Background()
         self.workers = WorkerPool()
+        self._clock = clock
         """For work of this broker and its sessions that takes too long for the event loop."""
         self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background, self.workers)
         access = self._accounts.access
@@ -388,14 +389,14 @@ class Broker:
             return self._producer.produce(topic, partition, batch, units, done)
         refused = False
 
-        def append(faults: Faults | None) -> None:
+        def append(faults: Faults | None, stamped: Batch) -> None:
             nonlocal refused
-            refused = self._producer.produce(topic, partition, batch, units, done, faults)
+            refused = self._producer.produce(topic, partition, stamped, units, done, faults)
 
         self._validation.screen(
             topic,
             None if schema is None else parse_reference(schema),
-            batch.values,
+            batch,
             units,
             append,
             lambda error: done([Placement(ANY_PARTITION, ALL_ROWS, error)]),
@@ -406,6 +407,10 @@ class Broker:
     def partition(self, principal: Principal, topic: str, index: int) -> Partition:
         """The partition, for reading. Raises TopicNotFound or PartitionNotFound."""
         return self._engine.partition(topic, index)
+
+    def now_ms(self) -> int:
+        """The clock that records expire by. Open to everybody."""
+        return self._clock.now_ms()
 
     @on_topic(Operation.READ)
     def readable_topic(self, principal: Principal, name: str) -> ReadableTopic:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["load", "register", "session", "table"]
+__all__ = ["decode", "encode", "load", "register", "session", "table"]
 
 
 # Spark imports this package in every one of its Python processes: what a session needs is imported when one is made.
@@ -28,7 +28,10 @@ def session(
 
     A session that is running already is returned as it is, with a warning that names the settings that differ. Without a master (here, or
     as `spark.master` in `config`) a new one is local, on all processors. With a cluster's, as in `spark://host:7077`, settings that only
-    make sense on one machine are left out, and the source is registered. `config` wins over every setting made here.
+    make sense on one machine are left out, and the source is registered. With `spark.remote` in `config`, or SPARK_REMOTE set, it is a
+    session of that Spark Connect server.
+
+    `config` wins over every setting made here. `spark.penstock.bootstrap` and the like name the broker for all queries of the session.
     Raises ConfigError where Spark or a Java that it runs on is missing; the message names what to install.
     """
     from penstock.spark.sessions import build_session
@@ -41,7 +44,8 @@ def register(spark: SparkSession) -> None:
 
     On one machine Spark finds them by itself. On a cluster it would run what it finds with the interpreter that `PYSPARK_DRIVER_PYTHON`,
     `PYSPARK_PYTHON` or the PATH of the driver names, on executors too. A registered source runs with the session's own
-    (`spark.pyspark.python`) and its `--py-files` and archives. `session` registers it whenever the master is not local.
+    (`spark.pyspark.python`) and its `--py-files` and archives. It also knows the session's settings `spark.penstock.*`, as they are now.
+    `session` registers it whenever the master is not local, or there are such settings.
     """
     from penstock.spark.sessions import register_source
 
@@ -57,6 +61,55 @@ def table(spark: SparkSession, path: str, storage_options: Mapping[str, str] | N
     from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 
     return DeltaLakeTable(spark, path, storage_options).read()
+
+
+def decode(
+    df: DataFrame,
+    schema: str,
+    *,
+    column: str = "value",
+    framing: Literal["auto", "header", "confluent", "single-object", "none"] = "auto",
+    rejects: Literal["column", "null", "fail"] = "column",
+    unmarked: Literal["auto", "read", "reject"] = "auto",
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return a DataFrame with the members of its records as typed columns, beside the columns that it has.
+
+    `schema` is a registered schema: "orders", "orders:3" or "orders:shop.Order". The columns are those of the version that it names, by
+    default the latest. A record of another version is read by the one that wrote it, which the record says itself: by the header
+    `penstock-schema` (load it with `includeHeaders`), by Confluent framing or Avro's single-object encoding. `framing` narrows that to one
+    of header, confluent, single-object, or none.
+
+    A record that does not say it is read by the version that `schema` names. If it names none, JSON and Protobuf are read by the latest,
+    and Avro is rejected unless there never was another. `unmarked` makes that "read" or "reject" for all.
+
+    `rejects` says what becomes of a record that cannot be read: "column" adds the column `_reason`, and keeps `column` for such
+    records; "null" leaves its columns empty; "fail" fails the query. A tombstone has nulls and no reason.
+
+    The broker (`options`, as for `load`) is asked once, here. Executors ask nobody, so a version that is registered later is not known.
+    """
+    from penstock.spark.records import decode_records
+
+    return decode_records(df, schema, column, framing, rejects, unmarked, options)
+
+
+def encode(
+    df: DataFrame,
+    schema: str,
+    *,
+    column: str = "value",
+    framing: Literal["header", "confluent", "single-object", "none"] = "header",
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return a DataFrame for the sink: the columns that are members of a schema, as one column of encoded records.
+
+    The columns are named as `decode` names them. `key`, `topic`, `partition` and `headers` are passed on. `framing` says how records tell
+    their version: "header" adds the header `penstock-schema`, "confluent" and "single-object" (Avro) put it before the value, "none"
+    leaves it out. A row that does not follow the schema fails the query.
+    """
+    from penstock.spark.records import encode_records
+
+    return encode_records(df, schema, column, framing, options)
 
 
 def load(

@@ -64,6 +64,11 @@ def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
     given = {name.lower(): value for name, value in options.items()}
     address, tls = given.get(BOOTSTRAP, BOOTSTRAP_DEFAULT).strip(), flag(given, "penstock.tls", default=False)
     user, password = given.get("penstock.user"), given.get("penstock.password")
+    if "@" in address:
+        # Spark writes options into plans and event logs. It hides those whose names say password, and no other.
+        raise InvalidRequest(
+            f"{BOOTSTRAP} holds a user or password, which Spark would show in plans and logs: set penstock.user and penstock.password"
+        )
     if "://" in address:
         parsed = parse_url(address, port=PORT)
         if parsed.scheme not in ("flymq", "flymqs") or parsed.tls_files:
@@ -71,7 +76,6 @@ def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
                 f"{BOOTSTRAP} is {parsed}: write the address of the FlyMQ listener as host:port, flymq://host:port or flymqs://host:port"
             )
         tls = tls or parsed.scheme == "flymqs"
-        user, password = parsed.user or user, parsed.password or password
         address = urlsplit(str(parsed)).netloc
     elif "," in address:
         raise InvalidRequest(f"{BOOTSTRAP} is {address!r}: name one broker, as in {BOOTSTRAP_DEFAULT}")

@@ -51,7 +51,7 @@ _STREAM_ONLY: Final = (
     "maxTriggerDelay",
     "pollWaitMs",
 )
-_OF_WRITING: Final = ("topic", "txnAppId", "txnVersion")
+_OF_WRITING: Final = ("topic", "txnAppId", "txnVersion", "txnReplay")
 """They come with a table that is both read and written, and mean nothing here."""
 SOURCE_OPTIONS: Final = (*_BOTH, *_BATCH_ONLY, *_STREAM_ONLY)
 """For the sink, which may be handed them with a table that is both read and written."""

@@ -76,11 +76,13 @@ class Slice:
 
 
 class Files(NamedTuple):
-    """Where the broker's files are, and the proof that a reader is on the same machine."""
+    """Where the broker's files are, the proof that a reader is on the same machine, and the time by which records have expired."""
 
     directory: str = ""
     proof: str = ""
     token: str = ""
+    now_ms: int = 0
+    """The broker's clock, so that every attempt of every task sees the same records."""
 
 
 class Bounds(NamedTuple):
@@ -106,7 +108,7 @@ def plan_tasks(client: FlyMQClient, ranges: Sequence[Range], bounds: Bounds, *, 
         if not left:
             break
         plan = client.blocks.plan(_spans(left), step_bytes=step_bytes)
-        files = Files(plan.directory, plan.proof, plan.token)
+        files = Files(plan.directory, plan.proof, plan.token, files.now_ms or plan.now_ms)
         left = _still_there(plan, left, fail=fail)
         found = _pieces(plan, left)
         if not found:

@@ -8,7 +8,6 @@ at any time) is left to the broker, which answers for the log; reading goes on t
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -47,14 +46,13 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a task. Raises DataLoss, CorruptBlock, and what a client raises."""
     directory = own_files(files)
-    now_ms = time.time_ns() // 1_000_000
     maker: BatchMaker | None = None
     last: Slice | None = None
     for each in slices:
         if maker is None or last is None or (last.topic, last.partition) != (each.topic, each.partition):
             if maker is not None:
                 yield from maker.finish()
-            maker = BatchMaker(schema, each.topic, each.partition, now_ms)
+            maker = BatchMaker(schema, each.topic, each.partition, files.now_ms)
         last = each
         for offset, block in _blocks(settings, directory, each, fail=fail_on_data_loss):
             yield from maker.add(block, offset, each.end_offset)

@@ -13,10 +13,11 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import ConfigError
 from penstock.spark.java import find_java
+from penstock.spark.session_options import session_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,10 +58,19 @@ def is_local(master: str) -> bool:
 
 
 def settings(
-    app_name: str, master: str | None = None, config: Mapping[str, str] | None = None, *, processors: int = 1
+    app_name: str,
+    master: str | None = None,
+    config: Mapping[str, str] | None = None,
+    *,
+    processors: int = 1,
+    remote: str | None = None,
 ) -> dict[str, str]:
-    """Every setting of the session that `session` would make."""
+    """Every setting of the session that `session` would make; `remote` is the address of a Spark Connect server."""
     given = {name: str(value) for name, value in (config or {}).items()}
+    if remote:
+        # A server has settings of its own. Those of a session are few, and the rest would be refused.
+        chosen = {"spark.app.name": app_name, "spark.sql.session.timeZone": EVERYWHERE["spark.sql.session.timeZone"]}
+        return {**chosen, **given, "spark.remote": remote}
     master = master or given.get("spark.master") or "local[*]"
     chosen = {"spark.app.name": app_name, **EVERYWHERE}
     if is_local(master):
@@ -79,6 +89,9 @@ def build_session(
     """See `penstock.spark.session`."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         raise ConfigError('Spark is not installed: run pip install "penstock[spark]"')
+    remote = remote_server(master, config, environment)
+    if remote is not None:
+        return _connected(settings(app_name, None, config, remote=remote))
     running = running_session()
     if running is not None:
         return with_source(_as_it_is(running, app_name, master, config))
@@ -103,6 +116,28 @@ def build_session(
             "Spark's Java process ended as it started; what it prints (penstock pipeline run --verbose shows it) says why; less "
             "memory than spark.driver.memory asks for is a common reason"
         ) from error
+
+
+def remote_server(master: str | None, config: Mapping[str, str] | None, environment: Mapping[str, str]) -> str | None:
+    """Return the Spark Connect server that is asked for, None if none is. A master that is named wins over the environment."""
+    given = config or {}
+    if "spark.remote" in given:
+        if master is not None or "spark.master" in given:
+            raise ConfigError("a session has a master or a remote server: leave out spark.remote or the master")
+        return str(given["spark.remote"])
+    return None if master is not None or "spark.master" in given else environment.get("SPARK_REMOTE")
+
+
+def _connected(chosen: Mapping[str, str]) -> SparkSession:
+    """Return a session of a Spark Connect server. It needs no Java here."""
+    try:
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
+    except ImportError as error:  # gRPC, mostly
+        raise ConfigError(f'Spark Connect is not installed ({error}): run pip install "pyspark[connect]"') from None
+    builder = ConnectSession.builder.config(map=dict[str, bool | float | int | str | None](chosen))
+    session: Any = builder.getOrCreate()
+    register_source(session)
+    return cast("SparkSession", session)
 
 
 def running_session() -> SparkSession | None:
@@ -140,14 +175,18 @@ def register_source(session: SparkSession) -> None:
     """See `penstock.spark.register`."""
     from penstock.spark.source import PenstockDataSource
 
-    session.dataSource.register(PenstockDataSource)
+    defaults = session_defaults(session)
+    # Made here, so that Spark sends it with what it holds instead of by its name.
+    made = type(PenstockDataSource.__name__, (PenstockDataSource,), {"defaults": defaults}) if defaults else None
+    session.dataSource.register(made or PenstockDataSource)
 
 
 def with_source(session: SparkSession) -> SparkSession:
     """Register the source with a session on a cluster: one that Spark finds by itself runs on the interpreter of the driver's environment.
 
+    Also with a session that names its broker: what Spark finds by itself knows nothing of that.
     Sessions made with `newSession` know nothing of what was registered with the first.
     """
-    if not is_local(session.conf.get("spark.master", None) or "local"):
+    if not is_local(session.conf.get("spark.master", None) or "local") or session_defaults(session):
         register_source(session)
     return session

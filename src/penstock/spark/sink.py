@@ -26,11 +26,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.errors import InvalidRequest, TopicNotFound, TransactionNotFound, Unreachable
-from penstock.protocols.flymq.operations.spark import Winner
+from penstock.protocols.flymq.operations.spark import Run, Winner
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import ConnectionSettings, pooled_client
 from penstock.spark.sink_blocks import BlockMaker
-from penstock.spark.sink_options import APPLICATION, VERSION, SinkOptions, parse_sink_options
+from penstock.spark.sink_options import APPLICATION, REPLAY, VERSION, SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -62,6 +62,8 @@ class Work:
     run_name: str
     epoch: int
     lasting: bool
+    query: str
+    """The streaming query, empty for a batch of no query."""
     turn: int
     """Where rows without keys begin: tasks begin at different partitions."""
 
@@ -90,7 +92,12 @@ class PenstockWriter(DataSourceArrowWriter):
         return stage(self._options, self._work(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        publish(self._options.connection, messages)
+        options = self._options
+        if not messages and options.application is not None and options.version is not None:
+            # There were no tasks, so none has begun the run. The version is written all the same.
+            run = patient_client(options.connection).staging.begin_run(options.application, self._id)
+            messages = [StagedMessage(options.application, run.number, options.version, "", 0, 0)]
+        publish(options.connection, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._options.application is None:
@@ -103,7 +110,7 @@ class PenstockWriter(DataSourceArrowWriter):
         context, options = TaskContext.get(), self._options
         turn = context.partitionId() if context is not None else 0
         if options.application is None:
-            return Work(f"spark-{self._id}", self._id, 0, lasting=False, turn=turn)
+            return Work(f"spark-{self._id}", self._id, 0, lasting=False, query="", turn=turn)
         batch = _property(context, "streaming.sql.batchId")
         epoch = options.version if options.version is not None else int(batch) if batch else None
         if epoch is None:
@@ -111,7 +118,8 @@ class PenstockWriter(DataSourceArrowWriter):
                 f"option {APPLICATION} is set without {VERSION}: number the writes of {options.application}, each higher than the last"
             )
         run = (batch and _property(context, "spark.jobGroup.id")) or self._id
-        return Work(options.application, run, epoch, lasting=True, turn=turn)
+        query = (batch and _property(context, "sql.streaming.queryId")) or ""
+        return Work(options.application, run, epoch, lasting=True, query=query, turn=turn)
 
 
 class PenstockStreamWriter(DataSourceStreamArrowWriter):
@@ -138,7 +146,9 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
             raise InvalidRequest(
                 "Spark does not say which batch of which query this task belongs to: use a micro-batch trigger (not continuous)"
             )
-        return Work(self._options.application or query, run, int(batch), lasting=True, turn=context.partitionId())
+        return Work(
+            self._options.application or query, run, int(batch), lasting=True, query=query, turn=context.partitionId()
+        )
 
 
 # -- in a task ----------------------------------------------------------------------------------------------------------------
@@ -147,9 +157,12 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
 def stage(options: SinkOptions, work: Work, batches: Iterator[pa.RecordBatch]) -> StagedMessage:
     """Store the records of a task where nobody sees them."""
     client = patient_client(options.connection)
-    run = client.staging.begin_run(work.application, work.run_name, lasting=work.lasting)
+    run = client.staging.begin_run(
+        work.application, work.run_name, lasting=work.lasting, query=work.query, replaces=options.replay
+    )
     attempt_id = uuid.uuid4().hex
     if work.epoch <= run.epoch:
+        _check_query(work, run)
         # Repeated work that is done. Spark wants its rows taken all the same.
         for _ in batches:
             pass
@@ -169,6 +182,16 @@ def stage(options: SinkOptions, work: Work, batches: Iterator[pa.RecordBatch]) -
     return StagedMessage(work.application, run.number, work.epoch, attempt_id, requests, maker.records)
 
 
+def _check_query(work: Work, run: Run) -> None:
+    """An epoch that another query committed is another's work: leaving this one out would lose its rows."""
+    if work.query and run.query and work.query != run.query:
+        raise InvalidRequest(
+            f"query {run.query} wrote batches up to {run.epoch} under {APPLICATION} {work.application}, and this is batch {work.epoch} of "
+            f"query {work.query}, which has another checkpoint: use another {APPLICATION}; or, if its batches are those of the first "
+            f"query, set {REPLAY} to true, and those that were written are left out"
+        )
+
+
 def _partitions(client: FlyMQClient, topic: str) -> int:
     try:
         return len(client.describe_topic(topic).partitions)
@@ -184,7 +207,7 @@ def _property(context: TaskContext | None, name: str) -> str | None:
 
 
 def publish(connection: ConnectionSettings, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Publish what the tasks staged. An epoch without records is committed too. Raises where that would not be all of them."""
+    """Publish what the tasks staged, be it nothing. Without tasks there is no epoch. Raises where that would not be all of them."""
     if not messages:
         return
     staged = [message for message in messages if isinstance(message, StagedMessage)]

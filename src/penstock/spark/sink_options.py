@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 APPLICATION: Final = "txnAppId"
 VERSION: Final = "txnVersion"
+REPLAY: Final = "txnReplay"
 APPLICATION_BYTES_MAX: Final = 200
-_SINK_OPTIONS: Final = ("topic", "includeHeaders", APPLICATION, VERSION)
+_SINK_OPTIONS: Final = ("topic", "includeHeaders", APPLICATION, VERSION, REPLAY)
 # What Spark itself hands to the writer of a stream.
 _OF_SPARK: Final = ("checkpointLocation", "queryName", "path")
 _BYTES: Final = ("string", "binary")
@@ -53,6 +54,8 @@ class SinkOptions:
     """Where all records go, whatever their column says."""
     application: str | None
     version: int | None
+    replay: bool
+    """Whether another query wrote under the application before, whose batches are those of this one."""
     columns: SinkColumns
 
 
@@ -87,7 +90,9 @@ def parse_sink_options(options: Mapping[str, str], schema: StructType, *, stream
         columns = SinkColumns(columns.value, columns.key, columns.topic, columns.partition, None)
     if topic is None and columns.topic is None:
         raise InvalidRequest("where to write to is not known: set the option topic, or add a column topic")
-    return SinkOptions(connection_settings(given), topic, application, version, columns)
+    return SinkOptions(
+        connection_settings(given), topic, application, version, flag(given, REPLAY, default=False), columns
+    )
 
 
 def _columns(schema: StructType) -> SinkColumns:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -33,6 +33,7 @@ from penstock.spark.options import SourceOptions, parse_source_options
 from penstock.spark.planner import Bounds, Files, Range, Slice, plan_tasks
 from penstock.spark.reading import read_slices
 from penstock.spark.schema import arrow_schema, source_schema
+from penstock.spark.session_options import merged
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,6 +49,12 @@ class SliceTask(InputPartition):
 
 class PenstockDataSource(DataSource):
     """Topics as tables: read and written, in batches and as streams."""
+
+    defaults: ClassVar[Mapping[str, str]] = {}
+    """Options that a query does not have to set; see `session_options`."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(dict(merged(self.defaults, options)))
 
     @classmethod
     def name(cls) -> str:

@@ -7,9 +7,11 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.schemas.marks import REGISTRY_ID_FIRST
 from penstock.broker.schemas.reference import LATEST, Reference
 from penstock.broker.schemas.registry import Binding, EntryKey, Registry
 from penstock.broker.schemas.worker import Worker
@@ -68,6 +70,41 @@ async def test_versions_are_numbered_from_one_and_the_same_definition_keeps_its_
     assert numbers(registry, "nope") == []
     assert registry.get("orders", LATEST).version == 2
     assert registry.get("orders", 1).definition == WITH_A
+
+
+async def test_a_definition_has_one_id_under_every_name_and_an_id_is_never_used_again(
+    engine: EmbeddedEngine, clock: ManualClock, worker: Worker, registry: Registry
+) -> None:
+    first = await registry.register("orders", "json", WITH_A, None)
+    other = await registry.register("users", "json", OPEN, None)
+    same = await registry.register("copies", "json", WITH_A.replace(" ", "  "), None)
+    assert first.registry_id == same.registry_id == REGISTRY_ID_FIRST
+    assert other.registry_id == REGISTRY_ID_FIRST + 1
+    assert [each.id for each in registry.with_id(REGISTRY_ID_FIRST)] == ["copies-v1", "orders-v1"]
+    await registry.delete("orders", LATEST)
+    assert (await registry.register("orders", "json", WITH_A, None)).registry_id == REGISTRY_ID_FIRST
+    await registry.delete("users", LATEST)
+    assert registry.with_id(other.registry_id) == []
+    again = await opened(engine, clock, worker)
+    assert [each.id for each in again.with_id(REGISTRY_ID_FIRST)] == ["copies-v1", "orders-v2"]
+    assert (await again.register("users", "json", OPEN, None)).registry_id == REGISTRY_ID_FIRST + 2
+
+
+async def test_versions_that_were_registered_before_there_were_ids_get_them_in_that_order(
+    engine: EmbeddedEngine, clock: ManualClock, worker: Worker, registry: Registry
+) -> None:
+    await registry.register("z", "json", OPEN, None)
+    avro = '{"type": "record", "name": "R", "fields": []}'
+    await registry.register("a", "avro", avro, None)
+    for name in ("z", "a"):
+        _, version = registry.resolve(Reference(name))
+        without = msgspec.structs.replace(version, registry_id=0, crc64=b"", created_ms={"z": 1, "a": 2}[name])
+        await registry._table.put(EntryKey("schema", name, 1), without)
+    await registry._table.delete(EntryKey("ids", "", 0))
+    for _ in range(2):
+        again = await opened(engine, clock, worker)
+        assert [again.get(name, 1).registry_id for name in ("z", "a")] == [REGISTRY_ID_FIRST, REGISTRY_ID_FIRST + 1]
+        assert len(again.resolve(Reference("a"))[1].crc64) == 8
 
 
 async def test_many_registrations_at_once_get_numbers_without_gaps(registry: Registry) -> None:

@@ -15,7 +15,7 @@ from penstock.broker.records.spreading import Placement, errors_by_row
 from penstock.broker.schemas import validation
 from penstock.broker.schemas.reference import Reference
 from penstock.errors import PenstockError, SchemaNotFound, ShuttingDown, TopicNotFound, ValidationFailed
-from penstock.log.api import TopicConfig
+from penstock.log.api import Batch, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from tests.broker.producing import appended, by_partition, produce, read_values
 
@@ -259,11 +259,11 @@ async def test_a_stop_refuses_the_runs_behind_the_one_that_is_being_checked(
 
 async def test_waiting_for_a_check_is_for_those_who_can(broker: Broker) -> None:
     await bound(broker)
-    await broker._validation.check("orders", None, [SOUND])
+    await broker._validation.check("orders", None, Batch([SOUND]))
     with pytest.raises(ValidationFailed):
-        await broker._validation.check("orders", None, [WRONG])
+        await broker._validation.check("orders", None, Batch([WRONG]))
     with pytest.raises(ValidationFailed):
-        await broker._validation.check("free", Reference("order"), [SOUND] * 40_000 + [WRONG])
+        await broker._validation.check("free", Reference("order"), Batch([SOUND] * 40_000 + [WRONG]))
 
 
 @pytest.mark.usefixtures("always_in_the_worker")
@@ -273,7 +273,7 @@ async def test_a_refusal_whose_callback_fails_does_not_stop_the_runs_after_it(br
     def failing(error: PenstockError) -> None:
         raise RuntimeError("a bug of the caller")
 
-    broker._validation.admit("orders", None, [WRONG], lambda: None, failing)
+    broker._validation.admit("orders", None, Batch([WRONG]), lambda _: None, failing)
     assert appended(await produced(broker, [SOUND])).base_offset == 0
     assert appended(await produced(broker, [SOUND])).base_offset == 1
     assert broker.background.failures["schema_validation"] == 1

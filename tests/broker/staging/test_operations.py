@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
+from penstock.broker.schemas.marks import stamp_of
+from penstock.broker.schemas.reference import Reference
 from penstock.broker.staging.operations import Committed
 from penstock.errors import (
     AccessDenied,
@@ -168,8 +170,17 @@ async def test_records_of_a_bound_topic_must_follow_its_schema(house: StagingHou
         await house.run()
         with pytest.raises(ValidationFailed):
             await house.stage("orders", [(0, [b'{"id": 1}', b"{}"])])
-        await house.stage("orders", [(0, [b'{"id": 1}'])])
-        assert await house.publish(0, ("a", 1)) is Committed.NOW
+        await house.topic("free")
+        await house.stage("orders", [(0, [b'{"id": 1}', None]), (0, [b'{"id": 2}', b'{"id": 3}'])], keys=[b"k", b"l"])
+        await house.stage("free", [(0, [b'{"id": 1}'])], sequence=1)
+        assert await house.publish(0, ("a", 2)) is Committed.NOW
+        first, second = await house.engine.partition("orders", 0).read(0)
+        assert (first.values(), first.keys()) == ([b'{"id": 1}', None], [b"k", b"l"])
+        assert (second.values(), second.keys()) == ([b'{"id": 2}', b'{"id": 3}'], [b"k", b"l"])
+        stamp = stamp_of(Reference("order", 1))
+        assert (first.headers(), second.headers()) == ([stamp, None], [stamp, stamp])
+        [block] = await house.engine.partition("free", 0).read(0)
+        assert block.headers() is None
 
 
 async def test_an_application_belongs_to_who_began_it(house: StagingHouse) -> None:

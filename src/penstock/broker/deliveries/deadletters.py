@@ -313,9 +313,13 @@ class DeadLetters:
         origin = self._engine.topics().get(topic)
         if origin is None:
             raise TopicNotFound(f"topic not found: {topic} (its dead letters can be replayed once it exists again)")
-        batch = _rows_of(letters, range(len(letters)))
+        batch = Batch(
+            [letter.value for letter in letters],
+            [letter.key for letter in letters],
+            [letter.headers for letter in letters],
+        )
         if self._validation.concerns(topic):
-            await self._validation.check(topic, None, batch.values)
+            batch = await self._validation.check(topic, None, batch)
         asked = [
             ANY_PARTITION
             if letter.origin_partition is None or letter.origin_partition >= origin.config.partitions
@@ -326,7 +330,7 @@ class DeadLetters:
         for row, index in enumerate(self._producer.place(topic, asked, batch).partitions):
             rows.setdefault(index, []).append(row)
         return [
-            BatchFor(self._engine.partition(topic, index), _rows_of(letters, chosen)) for index, chosen in rows.items()
+            BatchFor(self._engine.partition(topic, index), _rows_of(batch, chosen)) for index, chosen in rows.items()
         ]
 
     async def _replay(self, topic: str, letters: Sequence[DeadLetter]) -> None:
@@ -379,12 +383,11 @@ def dead_letter_topic(topic: str) -> str:
     return topic.encode()[:kept_bytes].decode(errors="ignore").rstrip("/") + digest + SUFFIX
 
 
-def _rows_of(letters: Sequence[DeadLetter], rows: Sequence[int]) -> Batch:
-    return Batch(
-        [letters[row].value for row in rows],
-        [letters[row].key for row in rows],
-        [letters[row].headers for row in rows],
-    )
+def _rows_of(batch: Batch, rows: Sequence[int]) -> Batch:
+    values, keys, headers = batch.values, batch.keys, batch.headers
+    assert keys is not None
+    assert headers is not None
+    return Batch([values[row] for row in rows], [keys[row] for row in rows], [headers[row] for row in rows])
 
 
 def _parse_place(letter_id: str) -> tuple[int, int] | None:

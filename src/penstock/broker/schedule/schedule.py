@@ -199,26 +199,27 @@ class Schedule:
                 "or raise limits.delayed_max"
             )
         expiry_of(self._clock.now_ms() + delay_ms, ttl_ms)
-        accept = partial(self._accept, topic, partition, value, key, headers, delay_ms, ttl_ms, done)
+        accept = partial(self._accept, topic, partition, delay_ms, ttl_ms, done)
+        batch = Batch([value], None if key is None else [key], None if headers is None else [headers])
         if self._validation.concerns(topic):
-            self._validation.admit(topic, None, [value], accept, done)
+            self._validation.admit(topic, None, batch, accept, done)
         else:
-            accept()
+            accept(batch)
 
     def _accept(
         self,
         topic: str,
         partition: int,
-        value: bytes | None,
-        key: bytes | None,
-        headers: bytes | None,
         delay_ms: int,
         ttl_ms: int,
         done: OnScheduled,
+        batch: Batch,
     ) -> None:
-        batch = Batch([value], None if key is None else [key], None if headers is None else [headers])
         topic_id, [index] = self._producer.place(topic, partition, batch)
         due_ms = self._clock.now_ms() + delay_ms
+        [value] = batch.values
+        key = None if batch.keys is None else batch.keys[0]
+        headers = None if batch.headers is None else batch.headers[0]
         record = Delayed(topic, topic_id, index, value, key, headers, ttl_ms)
         self._arriving += 1
         self._log.append(due_ms, record, partial(self._added, due_ms, index, done))

@@ -31,6 +31,8 @@ _BROKEN: Final = (AvroFault, IndexError, RecursionError, UnicodeDecodeError)
 
 
 class AvroChecker:
+    message_path: tuple[int, ...] = ()
+
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
 

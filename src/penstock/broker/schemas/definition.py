@@ -33,6 +33,9 @@ class Fault(NamedTuple):
 class Checker(Protocol):
     """Checks records against one definition. Knows nothing of tombstones: a record without a value is not handed to it."""
 
+    message_path: tuple[int, ...]
+    """Of a Protobuf message: its place in the definition, or in the message around it, and so on. Empty for other kinds."""
+
     def first_fault(self, values: Sequence[bytes]) -> Fault | None: ...
 
     def faults(self, value: bytes) -> list[str]:

@@ -68,6 +68,8 @@ class JsonDefinition(Definition):
 
 
 class _JsonChecker:
+    message_path: tuple[int, ...] = ()
+
     def __init__(self, validator: jsonschema_rs.Validator) -> None:
         self._validator = validator
 

@@ -80,7 +80,7 @@ class ProtobufDefinition(Definition):
         return hashlib.sha256(self._form).digest()
 
     def checker(self, message: str) -> Checker:
-        return _ProtobufChecker(self.message_class(message))
+        return _ProtobufChecker(self.message_class(message), self.message_path(message))
 
     def message_class(self, message: str) -> type[Message]:
         """The class of the message that records are; empty for the first one. Raises InvalidRequest where there is none such."""
@@ -171,8 +171,9 @@ def _loaded(form: bytes) -> FileDescriptor:
 
 
 class _ProtobufChecker:
-    def __init__(self, message: type[Message]) -> None:
+    def __init__(self, message: type[Message], message_path: tuple[int, ...]) -> None:
         self._message = message
+        self.message_path = message_path
         self._has_required = _has_required(message.DESCRIPTOR)
 
     def first_fault(self, values: Sequence[bytes]) -> Fault | None:

@@ -204,6 +204,9 @@ class Registry:
             raise SchemaNotFound(f"schema not found: {reference.name} v{number}")
         return number, version
 
+    def has_version(self, name: str, version: int) -> bool:
+        return name in self._schemas and version in self._schemas[name].versions
+
     def get(self, name: str, version: int) -> SchemaVersion:
         number, found = self.resolve(Reference(name, version))
         return _shown(name, number, found, self._schemas[name].head)
@@ -463,8 +466,7 @@ class Registry:
                 self._bound[key.name] = entry.reference
             return
         if key.kind == "ids":
-            assert isinstance(entry, Ids)
-            self._last_id = entry.last_id
+            self._last_id = entry.last_id if isinstance(entry, Ids) else REGISTRY_ID_FIRST - 1
             return
         schema = self._schemas.get(key.name)
         if schema is None:

@@ -1,6 +1,7 @@
 """Records against schemas, on the way to the log.
 
 A run of records is checked at once. If a record is at fault, each request of the run is checked by itself, and gets its first fault.
+Each record is checked against the version that wrote it, and stamped with it (`writers`).
 Small runs are checked where they are, on the event loop: a record of 100 bytes takes a microsecond. What may take longer (many bytes, or
 a schema that may look at them many times) goes to a worker process; runs for the same topic that come behind it wait, so that records
 keep their order.
@@ -15,16 +16,23 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from penstock.background import Background
 from penstock.broker.records.faults import Faults
 from penstock.broker.schemas.definition import Checker, Fault, first_faults
+from penstock.broker.schemas.marks import MarkInvalid
 from penstock.broker.schemas.reference import Reference
 from penstock.broker.schemas.registry import Registry, Version, schema_id
 from penstock.broker.schemas.worker import CheckRecords, Refused, Verdict, Worker
-from penstock.errors import PenstockError, ServerError, ValidationFailed
+from penstock.broker.schemas.writers import Asked, sort_by_writer
+from penstock.errors import InvalidRequest, PenstockError, ServerError, ValidationFailed
+from penstock.log.api import Batch
+
+OnScreened = Callable[[Faults | None, Batch], None]
+"""Gets the requests that are refused, and the records as they are to be stored."""
 
 ON_LOOP_COST_MAX: Final = 256 << 10
 """Bytes times the cost of each: what a run may take on the event loop, which is some 3 ms, and 7 ms at worst."""
@@ -63,9 +71,17 @@ class _Run(NamedTuple):
     units: Sequence[int] | None
 
 
-class _Waiting(NamedTuple):
-    wants: list[_Want]
+class _Job(NamedTuple):
+    """Records to be checked against one version."""
+
+    want: _Want
     run: _Run
+
+
+class _Waiting(NamedTuple):
+    jobs: list[_Job]
+    faults: Faults | None
+    """Of records whose marks are wrong."""
     accept: Callable[[Faults | None], None]
     refuse: Callable[[PenstockError], None]
 
@@ -102,25 +118,24 @@ class Validation:
         self,
         topic: str,
         schema: Reference | None,
-        values: Sequence[bytes | None],
+        batch: Batch,
         units: Sequence[int] | None,
-        accept: Callable[[Faults | None], None],
+        accept: OnScreened,
         refuse: Callable[[PenstockError], None],
     ) -> None:
-        """Call `accept` with the requests that are not what the topic's schema and the one given say, or with None, now or later.
+        """Call `accept`, now or later, with the requests that are not what the topic's schema and the one given say, or with None; and with
+        the records as they are to be stored, stamped with the version that they follow.
 
         Raises SchemaNotFound, and what `accept` raises; or, if the answer comes later, calls `refuse` with it.
         """
-        wants = [self._want(reference) for reference in (self._registry.bound.get(topic), schema) if reference]
-        run = _Run(values, units)
+        jobs, faults, stamped = self._jobs(self._registry.bound.get(topic), schema, batch, units)
         queue = self._queues.get(topic)
-        if queue is None and self._quick(wants, values):
-            faults: Faults | None = None
-            for want in wants:
-                faults = self._check_here(want, run, faults)
-            accept(faults)
+        if queue is None and self._quick(jobs):
+            for job in jobs:
+                faults = self._check_here(job, faults)
+            accept(faults, stamped)
             return
-        waiting = _Waiting(wants, run, accept, refuse)
+        waiting = _Waiting(jobs, faults, partial(_accept, accept, stamped), refuse)
         if queue is not None:
             queue.append(waiting)
             return
@@ -133,40 +148,45 @@ class Validation:
         self,
         topic: str,
         schema: Reference | None,
-        values: Sequence[bytes | None],
-        accept: Callable[[], None],
+        batch: Batch,
+        accept: Callable[[Batch], None],
         refuse: Callable[[PenstockError], None],
     ) -> None:
         """Do as `screen` with records that are one request: also raises, or calls `refuse` with, ValidationFailed."""
 
-        def judge(faults: Faults | None) -> None:
+        def judge(faults: Faults | None, stamped: Batch) -> None:
             if faults is not None:
                 raise faults.errors[0]
-            accept()
+            accept(stamped)
 
-        self.screen(topic, schema, values, [len(values)], judge, refuse)
+        self.screen(topic, schema, batch, [len(batch)], judge, refuse)
 
-    async def check(self, topic: str, schema: Reference | None, values: Sequence[bytes | None]) -> None:
+    async def check(self, topic: str, schema: Reference | None, batch: Batch) -> Batch:
         """The same for who waits. Raises ValidationFailed, SchemaNotFound."""
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
 
-        def accept() -> None:
+        def accept(stamped: Batch) -> None:
             if not answer.done():
-                answer.set_result(None)
+                answer.set_result(stamped)
 
         def refuse(error: PenstockError) -> None:
             if not answer.done():
                 answer.set_exception(error)
 
-        self.admit(topic, schema, values, accept, refuse)
-        await answer
+        self.admit(topic, schema, batch, accept, refuse)
+        return await answer
 
     async def faults(self, reference: Reference, value: bytes) -> list[str]:
         """Everything that is wrong with one record. Raises SchemaNotFound."""
-        want = self._want(reference)
-        if self._quick([want], [value]):
-            return self._checker(want).faults(value)
-        reply = await self._ask(want, [value], None, all_reasons=True)
+        by_version, _, refused = sort_by_writer(Batch([value]), self._asked(reference, self._want(reference).number))
+        if refused:
+            return list(refused.values())
+        [(number, [payload])] = by_version.items()
+        assert payload is not None
+        want = self._want(reference._replace(version=number))
+        if self._quick([_Job(want, _Run([payload], None))]):
+            return self._checker(want).faults(payload)
+        reply = await self._ask(want, [payload], None, all_reasons=True)
         return [reply.reason] if isinstance(reply, Refused) else [fault.reason for fault in reply.faults]
 
     # -- here -------------------------------------------------------------------------------------------------------------
@@ -175,12 +195,51 @@ class Validation:
         number, version = self._registry.resolve(reference)
         return _Want(reference.name, number, reference.message, version)
 
-    def _quick(self, wants: list[_Want], values: Sequence[bytes | None]) -> bool:
-        cost = sum(want.version.cost for want in wants)
-        return cost * (len(values) + sum(map(len, filter(None, values)))) <= ON_LOOP_COST_MAX
+    def _jobs(
+        self, bound: Reference | None, given: Reference | None, batch: Batch, units: Sequence[int] | None
+    ) -> tuple[list[_Job], Faults | None, Batch]:
+        """Return what is to be checked against which version, the rows whose marks are wrong, and the records with their stamps."""
+        jobs: list[_Job] = []
+        faults: Faults | None = None
+        stamped = batch
+        for reference in (bound, given):
+            if reference is None:
+                continue
+            want = self._want(reference)
+            by_version, headers, refused = sort_by_writer(batch, self._asked(reference, want.number))
+            for number, values in by_version.items():
+                jobs.append(_Job(self._want(reference._replace(version=number)), _Run(values, units)))
+            for row, reason in refused.items():
+                faults = faults or Faults(units)
+                unit = faults.units.of(row)
+                faults.refuse(row, _failed(want, row - unit.start, len(unit), reason))
+                self.stats.refused_writes += 1
+            # A writer that names a version of the topic's own schema says more than the topic does.
+            if reference is bound or bound is None or reference.name == bound.name:
+                stamped = Batch(batch.values, batch.keys, headers, batch.expiries)
+        return jobs, faults, stamped
 
-    def _check_here(self, want: _Want, run: _Run, faults: Faults | None) -> Faults | None:
+    def _asked(self, reference: Reference, number: int) -> Asked:
+        name = reference.name
+
+        def message_path(number: int, message: str) -> tuple[int, ...]:
+            try:
+                return self._checker(self._want(Reference(name, number, message))).message_path
+            except InvalidRequest as error:
+                raise MarkInvalid(error.message) from None
+
+        frames = self._registry.frames(name, number)
+        return Asked(reference, number, frames, partial(self._registry.has_version, name), message_path)
+
+    def _quick(self, jobs: list[_Job]) -> bool:
+        cost = 0
+        for (_, _, _, version), (values, _) in jobs:
+            cost += version.cost * (len(values) + sum(map(len, filter(None, values))))
+        return cost <= ON_LOOP_COST_MAX
+
+    def _check_here(self, job: _Job, faults: Faults | None) -> Faults | None:
         """Check the rows that are not in `faults`, and add those at fault."""
+        want, run = job
         rows, present = _present(run.values, faults)
         if present:
             self.stats.checked_records += len(present)
@@ -236,10 +295,10 @@ class Validation:
 
     async def _settle(self, waiting: _Waiting) -> None:
         """Check one run, and accept or refuse it."""
-        faults: Faults | None = None
+        faults = waiting.faults
         try:
-            for want in waiting.wants:
-                faults = await self._check_there(want, waiting.run, faults)
+            for job in waiting.jobs:
+                faults = await self._check_there(job, faults)
             waiting.accept(faults)
         except PenstockError as error:
             waiting.refuse(error)
@@ -247,9 +306,10 @@ class Validation:
             waiting.refuse(ServerError(f"internal error: {type(error).__name__}"))
             raise
 
-    async def _check_there(self, want: _Want, run: _Run, faults: Faults | None) -> Faults | None:
-        if self._quick([want], run.values):
-            return self._check_here(want, run, faults)
+    async def _check_there(self, job: _Job, faults: Faults | None) -> Faults | None:
+        if self._quick([job]):
+            return self._check_here(job, faults)
+        want, run = job
         rows, present = _present(run.values, faults)
         if present:
             self.stats.checked_records += len(present)
@@ -305,6 +365,10 @@ def _unit_sizes(rows: Sequence[int], units: Sequence[int] | None) -> list[int] |
     ends = list(accumulate(units))
     places = [bisect_left(rows, end) for end in ends]
     return [stop - start for start, stop in pairwise([0, *places])]
+
+
+def _accept(accept: OnScreened, stamped: Batch, faults: Faults | None) -> None:
+    accept(faults, stamped)
 
 
 def _failed(want: _Want, row: int, count: int, reason: str) -> ValidationFailed:

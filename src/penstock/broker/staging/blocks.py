@@ -13,8 +13,18 @@ import numpy as np
 
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import CorruptBlock, InvalidRequest, PartitionNotFound, RecordTooLarge
-from penstock.log.api import TopicInfo
-from penstock.log.block import CODEC_NONE, HEADERS, KEYS, BinaryColumn, Block, Columns, Int64s
+from penstock.log.api import Batch, TopicInfo
+from penstock.log.block import (
+    CODEC_NONE,
+    HEADERS,
+    KEYS,
+    BinaryColumn,
+    Block,
+    Columns,
+    Int64s,
+    RawColumn,
+    encode_columns,
+)
 from penstock.record_headers import HEADERS_PER_RECORD_MAX
 
 # What a reader from the middle of a block must decode; the log makes blocks of 1 MiB. One record may be larger.
@@ -44,6 +54,43 @@ def check_parts(info: TopicInfo, parts: Sequence[tuple[int, bytes]], limits: Bro
         except CorruptBlock as error:
             raise InvalidRequest(f"the block for partition {partition} of {info.name} is not whole: {error}") from error
     return checked
+
+
+def records_of(parts: Sequence[StagedPart]) -> Batch:
+    """The records of all parts, one behind the other."""
+    values: list[bytes | None] = []
+    headers: list[bytes | None] = []
+    for _, block in parts:
+        values += block.values()
+        headers += block.headers() or [None] * block.count
+    return Batch(values, None, headers if any(headers) else None)
+
+
+def with_headers(
+    parts: Sequence[StagedPart], headers: Sequence[bytes | None] | None, limits: BrokerLimits
+) -> list[StagedPart]:
+    """The parts with these headers, which are of their records one behind the other. Raises RecordTooLarge."""
+    if headers is None:
+        return list(parts)
+    made: list[StagedPart] = []
+    start = 0
+    for partition, block in parts:
+        cells = headers[start : start + block.count]
+        start += block.count
+        lengths = np.fromiter((-1 if cell is None else len(cell) for cell in cells), "<i4", block.count)
+        values, keys = block.stored_cells(0), block.stored_cells(KEYS)
+        assert values is not None
+        data = encode_columns(
+            _raw(values), None if keys is None else _raw(keys), RawColumn(lengths, [b"".join(filter(None, cells))])
+        )
+        changed = Block(data)
+        _check_sizes(changed.columns(), limits)
+        made.append(StagedPart(partition, changed))
+    return made
+
+
+def _raw(cells: tuple[memoryview, memoryview]) -> RawColumn:
+    return RawColumn(np.frombuffer(cells[0], "<i4"), [cells[1]])
 
 
 def _checked(info: TopicInfo, data: bytes, limits: BrokerLimits) -> Block:

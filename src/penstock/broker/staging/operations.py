@@ -38,7 +38,7 @@ from penstock.broker.access.checks import (
 )
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.staging.blocks import check_parts
+from penstock.broker.staging.blocks import check_parts, records_of, with_headers
 from penstock.broker.staging.entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
 from penstock.broker.staging.publication import Changes, Publication
 from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
@@ -127,13 +127,23 @@ class Staging:
     @on_broker(Operation.WRITE)
     @run_to_completion
     async def begin_run(
-        self, principal: Principal, application: str, name: str, *, lasting: bool = True
+        self,
+        principal: Principal,
+        application: str,
+        name: str,
+        *,
+        lasting: bool = True,
+        query: str = "",
+        replaces: bool = False,
     ) -> Application:
         """Begin a run, or find the one of this name begun. What older runs staged and did not commit is dropped.
 
-        An application that is not `lasting` has one epoch only, and is soon forgotten.
+        An application that is not `lasting` has one epoch only, and is soon forgotten. It belongs to the first query that is named, or to
+        the last that `replaces` it: a query that finds another there would take its epochs for its own.
         """
-        entry = await self._applications.begin_run(principal, application, name, lasting=lasting)
+        entry = await self._applications.begin_run(
+            principal, application, name, lasting=lasting, query=query, replaces=replaces
+        )
         staged = self._tickets.by_application.get(application)
         if staged is not None:
             older = [ticket for ticket in staged.tickets.values() if ticket.entry.run < entry.run]
@@ -161,12 +171,17 @@ class Staging:
             asyncio.get_running_loop().call_soon(done, None)
             return
         checked = check_parts(info, parts, self._limits)
-        accept = partial(self._tickets.stage, principal, place, info, checked, parts, done)
+        accept = partial(self._tickets.stage, principal, place, info, done)
         if not self._validation.concerns(topic):
-            accept()
+            accept(checked)
             return
-        values = [value for part in checked for value in part.block.values()]
-        self._validation.admit(topic, None, values, accept, done)
+        self._validation.admit(
+            topic,
+            None,
+            records_of(checked),
+            lambda stamped: accept(with_headers(checked, stamped.headers, self._limits)),
+            done,
+        )
 
     @on_broker(Operation.WRITE)
     async def commit(

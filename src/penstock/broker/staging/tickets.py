@@ -143,9 +143,8 @@ class Tickets:
         principal: Principal,
         place: Place,
         info: TopicInfo,
-        checked: Sequence[StagedPart],
-        parts: Sequence[tuple[int, bytes]],
         done: OnStaged,
+        parts: Sequence[StagedPart],
     ) -> None:
         """Take one request that was checked. Raises, or calls `done` with, what keeps it from being stored."""
         staged = self.application(place.application)
@@ -158,7 +157,7 @@ class Tickets:
             return
         if ticket is not None and ticket.topics.get(info.name, info.id) != info.id:
             raise _topic_gone(info.name)
-        size_bytes = sum(len(data) for _, data in parts)
+        size_bytes = sum(part.block.size_bytes for part in parts)
         self._check_room(staged, ticket, _counted(size_bytes))
         if ticket is None:
             ticket = self._open(staged, principal, place)
@@ -170,9 +169,9 @@ class Tickets:
             place.sequence,
             info.name,
             info.id,
-            [(part.partition, part.block.size_bytes) for part in checked],
+            [(part.partition, part.block.size_bytes) for part in parts],
         )
-        batch = BlockBatch([wrap_blocks(encode_head(head), [part.block for part in checked])])
+        batch = BlockBatch([wrap_blocks(encode_head(head), [part.block for part in parts])])
         ticket.topics[info.name] = info.id
         if ticket.opening is not None:
             ticket.opening.append(lambda error: self._append(staged, ticket, place.sequence, size_bytes, batch, error))

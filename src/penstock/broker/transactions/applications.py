@@ -60,6 +60,8 @@ class Application(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of the last runs, the newest last; those without one are empty."""
     lasting: bool = True
     """Whether it comes back with more epochs."""
+    query: str = ""
+    """The streaming query that it belongs to; empty if none was named."""
 
 
 class Applications:
@@ -83,7 +85,14 @@ class Applications:
         await self._table.close()
 
     async def begin_run(
-        self, principal: Principal, application: str, name: str = "", *, lasting: bool = True
+        self,
+        principal: Principal,
+        application: str,
+        name: str = "",
+        *,
+        lasting: bool = True,
+        query: str = "",
+        replaces: bool = False,
     ) -> Application:
         """Begin a new run, or find the one of this name begun; commits of earlier ones are refused from now on.
 
@@ -92,13 +101,16 @@ class Applications:
         _check(Once(application, 0, 0))
         if name:
             validate_name(name, "run name", RUN_NAME_BYTES_MAX)
+        if query:
+            validate_name(query, "query", RUN_NAME_BYTES_MAX)
         await self.hold(application)
         try:
             entry = self.standing(principal, application)
             changing: asyncio.Future[None] | None = None
             if not name or name not in entry.names:
                 run, names = entry.run + 1, (*entry.names, name)[-RUN_NAMES_MAX:]
-                entry = Application(principal.name, run, entry.epoch, self._clock.now_ms(), names, lasting)
+                known = query if replaces or entry.epoch < 0 or not entry.query else entry.query
+                entry = Application(principal.name, run, entry.epoch, self._clock.now_ms(), names, lasting, known)
                 changing = self._table.put(application, entry)
         except BaseException:
             self.release(application)

@@ -255,9 +255,9 @@ class Transactions:
         self._validation.screen(
             topic,
             None,
-            values,
+            batch,
             None,
-            lambda faults: done(self._add(principal, topic, transaction_id, partition, batch, faults)),
+            lambda faults, stamped: done(self._add(principal, topic, transaction_id, partition, stamped, faults)),
             lambda error: done(Added([ANY_PARTITION] * len(batch), dict.fromkeys(range(len(batch)), error))),
         )
 

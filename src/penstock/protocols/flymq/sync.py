@@ -579,12 +579,17 @@ class Schemas(SyncObject[AsyncSchemas]):
 class Staging(SyncObject[AsyncStaging]):
     """Records that are shown to nobody until a commit names the attempts they belong to; see docs/spark.md for who uses it."""
 
-    def begin_run(self, application: str, name: str, *, lasting: bool = True) -> Run:
+    def begin_run(
+        self, application: str, name: str, *, lasting: bool = True, query: str = "", replaces: bool = False
+    ) -> Run:
         """Begin a run of an application, or find the one of this name begun. Raises ProducerFenced where a newer one has begun.
 
-        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten.
+        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten. The reply names the
+        query that the application belongs to: the first that was named, or the last that `replaces` it.
         """
-        return self._thread.run(self._async.begin_run(application, name, lasting=lasting))
+        return self._thread.run(
+            self._async.begin_run(application, name, lasting=lasting, query=query, replaces=replaces)
+        )
 
     def attempt(self, application: str, run: int, epoch: int, attempt: str) -> Attempt:
         """What one attempt of one task stages."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import time
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,7 +34,7 @@ _PRIMITIVES: Final = {
     "fixed": Shape(pa.binary()),
 }
 _MOMENT: Final = Shape(TIMESTAMP, aware)
-_TIME: Final = Shape(pa.string(), lambda moment: moment.isoformat())
+_TIME: Final = Shape(pa.string(), lambda moment: moment.isoformat(), time.fromisoformat)
 _LOGICAL: Final = {
     "date": Shape(pa.date32()),
     "timestamp-millis": _MOMENT,
@@ -63,7 +65,11 @@ def _shape(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> Shape
     logical = schema.get("logicalType")
     if logical == "decimal":
         digits, scale = schema.get("precision", 0), schema.get("scale", 0)
-        return Shape(pa.decimal128(digits, scale)) if 0 < digits <= DECIMAL_DIGITS_MAX else Shape(pa.string(), str)
+        return (
+            Shape(pa.decimal128(digits, scale))
+            if 0 < digits <= DECIMAL_DIGITS_MAX
+            else Shape(pa.string(), str, Decimal)
+        )
     if logical in _LOGICAL:
         return _LOGICAL[logical]
     match kind:

@@ -10,7 +10,7 @@ A record is checked against the version that wrote it and read as the version of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
@@ -113,25 +113,24 @@ class Decoder:
         self._writers: dict[int, _Writer] = {}
         self._marks: dict[bytes, int | MarkInvalid] = {}
         known = [
-            Known(each.number, each.registry_id, _crc64(plan.kind, each)) for _, each in sorted(self._versions.items())
+            Known(each.number, each.registry_id, crc64_of(plan.kind, each))
+            for _, each in sorted(self._versions.items())
         ]
         self._frames = Frames(plan.name, plan.kind, known, plan.version.number)
-        shape: Shape
         self._message: type[Message] | None = None
-        if plan.kind == "json":
-            shape = json_shape(plan.version.text)
-        elif plan.kind == "avro":
-            shape = avro_shape(plan.version.text)
-        else:
-            self._message = _protobuf(plan.version).message_class(plan.message)
-            shape = protobuf_shape(self._message.DESCRIPTOR)
+        if plan.kind == "protobuf":
+            self._message = loaded_protobuf(plan.version).message_class(plan.message)
+        shape = shape_of(plan.kind, plan.version, plan.message)
         self._writer(plan.version.number)
         self._convert = shape.convert
         self._is_struct = pa.types.is_struct(shape.type)
-        fields = list(shape.type) if self._is_struct else [pa.field(WHOLE_VALUE, shape.type)]
-        self._members = [field.name for field in fields]
-        names = column_names(self._members, METADATA_COLUMNS)
-        self.schema = pa.schema([pa.field(name, field.type) for name, field in zip(names, fields, strict=True)])
+        self._fields = list(shape.type) if self._is_struct else [pa.field(WHOLE_VALUE, shape.type)]
+        self.schema = self.schema_beside(METADATA_COLUMNS)
+
+    def schema_beside(self, taken: Iterable[str]) -> Any:
+        """Fields for the columns beside others of these names."""
+        names = column_names([field.name for field in self._fields], taken)
+        return pa.schema([pa.field(name, field.type) for name, field in zip(names, self._fields, strict=True)])
 
     def decode(self, values: Sequence[bytes | None], marks: Sequence[bytes | None] | None = None) -> Decoded:
         """Columns of the records; a record without a value has nulls in all of them. `marks` are the headers that name versions."""
@@ -205,7 +204,7 @@ class Decoder:
         if not self._plan.reads_unmarked:
             raise MarkInvalid(
                 f"nothing says which of the versions of schema {self._plan.name} wrote it: bind the topic to the schema, send records with "
-                f"the header {SCHEMA_HEADER} or framed, or name the version that wrote unmarked ones"
+                f"the header {SCHEMA_HEADER} (and read with includeHeaders) or framed, or name the version that wrote unmarked ones"
             )
         return Source(self._plan.version.number, value)
 
@@ -218,7 +217,7 @@ class Decoder:
             if reference.version not in self._versions:
                 raise MarkInvalid(f"it was written by {reference}, which is not known here")
             if self._message is not None:
-                written = _protobuf(self._versions[reference.version])
+                written = loaded_protobuf(self._versions[reference.version])
                 try:
                     path = written.message_path(reference.message)
                 except InvalidRequest as error:
@@ -232,7 +231,7 @@ class Decoder:
         assert self._message is not None
         name = self._message.DESCRIPTOR.full_name
         try:
-            matches = _protobuf(self._versions[number]).message_path(name) == path
+            matches = loaded_protobuf(self._versions[number]).message_path(name) == path
         except InvalidRequest:
             matches = False
         if not matches:
@@ -251,7 +250,7 @@ class Decoder:
         if plan.kind == "protobuf":
             assert self._message is not None
             descriptor: Any = self._message.DESCRIPTOR
-            written = _protobuf(version)
+            written = loaded_protobuf(version)
             message: Any = written.message_class(descriptor.full_name)
             problems = problems_reading_message(descriptor, message.DESCRIPTOR) if version != plan.version else []
             problem = f"version {version.number} cannot be read as version {plan.version.number}: {'; '.join(problems)}"
@@ -296,10 +295,10 @@ class Decoder:
 
     def _columns(self, rows: list[Any]) -> list[Any]:
         if not self._is_struct:
-            return [pa.array(rows, self.schema.field(0).type)]
+            return [pa.array(rows, self._fields[0].type)]
         return [
-            pa.array([None if row is None else row.get(member) for row in rows], field.type)
-            for member, field in zip(self._members, self.schema, strict=True)
+            pa.array([None if row is None else row.get(field.name) for row in rows], field.type)
+            for field in self._fields
         ]
 
     def _reason(self, text: str) -> str:
@@ -319,12 +318,23 @@ def version(kind: str, number: int, text: str, registry_id: int = 0) -> Version:
     return Version(number, text, form, registry_id)
 
 
+def shape_of(kind: SchemaType, version: Version, message: str) -> Shape:
+    """What the records of a version become."""
+    if kind == "json":
+        return json_shape(version.text)
+    if kind == "avro":
+        return avro_shape(version.text)
+    return protobuf_shape(loaded_protobuf(version).message_class(message).DESCRIPTOR)
+
+
 @lru_cache(DECODERS_MAX)
-def _protobuf(version: Version) -> ProtobufDefinition:
+def loaded_protobuf(version: Version) -> ProtobufDefinition:
+    """The definition of a version, made once in each process."""
     return ProtobufDefinition.load(version.text, version.form, COST_UNBOUNDED)
 
 
-def _crc64(kind: SchemaType, version: Version) -> bytes:
+def crc64_of(kind: SchemaType, version: Version) -> bytes:
+    """What marks a version of Avro in single-object encoding; empty for other kinds."""
     return AvroDefinition.load(version.text, b"", COST_UNBOUNDED).crc64 if kind == "avro" else b""
 
 

@@ -24,6 +24,7 @@ from penstock.spark.pipelines.shapes import (
     DEPTH_MAX,
     TIMESTAMP,
     Shape,
+    iso_form,
     json_text,
     list_of,
     map_of,
@@ -48,7 +49,10 @@ _SCALARS: Final = {
     "boolean": Shape(pa.bool_()),
     "string": Shape(pa.string()),
 }
-_TEXT_FORMATS: Final = {"date-time": Shape(TIMESTAMP, to_timestamp), "date": Shape(pa.date32(), to_date)}
+_TEXT_FORMATS: Final = {
+    "date-time": Shape(TIMESTAMP, to_timestamp, iso_form),
+    "date": Shape(pa.date32(), to_date, iso_form),
+}
 
 
 def json_shape(text: str) -> Shape:
@@ -95,7 +99,7 @@ class _Walk:
                 return list_of(self.shape(items, (*inside, "")))
             case "string" | "number" | "integer" if DECIMAL in schema:
                 self.has_decimals = True
-                return _decimal(schema[DECIMAL])
+                return _decimal(schema[DECIMAL], as_text=_kind(schema) == "string")
             case "string":
                 return _TEXT_FORMATS.get(str(schema.get("format")), _SCALARS["string"])
             case kind:
@@ -144,7 +148,7 @@ class _Walk:
         return schema, inside
 
 
-def _decimal(annotation: Any) -> Shape:
+def _decimal(annotation: Any, *, as_text: bool) -> Shape:
     given = annotation if isinstance(annotation, dict) else {}
     precision, scale = given.get("precision"), given.get("scale", 0)
     if (
@@ -156,7 +160,7 @@ def _decimal(annotation: Any) -> Shape:
         raise SchemaInvalid(
             f'{DECIMAL} is {json_text(annotation)}: write {{"precision": 12, "scale": 2}}, with at most {DECIMAL_DIGITS_MAX} digits'
         )
-    return Shape(pa.decimal128(precision, scale), to_decimal)
+    return Shape(pa.decimal128(precision, scale), to_decimal, str if as_text else None)
 
 
 def _kind(schema: dict[str, Any]) -> str:

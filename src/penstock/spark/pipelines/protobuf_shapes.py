@@ -2,10 +2,12 @@
 
 A field without presence (proto3 without `optional`) has its default where the record does not have it, as everywhere in Protobuf; one with
 presence is null there. Enums become the names of their values. Well-known types become what they stand for.
+Reverted values are those of Protobuf's JSON form.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,7 +18,17 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from penstock.spark.pipelines.shapes import DEPTH_MAX, TIMESTAMP, Shape, Unfit, list_of, map_of, struct_of
+from penstock.spark.pipelines.shapes import (
+    DEPTH_MAX,
+    TIMESTAMP,
+    Shape,
+    Unfit,
+    from_json_text,
+    iso_form,
+    list_of,
+    map_of,
+    struct_of,
+)
 
 Read = Callable[[Any], Any]
 
@@ -32,12 +44,12 @@ _SCALARS: Final = {
     FieldDescriptor.TYPE_SINT64: Shape(pa.int64()),
     FieldDescriptor.TYPE_SFIXED64: Shape(pa.int64()),
     # Larger than any integer a table has.
-    FieldDescriptor.TYPE_UINT64: Shape(_UNSIGNED, Decimal),
-    FieldDescriptor.TYPE_FIXED64: Shape(_UNSIGNED, Decimal),
+    FieldDescriptor.TYPE_UINT64: Shape(_UNSIGNED, Decimal, int),
+    FieldDescriptor.TYPE_FIXED64: Shape(_UNSIGNED, Decimal, int),
     FieldDescriptor.TYPE_FLOAT: Shape(pa.float32()),
     FieldDescriptor.TYPE_DOUBLE: Shape(pa.float64()),
     FieldDescriptor.TYPE_STRING: Shape(pa.string()),
-    FieldDescriptor.TYPE_BYTES: Shape(pa.binary()),
+    FieldDescriptor.TYPE_BYTES: Shape(pa.binary(), None, lambda value: b64encode(value).decode()),
 }
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -56,7 +68,7 @@ def _as_json(message: Message) -> str:
         raise Unfit(f"{message.DESCRIPTOR.full_name} has no JSON form: {error}") from None
 
 
-_JSON_TEXT: Final = Shape(pa.string(), _as_json)
+_JSON_TEXT: Final = Shape(pa.string(), _as_json, from_json_text)
 _WRAPPED: Final = {
     "google.protobuf.BoolValue": FieldDescriptor.TYPE_BOOL,
     "google.protobuf.Int32Value": FieldDescriptor.TYPE_INT32,
@@ -78,11 +90,11 @@ def protobuf_shape(message: Any) -> Shape:
 def _message(message: Descriptor, inside: tuple[str, ...]) -> Shape:
     name = message.full_name
     if name == "google.protobuf.Timestamp":
-        return Shape(TIMESTAMP, _moment)
+        return Shape(TIMESTAMP, _moment, iso_form)
     if name in _WRAPPED:
         scalar = _SCALARS[_WRAPPED[name]]
         inner = scalar.convert or (lambda value: value)
-        return Shape(scalar.type, lambda wrapped: inner(wrapped.value))
+        return Shape(scalar.type, lambda wrapped: inner(wrapped.value), scalar.revert)
     if name.startswith("google.protobuf.") or name in inside or len(inside) >= DEPTH_MAX:
         return _JSON_TEXT
     inside = (*inside, name)
@@ -92,7 +104,7 @@ def _message(message: Descriptor, inside: tuple[str, ...]) -> Shape:
         return _JSON_TEXT
     readers = [(field.name, _reader(field)) for field, _ in fields]
     convert = struct.convert or (lambda value: value)
-    return Shape(struct.type, lambda value: convert({name: read(value) for name, read in readers}))
+    return Shape(struct.type, lambda value: convert({name: read(value) for name, read in readers}), struct.revert)
 
 
 def _field(field: FieldDescriptor, inside: tuple[str, ...]) -> Shape:

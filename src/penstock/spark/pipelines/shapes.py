@@ -32,7 +32,9 @@ class Shape(NamedTuple):
     type: Any
     """A pyarrow DataType."""
     convert: Convert | None = None
-    """None: values are taken as they come. Never called with None."""
+    """From a decoded value to that of its column. None: values are taken as they come. Never called with None."""
+    revert: Convert | None = None
+    """From the value of a column to one that can be encoded. None and never, as above."""
 
 
 DECIMAL_DIGITS_MAX: Final = 38
@@ -44,23 +46,37 @@ def json_text(value: Any) -> str:
     return _ENCODER.encode(value).decode()
 
 
-ANYTHING: Final = Shape(pa.string(), json_text)
+def from_json_text(text: Any) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, TypeError):
+        raise Unfit(f"{_shown(text)} is not a JSON document, which stands in this column") from None
+
+
+ANYTHING: Final = Shape(pa.string(), json_text, from_json_text)
 
 
 def list_of(item: Shape) -> Shape:
-    inner = item.convert
+    return Shape(pa.list_(item.type), _each(item.convert), _each(item.revert))
+
+
+def _each(inner: Convert | None) -> Convert | None:
     if inner is None:
-        return Shape(pa.list_(item.type))
-    return Shape(pa.list_(item.type), lambda values: [None if value is None else inner(value) for value in values])
+        return None
+    return lambda values: [None if value is None else inner(value) for value in values]
 
 
 def map_of(key: Any, value: Shape, key_convert: Convert = lambda key: key) -> Shape:
     inner = value.convert or (lambda each: each)
+    outer = value.revert or (lambda each: each)
 
     def convert(entries: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
         return [(key_convert(name), None if each is None else inner(each)) for name, each in entries.items()]
 
-    return Shape(pa.map_(key, value.type), convert)
+    def revert(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        return {name: None if each is None else outer(each) for name, each in entries}
+
+    return Shape(pa.map_(key, value.type), convert, revert)
 
 
 def struct_of(members: Mapping[str, Shape]) -> Shape:
@@ -69,8 +85,18 @@ def struct_of(members: Mapping[str, Shape]) -> Shape:
         return ANYTHING
     columns = dict(zip(column_names(members), members.items(), strict=True))
     arrow = pa.struct([pa.field(column, shape.type) for column, (_, shape) in columns.items()])
+    setters = [(column, name, shape.revert) for column, (name, shape) in columns.items()]
+
+    def revert(value: Mapping[str, Any]) -> dict[str, Any]:
+        """A member without a value is left out: its schema says what that means."""
+        return {
+            name: member if each is None else each(member)
+            for column, name, each in setters
+            if (member := value.get(column)) is not None
+        }
+
     if all(shape.convert is None and column == name for column, (name, shape) in columns.items()):
-        return Shape(arrow)
+        return Shape(arrow, None, revert)
     getters = [(column, name, shape.convert) for column, (name, shape) in columns.items()]
 
     def convert(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +107,7 @@ def struct_of(members: Mapping[str, Shape]) -> Shape:
             converted[column] = each(member) if each is not None and member is not None else member
         return converted
 
-    return Shape(arrow, convert)
+    return Shape(arrow, convert, revert)
 
 
 _ODD_CHARACTERS: Final = re.compile(r"[ ,;{}()\n\t=.`]+")
@@ -125,6 +151,11 @@ def to_date(text: Any) -> date:
         return date.fromisoformat(text)
     except (TypeError, ValueError):
         raise Unfit(f"{_shown(text)} is not a date as in 2026-01-31") from None
+
+
+def iso_form(moment: Any) -> str:
+    """A date, a time, or both in UTC, as in RFC 3339."""
+    return str(moment.isoformat()).replace("+00:00", "Z")
 
 
 def to_float(number: Any) -> float:

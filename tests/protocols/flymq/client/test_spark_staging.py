@@ -11,7 +11,7 @@ from penstock.errors import PartitionNotFound, ProducerFenced, ProtocolViolation
 from penstock.log.block import encode_block
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.operations.operation import encode_reply
-from penstock.protocols.flymq.operations.spark import StageCommit, Winner
+from penstock.protocols.flymq.operations.spark import Run, StageCommit, Winner
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing import BrokerProcess, RunningBroker
 from tests.protocols.flymq.scripted import connected, scripted
@@ -25,7 +25,7 @@ async def test_attempts_are_staged_and_the_winner_is_published(penstock_broker: 
     async with await penstock.connect_async(penstock_broker.url) as client:
         assert isinstance(client, AsyncFlyMQClient)
         run = await client.staging.begin_run("app", "run")
-        assert run == (1, -1)
+        assert run == Run(1, -1)
         winners = []
         for name in ("first", "second"):
             attempt = client.staging.attempt("app", run.number, 0, name)
@@ -37,7 +37,7 @@ async def test_attempts_are_staged_and_the_winner_is_published(penstock_broker: 
         assert not await client.staging.commit("app", run.number, 0, winners[1:])
         assert not await client.staging.abort("app", run.number, 0)
         assert [record.value async for record in client.records("orders")] == [b"second %d" % n for n in range(30)]
-        assert await client.staging.begin_run("app", "run") == (1, 0)
+        assert await client.staging.begin_run("app", "run") == Run(1, 0)
 
 
 def test_the_sync_twin_stages_too(penstock_broker: RunningBroker) -> None:

@@ -71,7 +71,7 @@ class SchemaInfo:
     definition: str | None = None
     """Told if one version is asked for."""
     registry_id: int | None = None
-    """The definition's number among all schemas, as Confluent framing has it. Told if one version is asked for or registered."""
+    """The definition's number among all schemas, as Confluent framing has it. Told if one version is asked for."""
 
     @property
     def id(self) -> str:
@@ -137,13 +137,7 @@ class AsyncSchemas:
         `compatibility` (none, backward, forward, full) is kept for versions to come. Raises SchemaInvalid, IncompatibleSchema.
         """
         registered = await self._ask(RegisterSchema(name, type, definition.encode(), compatibility))
-        return SchemaInfo(
-            registered.name,
-            registered.type_name,
-            registered.version,
-            registered.compatibility,
-            registry_id=registered.registry_id,
-        )
+        return SchemaInfo(registered.name, registered.type_name, registered.version, registered.compatibility)
 
     async def get(self, name: str, version: int | None = None) -> SchemaInfo:
         """One version with its definition, by default the latest. Raises SchemaNotFound."""

@@ -56,12 +56,15 @@ class AsyncStaging:
         self._channel = channel
         self._ask = channel.ask
 
-    async def begin_run(self, application: str, name: str, *, lasting: bool = True) -> Run:
+    async def begin_run(
+        self, application: str, name: str, *, lasting: bool = True, query: str = "", replaces: bool = False
+    ) -> Run:
         """Begin a run of an application, or find the one of this name begun. Raises ProducerFenced where a newer one has begun.
 
-        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten.
+        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten. The reply names the
+        query that the application belongs to: the first that was named, or the last that `replaces` it.
         """
-        return await self._ask(BeginRun(application, name, lasting))
+        return await self._ask(BeginRun(application, name, lasting, query, replaces))
 
     def attempt(self, application: str, run: int, epoch: int, attempt: str) -> AsyncAttempt:
         """What one attempt of one task stages."""

@@ -19,6 +19,7 @@ from penstock.protocols.flymq.operations.operation import Operation, join_reply
 
 _BLOCKS_HEAD = Struct(">QQI")
 _PARTITION = Struct(">iQQQq")
+_CLOCK = Struct(">q")
 _EXTENT = Struct(">QQQ")
 _MARK_BYTES = 16
 _NO_CUT = -1
@@ -89,7 +90,7 @@ class ReadPlan(
                 "str directory, str proof, str token, {str topic, str id (empty: none), bool retained, {i32 partition, "
                 "u64 start offset, u64 end offset, u64 log epoch, i64 cut since the epoch asked about (-1: none), "
                 "{str path, u64 end position, u64 next offset, u64 file size (0: it grows), "
-                "{u64 offset, u64 position}*}*}*}*"
+                "{u64 offset, u64 position}*}*}*}*, i64 the broker's clock"
             ),
         ]
     ],
@@ -157,6 +158,8 @@ class Plan(NamedTuple):
     token: str
     """The file `proof` in `directory` holds it, if this is the machine. All three are empty where files cannot be read by others."""
     topics: Sequence[PlannedTopic]
+    now_ms: int
+    """The broker's clock: what had expired by then is not to be read."""
 
 
 # --- replies ---
@@ -195,6 +198,7 @@ def encode_plan(plan: Plan) -> bytes:
             for extent in partition.extents:
                 parts += text16(extent.path), _EXTENT.pack(*extent[2:])
                 parts += U32_STRUCT.pack(len(extent.marks)), pack(f">{2 * len(extent.marks)}Q", *chain(*extent.marks))
+    parts.append(_CLOCK.pack(plan.now_ms))
     return join_reply(ReadPlan, parts)
 
 
@@ -205,8 +209,9 @@ def decode_plan(payload: bytes) -> Plan:
         reader.text16("proof"),
         reader.text16("token"),
         [_topic(reader) for _ in range(reader.count32("topics", 9, REPLY_ITEMS_MAX))],
+        reader.i64("clock"),
     )
-    reader.finish("topics")
+    reader.finish("clock")
     return plan
 
 

@@ -44,8 +44,6 @@ class RegisteredSchema:
     """As the request has it."""
     version: U32
     compatibility: Annotated[Compatibility, Tail(always_sent=True)] = None
-    registry_id: Annotated[int | None, Number("u32", "I"), Tail(always_sent=True)] = None
-    """The definition's number among all schemas, as Confluent framing has it."""
 
 
 class RegisterSchema(Operation[RegisteredSchema], opcode=0x10):

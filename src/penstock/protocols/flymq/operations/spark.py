@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from penstock.protocols.flymq.layout import I32, I64, U8, U32, U64, AtMost, Bool, Bytes, Label, Str
+from penstock.protocols.flymq.layout import I32, I64, TAIL, U8, U32, U64, AtMost, Bool, Bytes, Label, Str
 from penstock.protocols.flymq.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 # --- staged records ---
 
 
-class Run(NamedTuple):
-    """A run of an application: its number, and the last epoch that was committed, -1 for none."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of an application: its number, the last epoch that was committed (-1: none), and the query that the application belongs to."""
 
     number: Annotated[U64, Label("run")]
     epoch: I64
+    query: Annotated[Str, TAIL] = ""
+    """Empty if none was named."""
 
 
 class BeginRun(Operation[Run], opcode=0xD2):
@@ -27,6 +30,10 @@ class BeginRun(Operation[Run], opcode=0xD2):
     name: Annotated[Str, Label("run")]
     lasting: Bool
     """False: the application has one epoch, and is soon forgotten."""
+    query: Annotated[Str, TAIL] = ""
+    """The query that writes: the first to write under the application is told to those that come later. Empty for none."""
+    replaces: Annotated[Bool, TAIL] = False
+    """From now on the application belongs to this query."""
 
 
 class Stage(Operation[Bool], opcode=0xD3):

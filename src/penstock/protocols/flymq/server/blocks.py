@@ -107,7 +107,7 @@ async def read_plan(caller: Caller, body: ReadPlan) -> Frame:
             )
         retained = any(partition.retained for partition in topic.partitions)
         planned.append(PlannedTopic(name, topic.info.id, retained, partitions))
-    plan = Plan(*(files or ("", "", "")), planned)
+    plan = Plan(*(files or ("", "", "")), planned, caller.broker.now_ms())
     if len(planned) <= TOPICS_PER_TURN:
         return encode_plan(plan)
     return await caller.worker.run(lambda _: encode_plan(plan))

@@ -41,9 +41,7 @@ async def register_schema(caller: Caller, request: RegisterSchema) -> Registered
     version = await caller.broker.schemas.register(
         caller.principal, request.name, request.type_name, definition, request.compatibility
     )
-    return RegisteredSchema(
-        version.name, request.type_name, version.version, version.compatibility, version.registry_id
-    )
+    return RegisteredSchema(version.name, request.type_name, version.version, version.compatibility)
 
 
 @handles(GetSchema)

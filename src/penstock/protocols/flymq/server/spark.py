@@ -52,9 +52,14 @@ async def abort(caller: Caller, request: StageAbort) -> bool:
 @handles(BeginRun)
 async def begin_run(caller: Caller, request: BeginRun) -> Run:
     entry = await caller.broker.staging.begin_run(
-        caller.principal, request.application, request.name, lasting=request.lasting
+        caller.principal,
+        request.application,
+        request.name,
+        lasting=request.lasting,
+        query=request.query,
+        replaces=request.replaces,
     )
-    return Run(entry.run, entry.epoch)
+    return Run(entry.run, entry.epoch, entry.query)
 
 
 # --- pipelines ---
