@@ -69,7 +69,7 @@ bootstrap = "{address}"
 topics = ["orders", "accounts"]
 directory = "{directory}"
 trigger_ms = 0
-batch_records_max = 300
+batch_records_max = 20000
 [bronze]
 [silver]
 [silver.topics.accounts]

@@ -40,16 +40,18 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source and sink "penstock" with a session.
+    """Register the source and sink "penstock", and the source "penstock-delta", with a session.
 
     On one machine Spark finds them by itself. On a cluster it would run what it finds with the interpreter that `PYSPARK_DRIVER_PYTHON`,
     `PYSPARK_PYTHON` or the PATH of the driver names, on executors too. A registered source runs with the session's own
     (`spark.pyspark.python`) and its `--py-files` and archives. It also knows the session's settings `spark.penstock.*`, as they are now.
     `session` registers it whenever the master is not local, or there are such settings.
     """
+    from penstock.spark.delta_source import DeltaDataSource
     from penstock.spark.sessions import register_source
 
     register_source(spark)
+    spark.dataSource.register(DeltaDataSource)
 
 
 def table(spark: SparkSession, path: str, storage_options: Mapping[str, str] | None = None) -> DataFrame:

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.files import is_url
 from penstock.spark.pipelines.gold import GoldStage, View
+from penstock.spark.pipelines.identity import refuse_other_pipeline
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import TOPICS_MAX, Pipeline, is_pattern, path_name
 from penstock.spark.pipelines.opening import open_table
@@ -87,7 +88,7 @@ class Assembly:
         if self._has("silver"):
             silver = self._table("silver", topic)
             plans = self._plans(topic, pipeline.checkpoint(TOPICS, topic) + ".schema.json")
-            if plans is not None and pipeline.silver is not None and pipeline.silver.rejects == "dead_letters":
+            if pipeline.silver is not None and pipeline.silver.rejects == "dead_letters":
                 rejects = self._table("rejects", topic)
         return [TopicStage(self._house, topic, bronze, silver, rejects, plans)]
 
@@ -137,6 +138,7 @@ def check_before_spark(pipeline: Pipeline, client: FlyMQClient, kinds: Sequence[
         with DirectoryLock(Path(pipeline.notes)):
             pass
     check_kinds(pipeline, kinds)
+    refuse_other_pipeline(pipeline, client)
     topics = chosen_topics(pipeline, client.topics())
     if has_stage(pipeline, "silver", kinds):
         for topic in topics:

@@ -42,7 +42,11 @@ def render(
 # Records decoded by the schema of their topic into typed columns, in {directory}/silver.
 # Those that do not fit go to the topic's dead letters:  penstock dlq list TOPIC
 [silver]
-{_silver(columns)}
+{_silver(columns)}\
+# expect = {{ "amount >= 0" = "reject" }}   # what must be true of a row; else: drop | reject | fail
+# key = ["id"]                            # a later record replaces the row, a tombstone deletes it
+# partition_by = ["date"]                 # directories by column; "date" is made of the timestamp
+
 # Your SQL over windows of time, in {directory}/gold. Views are named like topics, "-" and "." becoming "_".
 # A window is written when something later than its end and the watermark has been seen.
 {_gold(list(columns), columns)}

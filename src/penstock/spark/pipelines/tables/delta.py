@@ -21,7 +21,7 @@ from penstock.errors import ConfigError
 from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX, with_delta_source
 from penstock.spark.pipelines.files import is_url, sync_directory
 from penstock.spark.pipelines.tables.data_files import DataFile, table_schema, write_data_files
-from penstock.spark.pipelines.tables.delta_log import LOG, REBUILD, DeltaLog
+from penstock.spark.pipelines.tables.delta_log import LOG, REBUILD, DeltaLog, check_readable
 from penstock.spark.pipelines.tables.delta_merge import delete_rows, merge_rows
 from penstock.spark.pipelines.tables.stores import DeltaStore, LocalStore, Store
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, Compacted, Table, check_keep, merged_columns
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 LOG_CHECKPOINT_COMMITS: Final = 100
 DATE: Final = "date"
 """A column to partition by that is made of the timestamp."""
-UNREADABLE_FEATURES: Final = frozenset({"columnMapping", "deletionVectors"})
-"""Of the Delta protocol: with them the rows of a table are not simply those of its Parquet files."""
 
 
 class DeltaLakeTable(Table):
@@ -312,11 +310,7 @@ class DeltaLakeTable(Table):
 
     def _readable(self) -> Any:
         delta = self._opened()
-        hidden = sorted(UNREADABLE_FEATURES & set(delta.protocol().reader_features or ()))
-        if hidden:
-            raise ConfigError(
-                f"table {self.path} uses {', '.join(hidden)}, which another writer turned on: read it with Spark and the Delta jar"
-            )
+        check_readable(delta, self.path)
         return delta
 
     @property

@@ -19,6 +19,8 @@ from penstock.spark.pipelines.tables.data_files import partition_text
 LOG: Final = "_delta_log"
 REBUILD: Final = "penstock.rebuild"
 """In the information of a commit."""
+UNREADABLE_FEATURES: Final = frozenset({"columnMapping", "deletionVectors"})
+"""Of the Delta protocol: with them the rows of a table are not simply those of its Parquet files."""
 
 
 class AddedFile(NamedTuple):
@@ -82,6 +84,7 @@ class DeltaLog:
         from deltalake import DeltaTable
 
         table = DeltaTable(self.path, version=version, storage_options=self._options)
+        check_readable(table, self.path)
         return [
             AddedFile(
                 unquote(each["path"]),
@@ -131,6 +134,8 @@ def parse_commit(version: int, text: str) -> Commit:
         action = json.loads(line)
         if "add" in action and action["add"].get("dataChange", True):
             add = action["add"]
+            # Rows of the file that do not count; such a file comes with the removal of the one without.
+            deletes |= add.get("deletionVector") is not None
             added.append(AddedFile(unquote(add["path"]), add["size"], add.get("partitionValues") or {}))
         elif "remove" in action:
             deletes |= action["remove"].get("dataChange", True)
@@ -139,6 +144,15 @@ def parse_commit(version: int, text: str) -> Commit:
         elif "commitInfo" in action:
             is_rebuild = REBUILD in action["commitInfo"]
     return Commit(version, tuple(added), deletes, batches, is_rebuild)
+
+
+def check_readable(table: Any, path: str) -> None:
+    """Raises ConfigError if another writer has made the files of a table something else than its rows."""
+    hidden = sorted(UNREADABLE_FEATURES & set(table.protocol().reader_features or ()))
+    if hidden:
+        raise ConfigError(
+            f"table {path} uses {', '.join(hidden)}, which another writer turned on: read it with Spark and the Delta jar"
+        )
 
 
 def total_bytes(files: Iterable[AddedFile]) -> int:
