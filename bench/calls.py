@@ -25,8 +25,8 @@ ROUNDS: Final = 7
 QUIET_S: Final = 0.15
 """After the reply: acknowledgements of QUIC and timers belong to the request, too."""
 PACKAGE: Final = "/penstock/"
-PERIODIC: Final = ("net/deadlines.py", "background.py", "admin/")
-"""What runs by the clock and not for a request."""
+NOT_COUNTED: Final = ("net/deadlines.py", "background.py", "admin/", "testing/")
+"""What runs by the clock and not for a request, and the disk of tests, which stands before the real one."""
 LOOP_THREAD: Final = "penstock broker"
 VALUE: Final = b"x" * 100
 
@@ -57,7 +57,7 @@ class Recorder:
             code = frame.f_code
             _, found, file = code.co_filename.rpartition(PACKAGE)
             thread = threading.current_thread().name
-            if found and not file.startswith(PERIODIC) and not thread.startswith("penstock client"):
+            if found and not file.startswith(NOT_COUNTED) and not thread.startswith("penstock client"):
                 self._calls.append(Call(thread, file, code.co_qualname))
 
 

@@ -23,7 +23,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from penstock import connect
-from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource
+from penstock.broker.access.checks import SYSTEM, OpenAccess, Operation, Principal, Resource
 from penstock.config import Config
 from penstock.errors import (
     AuthenticationFailed,
@@ -331,7 +331,7 @@ async def test_a_client_certificate_names_the_principal(tmp_path: Path) -> None:
     context.load_cert_chain(tmp_path / "client.pem")
     asked: list[Principal] = []
 
-    class Recorder:
+    class Recorder(OpenAccess):
         def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
             asked.append(principal)
 

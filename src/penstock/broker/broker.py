@@ -21,6 +21,7 @@ from penstock.broker.access.api_keys import ApiKeys
 from penstock.broker.access.checks import (
     SYSTEM,
     AccessPolicy,
+    AccessRules,
     Operation,
     Principal,
     Resource,
@@ -86,7 +87,7 @@ class Broker:
         *,
         clock: Clock,
         limits: BrokerLimits,
-        access: AccessPolicy | None = None,
+        access: AccessRules | None = None,
         access_settings: AccessSettings | None = None,
         topic_defaults: TopicConfig | None = None,
         deliveries: DeliveryPolicy | None = None,
@@ -123,7 +124,7 @@ class Broker:
             self._validation,
             engine=engine,
             access=access,
-            policy=self._accounts.policy,
+            rules=self._accounts.rules,
             background=background,
             topic_changes=self._topic_changes,
             workers=self.workers,
@@ -256,12 +257,12 @@ class Broker:
     @on_broker(Operation.DESCRIBE)
     def topic_names(self, principal: Principal) -> list[str]:
         """The topics this principal may know of, sorted; internal ones are left out."""
-        policy = self._accounts.policy
+        rules = self._accounts.rules
         return sorted(
             name
             for name in self._engine.topics()
             if not is_internal(name)
-            and is_allowed(policy, principal, Operation.DESCRIBE, Resource(ResourceKind.TOPIC, name))
+            and is_allowed(rules, principal, Operation.DESCRIBE, Resource(ResourceKind.TOPIC, name))
         )
 
     @on_topic(Operation.DESCRIBE)
@@ -358,7 +359,10 @@ class Broker:
 
         Return whether it is already known that some records are refused.
         """
-        return self._produce(topic, partition, Batch(values, keys, headers, expiries), units, schema, done)
+        batch = Batch(values, keys, headers, expiries)
+        if schema is None and not self._validation.concerns(topic):
+            return self._producer.produce(topic, partition, batch, units, done)
+        return self._produce_checked(topic, partition, batch, units, schema, done)
 
     @on_topic(Operation.WRITE)
     def produce_together(
@@ -374,9 +378,13 @@ class Broker:
         """Append records that share a key, or have none, as `produce` does, but all to one partition: that of the key, else the next in
         turn."""
         batch = Batch(values, None if key is None else [key] * len(values))
-        self._produce(topic, self._producer.one_partition(topic, key), batch, units, None, done)
+        partition = self._producer.one_partition(topic, key)
+        if self._validation.concerns(topic):
+            self._produce_checked(topic, partition, batch, units, None, done)
+        else:
+            self._producer.produce(topic, partition, batch, units, done)
 
-    def _produce(
+    def _produce_checked(
         self,
         topic: str,
         partition: int | Sequence[int],
@@ -385,8 +393,7 @@ class Broker:
         schema: str | None,
         done: OnPlaced,
     ) -> bool:
-        if schema is None and not self._validation.concerns(topic):
-            return self._producer.produce(topic, partition, batch, units, done)
+        """Append the records that follow the topic's schema and the one given."""
         refused = False
 
         def append(faults: Faults | None, stamped: Batch) -> None:

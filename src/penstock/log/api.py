@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from penstock.errors import InvalidRequest, NotSupported, PenstockError
 from penstock.log.block import PLACED_FLAGS, Block
@@ -81,7 +81,7 @@ class Batch:
     milliseconds, 0 for never.
     """
 
-    __slots__ = ("_size_bytes", "expiries", "headers", "keys", "values")
+    __slots__ = ("count", "expiries", "headers", "keys", "size_bytes", "values")
 
     def __init__(
         self,
@@ -89,26 +89,26 @@ class Batch:
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[bytes | None] | None = None,
         expiries: Sequence[int] | None = None,
+        *,
+        size_bytes: int | None = None,
     ) -> None:
+        """`size_bytes` is given where it is known."""
         self.values = values
         self.keys = keys
         self.headers = headers
         self.expiries = expiries
-        self._size_bytes = -1
+        self.count = len(values)
+        if size_bytes is None:
+            size_bytes = sum(map(len, filter(None, values)))
+            if keys is not None:
+                size_bytes += sum(map(len, filter(None, keys)))
+            if headers is not None:
+                size_bytes += sum(map(len, filter(None, headers)))
+        self.size_bytes = size_bytes
+        """Keys, values and header cells together."""
 
     def __len__(self) -> int:
-        return len(self.values)
-
-    @property
-    def size_bytes(self) -> int:
-        """Keys, values and header cells together; added up when first asked for."""
-        if self._size_bytes < 0:
-            size = sum(map(len, filter(None, self.values)))
-            for column in (self.keys, self.headers):
-                if column is not None:
-                    size += sum(map(len, filter(None, column)))
-            self._size_bytes = size
-        return self._size_bytes
+        return self.count
 
     def rows(self, start: int, stop: int) -> Batch:
         """Some of the records, in order."""
@@ -127,17 +127,17 @@ class BlockBatch:
     them from elsewhere checks them first.
     """
 
-    __slots__ = ("_count", "blocks", "size_bytes")
+    __slots__ = ("blocks", "count", "size_bytes")
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         if any(block.flags & PLACED_FLAGS or block.next_offset - block.base_offset != block.count for block in blocks):
             raise InvalidRequest("a block that is to be appended has offsets or times of its own")
         self.blocks = blocks
         self.size_bytes = sum(block.key_bytes + block.value_bytes + block.header_bytes for block in blocks)
-        self._count = sum(block.count for block in blocks)
+        self.count = sum(block.count for block in blocks)
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
 
 class Appended(NamedTuple):
@@ -155,6 +155,7 @@ class LateBatch:
     """
 
     __slots__ = ("make", "size_bytes")
+    count: ClassVar = 1
 
     def __init__(self, make: Callable[[Mapping[Partition, Appended]], Batch], size_bytes: int) -> None:
         """`size_bytes` is about as large as the record will be, and not smaller."""
@@ -162,7 +163,7 @@ class LateBatch:
         self.size_bytes = size_bytes
 
     def __len__(self) -> int:
-        return 1
+        return self.count
 
 
 class BatchFor(NamedTuple):

@@ -74,6 +74,8 @@ BODY_BYTES_MAX: Final = 80 << 20
 # Below this a compressed frame is rarely smaller than what it replaces.
 COMPRESS_BYTES_MIN: Final = 256
 _ZSTD_LEVEL: Final = 1
+_FEW_CELLS_MAX: Final = 32
+"""The lengths of so many cells are packed sooner than an array is made of them."""
 
 Cells = Sequence[bytes | None]
 Int64s = npt.NDArray[np.int64]
@@ -156,8 +158,13 @@ def encode_block(
             flags |= OFFSETS
             vectors.append((np.array(offsets, "<i8") - base_offset).astype("<u4").tobytes())
     sizes = len(key_data), len(value_data), len(header_data)
+    if key_data:
+        vectors.append(key_data)
+    vectors.append(value_data)
+    if header_data:
+        vectors.append(header_data)
     return _assemble(
-        [piece for piece in (*vectors, key_data, value_data, header_data) if piece],
+        vectors,
         flags,
         count,
         (base_offset, last_delta),
@@ -274,11 +281,14 @@ def _assemble(
 
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
+    count = len(cells)
     try:
-        lengths = np.fromiter(map(len, cells), "<i4", len(cells))  # type: ignore[arg-type]
+        if count <= _FEW_CELLS_MAX:
+            return struct.pack(f"<{count}i", *map(len, cells)), b"".join(cells)  # type: ignore[arg-type]
+        lengths = np.fromiter(map(len, cells), "<i4", count)  # type: ignore[arg-type]
         return lengths.tobytes(), b"".join(cells)  # type: ignore[arg-type]
     except TypeError:  # a null among them
-        lengths = np.fromiter((-1 if cell is None else len(cell) for cell in cells), "<i4", len(cells))
+        lengths = np.fromiter((-1 if cell is None else len(cell) for cell in cells), "<i4", count)
         return lengths.tobytes(), b"".join(filter(None, cells))
 
 
@@ -290,6 +300,7 @@ class BlockHeader:
         "checksum",
         "codec",
         "count",
+        "decoded_bytes",
         "first_timestamp_ms",
         "flags",
         "header_bytes",
@@ -298,6 +309,7 @@ class BlockHeader:
         "next_offset",
         "raw_bytes",
         "seal",
+        "size_bytes",
         "stored_bytes",
         "value_bytes",
     )
@@ -316,6 +328,10 @@ class BlockHeader:
     header_bytes: int
     value_bytes: int
     next_offset: int
+    size_bytes: int
+    """Bytes on disk."""
+    decoded_bytes: int
+    """Bytes in memory once it is read, which compression may make many more than on disk."""
 
     def __init__(self, data: bytes | memoryview, at: int = 0) -> None:
         if len(data) - at < HEADER_BYTES:
@@ -343,6 +359,8 @@ class BlockHeader:
                 "a block of another format" if of_another_format else "no block begins here (wrong magic)"
             )
         self.next_offset = self.base_offset + last_delta + 1
+        self.size_bytes = HEADER_BYTES + self.stored_bytes
+        self.decoded_bytes = HEADER_BYTES + self.raw_bytes
         if (
             self.count == 0
             or last_delta < self.count - 1
@@ -357,16 +375,6 @@ class BlockHeader:
             or (self.codec == CODEC_NONE and self.stored_bytes != self.raw_bytes)
         ):
             raise CorruptBlock("block header contradicts itself")
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes on disk."""
-        return HEADER_BYTES + self.stored_bytes
-
-    @property
-    def decoded_bytes(self) -> int:
-        """Bytes in memory once it is read, which compression may make many more than on disk."""
-        return HEADER_BYTES + self.raw_bytes
 
 
 def whole_checksum(header: BlockHeader, seal: int = 0) -> int:

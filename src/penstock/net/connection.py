@@ -148,7 +148,10 @@ class TcpConnection(asyncio.Protocol):
         self._watch.received = True
         assert self._session is not None
         self._receiving = True
-        self._run(self._session.receive, data)
+        try:
+            self._session.receive(data)
+        except Exception as error:  # noqa: BLE001 - as in `_run`
+            self._step_failed(error, data if self._fresh else b"")
         self._receiving = False
         self._fresh = False
         if self._quickack_socket is not None:
@@ -323,16 +326,20 @@ class TcpConnection(asyncio.Protocol):
     def _open_session(self) -> None:
         self._session = self._owner.factory(self)
 
-    def _run(self, step: Callable[..., None], *received: bytes) -> None:
+    def _run(self, step: Callable[[], None]) -> None:
         """Run a step of the session. Whatever it raises ends this connection and no other."""
         try:
-            step(*received)
-        except ProtocolViolation as violation:
-            self._violated(violation, received[0] if received and self._fresh else b"")
-        except Exception:
-            self._owner.stats.session_errors += 1
-            log.exception("session_failed", listener=self.listener, peer=self.peer)
-            self.abort()
+            step()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._step_failed(error)
+
+    def _step_failed(self, error: Exception, received: bytes = b"") -> None:
+        if isinstance(error, ProtocolViolation):
+            self._violated(error, received)
+            return
+        self._owner.stats.session_errors += 1
+        log.error("session_failed", listener=self.listener, peer=self.peer, exc_info=error)
+        self.abort()
 
     def _conclude(self) -> None:
         if self._state is not State.FINISHING or self._flow.held_bytes:

@@ -227,7 +227,7 @@ class InFlightBudget:
 
     def hold(self, flow: ReadFlow, size_bytes: int) -> None:
         self.held_bytes += size_bytes
-        if self.is_over:
+        if self.held_bytes > self.resume_bytes and self.is_over:
             self._waiting[flow] = None
             flow.block(SERVER_REQUESTS)
 

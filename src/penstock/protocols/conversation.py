@@ -108,6 +108,7 @@ class Conversation(ABC, Generic[Message]):
         "_connection",
         "_decoder",
         "_flush_scheduled",
+        "_frame_pending",
         "_loop",
         "_ready",
         "_ready_bytes",
@@ -144,6 +145,7 @@ class Conversation(ABC, Generic[Message]):
         self._task: asyncio.Task[None] | None = None
         self._turn_scheduled = False
         self._flush_scheduled = False
+        self._frame_pending = False
         self._bug_logged = False
 
     # --- what a protocol says ---
@@ -218,8 +220,10 @@ class Conversation(ABC, Generic[Message]):
         if messages or had_backlog or self._backlog_bytes:
             self.advance()
         if decoder.partial and not self._backlog_bytes:
+            self._frame_pending = True
             connection.frame_pending(True, decoder.kept_bytes)
-        else:
+        elif self._frame_pending:
+            self._frame_pending = False
             connection.frame_pending(False)
         if decoder.violation is not None:
             self._drop_backlog()
@@ -403,8 +407,10 @@ class Conversation(ABC, Generic[Message]):
         self.answer(slot, reply)
         if self._writes_in_flight:
             self.flush_soon()
-        else:
+        elif self._waiting or self._backlog_bytes:
             self.advance()
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Send what is ready."""

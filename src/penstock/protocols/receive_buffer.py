@@ -16,30 +16,30 @@ UNBOUNDED: Final = sys.maxsize
 
 
 class ReceiveBuffer:
-    """Of one direction of one conversation. False while it is empty."""
+    """Of one direction of one conversation."""
 
-    __slots__ = ("_kept", "needed_bytes")
+    __slots__ = ("_kept", "kept_bytes", "needed_bytes")
 
     def __init__(self) -> None:
         self._kept = BytesIO()
+        self.kept_bytes = 0
         self.needed_bytes = 0
         """Counted from the start of the buffer; with fewer there is nothing to decode."""
 
-    def __len__(self) -> int:
-        return self._kept.tell()
-
     def join(self, data: bytes) -> bytes | None:
         """Return everything that is to be decoded now, kept bytes first; None if more must come before, and all of it is kept."""
-        kept = self._kept
-        if not kept.tell():
+        if not self.kept_bytes:
             return data
+        kept = self._kept
         kept.write(data)
-        if kept.tell() < self.needed_bytes:
+        self.kept_bytes += len(data)
+        if self.kept_bytes < self.needed_bytes:
             return None
         self._kept = BytesIO()
+        self.kept_bytes = 0
         return kept.getvalue()
 
     def keep(self, data: bytes, position: int) -> None:
         """Keep what follows a position, if anything does."""
         if position < len(data):
-            self._kept.write(memoryview(data)[position:])
+            self.kept_bytes += self._kept.write(memoryview(data)[position:])

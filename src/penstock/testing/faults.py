@@ -78,6 +78,10 @@ class FaultyDisk(Disk):
         self._off = True
         self._fsync_gate.set()
 
+    def flushes_quickly(self) -> bool:
+        """Whoever holds or slows flushes down means the commit thread: the event loop of the test must go on."""
+        return self._fsync_gate.is_set() and not self._fsync_delay_s and super().flushes_quickly()
+
     # -- the operations they act on --------------------------------------------------------------------------------------
 
     def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:

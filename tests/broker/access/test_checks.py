@@ -437,13 +437,13 @@ WITHOUT_GROUP: dict[str, Call] = {
 class RecordingPolicy:
     """Grants exactly what it was told to, and remembers what it was asked."""
 
-    def __init__(self, *granted: tuple[Principal, Operation, Resource]) -> None:
-        self.granted = granted
+    def __init__(self, *allowed: tuple[Principal, Operation, Resource]) -> None:
+        self.allowed = allowed
         self.asked: list[tuple[Principal, Operation, Resource]] = []
 
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         self.asked.append((principal, operation, resource))
-        if (principal, operation, resource) not in self.granted:
+        if (principal, operation, resource) not in self.allowed:
             raise AccessDenied(f"{principal.name} may not {operation.value} {resource.kind.value} {resource.name}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, Principal
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Operation, Principal, Resource
 from penstock.broker.schemas.marks import stamp_of
 from penstock.broker.schemas.reference import Reference
 from penstock.broker.staging.operations import Committed
@@ -200,11 +200,11 @@ async def test_an_application_belongs_to_who_began_it(house: StagingHouse) -> No
 
 
 async def test_who_may_no_longer_write_a_topic_does_not_publish_to_it(tmp_path: Path, clock: ManualClock) -> None:
-    class Policy:
+    class Policy(OpenAccess):
         closed = "-"
 
-        def check(self, principal: Principal, operation: object, resource: tuple[object, str]) -> None:
-            if resource[1] == self.closed:
+        def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
+            if resource.name == self.closed:
                 raise AccessDenied(f"{principal.name} may not write topic {self.closed}")
 
     policy = Policy()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Operation, Principal, Resource
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions.transactions import Added
 from penstock.errors import (
@@ -257,8 +257,9 @@ async def test_ids_are_long_and_never_the_same(house: House) -> None:
         assert all(len(each) == len("txn-") + 32 for each in ids)
 
 
-class Rights:
+class Rights(OpenAccess):
     def __init__(self) -> None:
+        super().__init__()
         self.withdrawn: set[tuple[Operation, str]] = set()
 
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:

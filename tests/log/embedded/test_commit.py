@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
-from penstock.log.embedded.commit import WRITTEN_ON_LOOP_BYTES_MAX
 from penstock.log.embedded.journal import journal_paths
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import (
@@ -48,29 +47,6 @@ class WhoWrites(CountingDisk):
         if path_of(fd).suffix == ".log":
             self.threads.append(threading.current_thread().name)
         return super().pwrite(fd, data, position)
-
-
-async def test_only_what_is_small_and_waits_for_no_disk_is_written_on_the_loop(open_engine: OpenEngine) -> None:
-    disk = WhoWrites()
-    engine = await open_engine(disk=disk)
-    await engine.create_topic("loose", TopicConfig(partitions=2, durability=Durability("none"), segment_bytes=1 << 20))
-    await engine.create_topic("safe", TopicConfig())
-    here, there = threading.current_thread().name, "penstock-commit"
-
-    async def writers(*appends: tuple[str, int, int]) -> set[str]:
-        disk.threads.clear()
-        batches = [(engine.partition(topic, index), Batch([b"v" * size])) for topic, index, size in appends]
-        await asyncio.gather(*(start_append(partition, batch) for partition, batch in batches))
-        return set(disk.threads)
-
-    assert await writers(("loose", 0, 100), ("loose", 1, 100), ("loose", 0, 100)) == {here}
-    assert await writers(("loose", 0, WRITTEN_ON_LOOP_BYTES_MAX)) == {there}
-    assert await writers(("loose", 0, 100), ("safe", 0, 100)) == {there}
-    assert await writers(("safe", 0, 100)) == {there}
-    for _ in range(40):
-        await writers(("loose", 1, 30_000))
-    assert len(partition_of(engine, "loose", 1).segments) == 2, "a segment was rolled on the way"
-    assert await read_values(engine.partition("loose", 1)) == [b"v" * 100, *[b"v" * 30_000] * 40]
 
 
 async def test_while_the_commit_thread_is_at_work_the_loop_writes_nothing(open_engine: OpenEngine) -> None:

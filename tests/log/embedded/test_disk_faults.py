@@ -295,6 +295,7 @@ async def test_short_writes_are_completed(
         await append_both(engine, b"%d" % number * 50)
         await append(engine.partition("orders", 0), [b"alone" * 100])
     expected = await everything(engine)
+    await settled(engine)
     recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
     assert await everything(recovered) == expected
     await engine.close()

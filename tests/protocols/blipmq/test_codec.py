@@ -100,7 +100,7 @@ def test_the_largest_frame_is_legal_and_one_more_byte_is_not() -> None:
 def test_an_announced_length_allocates_nothing() -> None:
     decoder = Decoder()
     decoder.feed(LENGTH_MAX.to_bytes(4, "big") + b"\3")
-    assert len(decoder._buffer) == 5
+    assert decoder.kept_bytes == 5
 
 
 def test_a_client_sees_single_deliveries() -> None:

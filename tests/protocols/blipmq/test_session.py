@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, SYSTEM, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM, OpenAccess, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied
@@ -378,7 +378,7 @@ async def test_a_stored_key_logs_in_until_it_is_revoked(blipmq: BlipMQ, broker: 
     assert await talk.ask(encode_auth(7, "dev-key")) == encode_ack(7)
 
 
-class Refusing:
+class Refusing(OpenAccess):
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         raise AccessDenied(f"{principal.name} may not {operation.value}")
 

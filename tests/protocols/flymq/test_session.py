@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker.access.audit import AuditQuery
-from penstock.broker.access.checks import SYSTEM, AccessPolicy, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access.checks import SYSTEM, AccessRules, OpenAccess, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.spreading import OnPlaced, Placement
@@ -39,6 +39,7 @@ from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import REQUESTS_PER_TURN_MAX, FlyMQ
 from penstock.protocols.flymq.wire import frame
 from penstock.testing.clock import ManualClock
+from tests.broker.accounts import broker_with_users, user
 from tests.protocols.flymq.conversation import Conversation, Frame
 
 LIST_TOPICS = encode_request(ListTopics())
@@ -325,10 +326,28 @@ class NoWrites:
             raise AccessDenied(f"unauthorized: {principal.name} may not {operation.value} {resource.name}")
 
 
+async def test_who_loses_a_right_is_refused_on_the_connection_that_has_used_it(
+    engine: EmbeddedEngine, clock: ManualClock, node: Node
+) -> None:
+    broker = broker_with_users(engine, clock)
+    await broker.start()
+    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    ann = await user(broker, "ann", "producer")
+    talk = Conversation(FlyMQ(broker, clock=clock, node=node, principal=ann))
+    for _ in range(3):
+        await talk.ask(encode_produce("orders", b"x"))
+    await broker.users.update_user(SYSTEM, "ann", enabled=False)
+    refused = await talk.ask(encode_produce("orders", b"x"))
+    assert refused.error == "user account is disabled"
+    await broker.users.update_user(SYSTEM, "ann", enabled=True)
+    assert placed([await talk.ask(encode_produce("orders", b"x"))]) == [3]
+    await broker.close()
+
+
 async def test_what_is_not_allowed_is_refused_and_creates_nothing(
     engine: EmbeddedEngine, clock: ManualClock, node: Node
 ) -> None:
-    policy: AccessPolicy = NoWrites()
+    policy: AccessRules = NoWrites()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=policy)
     talk = Conversation(FlyMQ(broker, clock=clock, node=node, principal=Principal("eve")))
     for request in (

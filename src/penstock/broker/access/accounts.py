@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.background import Background
 from penstock.broker.access.acls import Acls
 from penstock.broker.access.audit import Audit
-from penstock.broker.access.checks import AccessPolicy
+from penstock.broker.access.checks import AccessRules
 from penstock.broker.access.directory import Directory
 from penstock.broker.access.logins import Logins
 from penstock.broker.access.passwords import Passwords
@@ -18,21 +18,21 @@ from penstock.workers import WorkerPool
 
 
 class Accounts:
-    """`policy` decides in the place of users' roles and ACLs where it is given."""
+    """`rules` decide in the place of users' roles and ACLs where they are given."""
 
     def __init__(
         self,
         engine: Engine,
         clock: Clock,
-        policy: AccessPolicy | None,
+        rules: AccessRules | None,
         settings: AccessSettings,
         background: Background,
         workers: WorkerPool,
     ) -> None:
         self.directory = Directory(engine)
-        self.policy = policy or RolePolicy(self.directory, settings)
-        self.access = AuditedAccess(self.policy)
-        """The policy, with refusals noted in the audit trail."""
+        self.rules = rules or RolePolicy(self.directory, settings)
+        self.access = AuditedAccess(self.rules, self.directory.granted if rules is None else None)
+        """The rules, with refusals noted in the audit trail."""
         self.audit = Audit(engine, clock, self.access, workers, node=settings.node)
         self.access.on_denied = self.audit.note_denied
         self.acls = Acls(self.directory, settings, self.access, self.audit, background)

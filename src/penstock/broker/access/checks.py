@@ -4,6 +4,9 @@
 first argument is the principal, ask the access policy, and only then run it. A method of `Broker` without such a declaration fails a
 test, so there is no way around the check and no place where it can be forgotten.
 
+A check that was passed is not made again until a user, a role or an ACL changes (`AccessPolicy.granted`): a connection writes to the
+same topics all the time. Refusals are not kept.
+
 What each operation stands for:
 
     READ      records of a topic, and where a group is in it: committed offset, lag
@@ -94,19 +97,38 @@ class Declaration(NamedTuple):
     kind: ResourceKind
 
 
-class AccessPolicy(Protocol):
+Grant = tuple[int, str, str, str]
+"""A check: the `id` of the principal, the operation and the kind of resource, and the name and topic of the resource."""
+Granted = dict[Grant, Principal]
+"""Checks that were passed. The principal is kept so that no other object has its id."""
+GRANTED_MAX: Final = 50_000
+"""Checks that are kept; above it all of them are made again."""
+
+
+class AccessRules(Protocol):
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         """Raises AccessDenied, or AuthenticationRequired where a principal that has not said who it is might be allowed."""
+
+
+class AccessPolicy(AccessRules, Protocol):
+    """Rules as the broker's parts see them."""
+
+    @property
+    def granted(self) -> Granted:
+        """Checks that were passed and that the rules would let pass again."""
 
 
 class OpenAccess:
     """Everything is allowed to everyone: for listeners without authentication. Internal topics stay closed, as always."""
 
+    def __init__(self) -> None:
+        self.granted: Granted = {}
+
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         pass
 
 
-def authorize(policy: AccessPolicy, principal: Principal, operation: Operation, resource: Resource) -> None:
+def authorize(policy: AccessRules, principal: Principal, operation: Operation, resource: Resource) -> None:
     """The one check. Raises AccessDenied or AuthenticationRequired."""
     if principal is SYSTEM:
         return
@@ -118,13 +140,22 @@ def authorize(policy: AccessPolicy, principal: Principal, operation: Operation, 
     policy.check(principal, operation, resource)
 
 
-def is_allowed(policy: AccessPolicy, principal: Principal, operation: Operation, resource: Resource) -> bool:
+def is_allowed(policy: AccessRules, principal: Principal, operation: Operation, resource: Resource) -> bool:
     """Whether the check would pass, for lists that show what a principal may know of."""
     try:
         authorize(policy, principal, operation, resource)
     except PenstockError:
         return False
     return True
+
+
+def grant_of(principal: Principal, operation: Operation, resource: Resource) -> Grant:
+    """Return the key under which a check that was passed is kept."""
+    return id(principal), _what(operation, resource.kind), resource.name, resource.topic
+
+
+def _what(operation: Operation, kind: ResourceKind) -> str:
+    return f"{operation.value} {kind.value}"
 
 
 class Guarded(Protocol):
@@ -139,6 +170,7 @@ _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _OnNamed = Callable[Concatenate[_Self, Principal, str, _Args], _Result]
 _OnBroker = Callable[Concatenate[_Self, Principal, _Args], _Result]
+_READ_TOPIC: Final = _what(Operation.READ, ResourceKind.TOPIC)
 
 
 def on_topic(operation: Operation) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
@@ -161,6 +193,7 @@ def on_topic_group(
 
     def declare(method: _OnNamed[_Self, _Args, _Result]) -> _OnNamed[_Self, _Args, _Result]:
         place = list(signature(method).parameters).index(argument) - 3  # after self, the principal and the topic
+        what = _what(operation, ResourceKind.GROUP)
 
         @wraps(method)
         def checked(
@@ -168,10 +201,12 @@ def on_topic_group(
         ) -> _Result:
             named = kwargs.get(argument, args[place] if place < len(args) else None)
             group = "" if named is None else name_of(named)
+            access = self.access
             if group:
-                authorize(self.access, principal, operation, Resource(ResourceKind.GROUP, group, topic))
-            else:
-                authorize(self.access, principal, Operation.READ, Resource(ResourceKind.TOPIC, topic))
+                if access.granted.get((id(principal), what, group, topic)) is not principal:
+                    authorize(access, principal, operation, Resource(ResourceKind.GROUP, group, topic))
+            elif access.granted.get((id(principal), _READ_TOPIC, topic, "")) is not principal:
+                authorize(access, principal, Operation.READ, Resource(ResourceKind.TOPIC, topic))
             return method(self, principal, topic, *args, **kwargs)
 
         checked.declaration = Declaration(operation, ResourceKind.GROUP)  # type: ignore[attr-defined]
@@ -212,12 +247,16 @@ def _on_named(
     operation: Operation, kind: ResourceKind
 ) -> Callable[[_OnNamed[_Self, _Args, _Result]], _OnNamed[_Self, _Args, _Result]]:
     def declare(method: _OnNamed[_Self, _Args, _Result]) -> _OnNamed[_Self, _Args, _Result]:
+        what = _what(operation, kind)
+
         # The check runs when the operation is called, before a coroutine of it exists.
         @wraps(method)
         def checked(
             self: _Self, principal: Principal, name: str, /, *args: _Args.args, **kwargs: _Args.kwargs
         ) -> _Result:
-            authorize(self.access, principal, operation, Resource(kind, name))
+            access = self.access
+            if access.granted.get((id(principal), what, name, "")) is not principal:
+                authorize(access, principal, operation, Resource(kind, name))
             return method(self, principal, name, *args, **kwargs)
 
         checked.declaration = Declaration(operation, kind)  # type: ignore[attr-defined]

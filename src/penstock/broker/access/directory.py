@@ -1,7 +1,7 @@
 """Users, roles and ACLs as they are stored, and the answers the access policy needs of them; no rights are checked here.
 
-Three tables (`__users`, `__roles`, `__acls`) hold them. What follows from them, the permissions of a set of roles and the ACLs that
-cover a topic, is worked out once and kept until one of them changes, because it is asked for with every request.
+Three tables (`__users`, `__roles`, `__acls`) hold them. What follows from them, the checks that are passed, the permissions of a set of
+roles and the ACLs that cover a topic, is worked out once and kept until one of them changes, because it is asked for with every request.
 
 An ACL stands for one topic or, where its name ends in `*`, for every topic that begins with what is before it. Its entries are names
 of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Among the users may be API keys (`key:worker`) and
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.broker.access.checks import Operation
+from penstock.broker.access.checks import Granted, Operation
 from penstock.broker.table import Table
 from penstock.errors import InvalidRequest
 from penstock.log.api import Engine
@@ -146,13 +146,15 @@ class _Coverage:
 
 class Directory:
     def __init__(self, engine: Engine) -> None:
-        self.users = Table(engine, USERS_TOPIC, str, User, entries_max=USERS_MAX)
+        self.users = Table(engine, USERS_TOPIC, str, User, entries_max=USERS_MAX, on_change=self._user_changed)
         self.roles = Table(engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, on_change=self._role_changed)
         self.acls = Table(engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, on_change=self._acl_changed)
         self.changing = asyncio.Lock()
         """Held while users, roles or API keys change: what one change checks, no other undoes meanwhile."""
         self.role_holders: list[Callable[[str], Iterator[str]]] = []
         """What has roles beside users and ACLs: each finds the holders of a role, in words."""
+        self.granted: Granted = {}
+        """Checks that were passed with the users, roles and ACLs as they are."""
         self._topic_acls = _Coverage()
         self._group_acls = _Coverage()
         self._permissions: dict[frozenset[str], _Operations] = {}
@@ -232,10 +234,15 @@ class Directory:
     def has_admin(self, *, besides: str = "") -> bool:
         return any(self.is_admin(user) for name, user in self.users.items() if name != besides)
 
+    def _user_changed(self, name: str, user: User | None) -> None:
+        self.granted.clear()
+
     def _role_changed(self, name: str, role: Role | None) -> None:
+        self.granted.clear()
         self._permissions.clear()
 
     def _acl_changed(self, name: str, acl: Acl | None) -> None:
+        self.granted.clear()
         self._anywhere.clear()
         of_group = name.startswith(GROUP_ACL_PREFIX)
         coverage = self._group_acls if of_group else self._topic_acls

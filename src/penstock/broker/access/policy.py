@@ -25,7 +25,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, Resource, ResourceKind
+from penstock.broker.access.checks import (
+    GRANTED_MAX,
+    AccessRules,
+    Granted,
+    Operation,
+    Principal,
+    Resource,
+    ResourceKind,
+    grant_of,
+)
 from penstock.broker.access.directory import Directory
 from penstock.broker.access.passwords import Argon2Cost
 from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, PenstockError
@@ -121,19 +130,26 @@ class RolePolicy:
 
 
 class AuditedAccess:
-    """A policy whose refusals are told to `on_denied`, once there is someone to tell."""
+    """Rules whose refusals are told to `on_denied`, once there is someone to tell, and whose grants are kept where that is allowed."""
 
-    def __init__(self, policy: AccessPolicy) -> None:
-        self._policy = policy
+    def __init__(self, rules: AccessRules, granted: Granted | None = None) -> None:
+        """`granted` is emptied by whoever changes what the rules decide by; without it every check is made."""
+        self._rules = rules
+        self._is_kept = granted is not None
+        self.granted: Granted = {} if granted is None else granted
         self.on_denied: OnDenied | None = None
 
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         try:
-            self._policy.check(principal, operation, resource)
+            self._rules.check(principal, operation, resource)
         except PenstockError:
             if self.on_denied is not None:
                 self.on_denied(principal, operation, resource)
             raise
+        if self._is_kept:
+            if len(self.granted) >= GRANTED_MAX:
+                self.granted.clear()
+            self.granted[grant_of(principal, operation, resource)] = principal
 
 
 def _what(operation: Operation, resource: Resource) -> str:

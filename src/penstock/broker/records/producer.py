@@ -80,7 +80,10 @@ class Producer:
         if partition == ANY_PARTITION and info.config.partitions == 1:
             partition = 0
         if isinstance(partition, int) and partition != ANY_PARTITION:
-            self._append(topic, partition, batch, done)
+            if topic in self._lanes:
+                self._append_in_turn(topic, partition, batch, done)
+            else:
+                self._append(topic, partition, batch, done)
         else:
             self._spread(topic, batch, self._route(info, partition, batch), done)
         return faults is not None
@@ -181,11 +184,15 @@ class Producer:
                 continue
             faults.refuse(row, error)
 
-    def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
-        lane = self._lanes.get(topic)
-        if lane is not None and lane.gathering:
+    def _append_in_turn(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
+        """Append to one partition, behind the runs for several that wait."""
+        lane = self._lanes[topic]
+        if lane.gathering:
             lane.add(Run(batch, np.full(len(batch), index), partial(_placed_together, index, done)))
-            return
+        else:
+            self._append(topic, index, batch, done)
+
+    def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
         self._engine.partition(topic, index).append(batch, lambda result: done([Placement(index, ALL_ROWS, result)]))
 
     def _spread(self, topic: str, batch: Batch, partitions: Partitions, done: OnPlaced) -> None:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from penstock.background import Background, run_to_completion
 from penstock.broker.access.checks import (
     AccessPolicy,
+    AccessRules,
     Operation,
     Principal,
     Resource,
@@ -42,15 +43,15 @@ class Schemas:
         *,
         engine: Engine,
         access: AccessPolicy,
-        policy: AccessPolicy,
+        rules: AccessRules,
         background: Background,
         topic_changes: KeyedLocks[str],
         workers: WorkerPool,
     ) -> None:
-        """`policy` answers what `access` would, without noting refusals in the audit trail."""
+        """`rules` answer what `access` does, without noting refusals in the audit trail."""
         self.access = access
         self.background = background
-        self._policy = policy
+        self._rules = rules
         self._registry = registry
         self._validation = validation
         self._engine = engine
@@ -93,7 +94,7 @@ class Schemas:
         return (
             version
             for each, versions in groupby(self._registry.versions(name), key=attrgetter("name"))
-            if is_allowed(self._policy, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each))
+            if is_allowed(self._rules, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each))
             for version in versions
         )
 

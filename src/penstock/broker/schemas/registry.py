@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -150,7 +150,8 @@ class Registry:
         self._worker = worker or Worker()
         self._schemas: dict[str, _Schema] = {}
         self._bindings: dict[str, Binding] = {}
-        self._bound: dict[str, Reference] = {}
+        self.bound: dict[str, Reference] = {}
+        """By topic, the schema that its records must follow."""
         self._size_bytes = 0
         self._last_id = REGISTRY_ID_FIRST - 1
         self._ids: dict[tuple[SchemaType, bytes], int] = {}
@@ -187,11 +188,6 @@ class Registry:
         await self._worker.close()
 
     # -- looking ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def bound(self) -> Mapping[str, Reference]:
-        """By topic, the schema that its records must follow."""
-        return self._bound
 
     def resolve(self, reference: Reference) -> tuple[int, Version]:
         """The version that a reference means now. Raises SchemaNotFound."""
@@ -408,7 +404,7 @@ class Registry:
                 raise SchemaNotFound(f"schema not found: {name} v{version}")
             doomed = set(schema.versions) if version == LATEST else {version}
             left = set(schema.versions) - doomed
-            for topic, reference in self._bound.items():
+            for topic, reference in self.bound.items():
                 if reference.name == name and (reference.version in doomed if reference.version else not left):
                     raise InvalidRequest(
                         f"schema {name} cannot be deleted: topic {topic} is bound to {reference}; bind it to another or to none first"
@@ -446,7 +442,7 @@ class Registry:
 
     async def forget_topic(self, topic: str) -> None:
         """The topic was deleted. Its binding counts for nothing from here on, also where the disk is full and keeps the entry."""
-        self._bound.pop(topic, None)
+        self.bound.pop(topic, None)
         if topic in self._bindings:
             with suppress(PenstockError):
                 await self._table.delete(_binding_key(topic))
@@ -460,10 +456,10 @@ class Registry:
     def _changed(self, key: EntryKey, entry: Entry | None) -> None:
         if key.kind == "binding":
             self._bindings.pop(key.name, None)
-            self._bound.pop(key.name, None)
+            self.bound.pop(key.name, None)
             if isinstance(entry, Binding):
                 self._bindings[key.name] = entry
-                self._bound[key.name] = entry.reference
+                self.bound[key.name] = entry.reference
             return
         if key.kind == "ids":
             self._last_id = entry.last_id if isinstance(entry, Ids) else REGISTRY_ID_FIRST - 1

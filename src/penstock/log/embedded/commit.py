@@ -10,8 +10,11 @@ How a group becomes durable depends on how many files must be flushed for it:
 An atomic append is flushed whatever the durability of its topics. If one of its parts cannot be written, the others are left out of the
 commit; appends that were only gathered with it are not affected.
 
-Topics with `interval` or `none` durability are written without waiting for a flush. A small group for topics with `none`, which waits
-for nothing at all, is written on the loop itself: handing it to another thread and back would take longer than the write.
+Topics with `interval` or `none` durability are written without waiting for a flush.
+
+A small group is written on the loop itself if nothing is under way: handing it to another thread and back would take longer than the
+write. That holds for topics with `none`, which wait for nothing at all, and for a group of one partition with `fsync` while the disk
+flushes quickly (`Disk.flushes_quickly`). After a slow flush groups go to the thread again, until flushes are quick there.
 
 Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds the thread's queue and the
 thread waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown (OutcomeUnknown), so they refuse
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
 
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
-"""Of a group without durability. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
+"""Of a group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -97,18 +100,17 @@ class Committer:
         if not self._under_way and not self._scheduled:
             # At the end of this turn of the loop, so that everything the turn brings goes together.
             self._scheduled = True
-            self._loop.call_soon(self._start_scheduled)
+            self._loop.call_soon(self._start_commit)
 
-    def _start_scheduled(self) -> None:
-        self._scheduled = False
-        self._start_commit(may_write_here=True)
-
-    def _start_commit(self, *, may_write_here: bool = False) -> None:
+    def _start_commit(self) -> None:
+        may_write_here, self._scheduled = self._scheduled, False
         for partition in self._gathered:
             partition.refuse_waiting()
-        parts = [
-            PartitionCommit(partition, appends) for partition in self._gathered if (appends := partition.take_waiting())
-        ]
+        parts: list[PartitionCommit] = []
+        for partition in self._gathered:
+            appends = partition.take_waiting()
+            if appends:
+                parts.append(PartitionCommit(partition, appends))
         self._gathered.clear()
         if not parts:
             self._idle.set()
@@ -118,17 +120,22 @@ class Committer:
             self._tasks.put(lambda: self._commit(parts))
 
     def _write_here(self, parts: list[PartitionCommit]) -> bool:
-        """Write a group that waits for no disk; False where it might, or where the commit thread is at work."""
-        if sum([part.size_bytes for part in parts]) > WRITTEN_ON_LOOP_BYTES_MAX:
-            return False
-        if any(part.atomic or part.partition.config.durability.mode != "none" for part in parts):
-            return False
+        """Write a group that need not wait for the disk for long; False where it might, or where the commit thread is at work."""
+        size_bytes = 0
+        for part in parts:
+            size_bytes += part.size_bytes
+            mode = part.partition.config.durability.mode
+            if part.atomic or size_bytes > WRITTEN_ON_LOOP_BYTES_MAX or mode == "interval":
+                return False
+            if mode == "fsync" and (len(parts) > 1 or not self._disk.flushes_quickly()):
+                return False
         if not self._tasks.try_acquire():
             return False
         try:
             now_ms = self._clock.now_ms()
-            if any(part.rolls(now_ms) for part in parts):
-                return False
+            for part in parts:
+                if part.rolls(now_ms):
+                    return False
             seconds = self._write(parts)
         finally:
             self._tasks.release()
@@ -209,6 +216,15 @@ class Committer:
 
     def _write_group(self, parts: list[PartitionCommit]) -> None:
         now_ms = self._clock.now_ms()
+        if len(parts) == 1 and not parts[0].atomic:
+            [part] = parts
+            self._lay_out(part, now_ms)
+            if part.appends:
+                if part.partition.config.durability.mode == "fsync":
+                    self._write_direct(part)
+                else:
+                    self._write_unflushed(part)
+            return
         # Those that tell where others are laid out come last.
         late = [part for part in parts if part.late]
         laid_out = [part for part in parts if not part.late] if late else parts
@@ -250,7 +266,7 @@ class Committer:
 
     def _prepare(self, part: PartitionCommit, now_ms: int) -> None:
         partition, target = part.partition, self._options.block_bytes_target
-        if not partition.internal and self._reserve.is_in_use():
+        if self._reserve.given_up and not partition.internal and self._reserve.is_in_use():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if part.atomic and partition in self._unflushed and not self._flush(partition):
             # What the journal restores after a power cut must not stand behind something that was lost in it.

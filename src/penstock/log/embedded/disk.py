@@ -1,7 +1,8 @@
 """The disk as the log sees it: every file operation of the engine goes through here.
 
 One class, so that a test can make any of them fail, and so that the rules that keep data safe (complete writes, sync the directory
-after naming a file in it) stand in one place. Methods block; only the log's own threads call them, and start-up.
+after naming a file in it) stand in one place. Methods block; only the log's own threads call them, start-up, and the event loop for a
+small commit while flushes are quick (`Disk.flushes_quickly`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,10 @@ from penstock.log.embedded.read_files import ReadFiles
 
 EASED_WRITE_BYTES_MAX: Final = 32 << 10
 _ZEROED_STEP_BYTES: Final = 256 << 10
+QUICK_FLUSH_S_MAX: Final = 0.001
+"""A flush that takes less may be waited for on the event loop: to hand it to a thread and back costs some 50 us, more if that is busy."""
+_FLUSH_DECAY: Final = 0.9
+"""What is left of a flush's time with each flush after it: one of 5 ms counts as slow for 15 flushes."""
 
 
 class Disk:
@@ -26,6 +32,14 @@ class Disk:
 
     def __init__(self) -> None:
         self.read_files = ReadFiles()
+        self.flush_s = QUICK_FLUSH_S_MAX
+        """How long flushes take: the slowest of late, earlier ones counting for less."""
+        self.now_s: Callable[[], float] = time.perf_counter
+        """The clock that flushes are timed by."""
+
+    def flushes_quickly(self) -> bool:
+        """Return whether a small flush may be waited for on the event loop, by how long the last ones took."""
+        return self.flush_s < QUICK_FLUSH_S_MAX
 
     # -- raw operations, the ones a fault is injected into ---------------------------------------------------------------
 
@@ -175,7 +189,12 @@ class AppendFile:
 
     def write(self, data: bytes) -> int:
         """Write at the end and move it; returns where the data begins."""
-        return self.write_pieces([data])
+        position = self.end
+        self._disk.write_all(self.fd, data, position)
+        self.end = end = position + len(data)
+        if end > self._reserved_to:
+            self._reserved_to = end
+        return position
 
     def write_pieces(self, pieces: Sequence[bytes]) -> int:
         """Write one behind the other, and then move the end."""
@@ -193,11 +212,14 @@ class AppendFile:
         self.end = self._reserved_to = self._zeroed_to = end
 
     def sync(self) -> None:
+        disk = self._disk
+        started_s = disk.now_s()
         try:
-            self._disk.fdatasync(self.fd)
+            disk.fdatasync(self.fd)
         except OSError as error:
             # Whatever the system says (a full disk, too), what was written may be gone, and trying again would not tell.
             raise OSError(errno.EIO, f"the flush failed: {error.strerror or error}") from error
+        disk.flush_s = max(disk.now_s() - started_s, disk.flush_s * _FLUSH_DECAY)
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1  # the number may soon name another file
@@ -212,7 +234,8 @@ class SpaceReserve:
         self._disk = disk
         self._path = path
         self._size_bytes = size_bytes
-        self._given_up = False
+        self.given_up = False
+        """Whether it was deleted, and has not been taken again."""
         self._lock = threading.Lock()
 
     def hold(self) -> None:
@@ -222,7 +245,7 @@ class SpaceReserve:
 
     def _hold(self) -> None:
         free_bytes = self._disk.free_bytes(self._path.parent)
-        if self._given_up and free_bytes < 2 * self._size_bytes:
+        if self.given_up and free_bytes < 2 * self._size_bytes:
             return
         size_bytes = min(self._size_bytes, free_bytes // 8)
         held_bytes = self._path.stat().st_size if self._path.exists() else 0
@@ -237,7 +260,7 @@ class SpaceReserve:
                 return
             finally:
                 os.close(fd)
-        self._given_up = False
+        self.given_up = False
 
     def release(self) -> bool:
         """Give the space back; False if there was none to give."""
@@ -245,12 +268,12 @@ class SpaceReserve:
             if not self._path.exists() or self._path.stat().st_size == 0:
                 return False
             self._disk.unlink(self._path)
-            self._given_up = True
+            self.given_up = True
             return True
 
     def is_in_use(self) -> bool:
         """Whether what is free now is what was held back for internal topics: nobody else may take it."""
-        if not self._given_up:
+        if not self.given_up:
             return False
         self.hold()
-        return self._given_up
+        return self.given_up

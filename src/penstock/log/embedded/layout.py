@@ -110,12 +110,13 @@ class PartitionCommit:
         self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
 
     def _measure(self) -> None:
-        self.size_bytes, self.atomic, self.late = 0, False, False
-        for append in self.appends:
-            self.size_bytes += _stored_bytes(append.batch)
-            if append.whole is not None:
-                self.atomic = True
-                self.late = self.late or isinstance(append.batch, LateBatch)
+        size_bytes, atomic, late = 0, False, False
+        for batch, _, whole in self.appends:
+            size_bytes += batch.size_bytes + _ROW_BYTES * batch.count
+            if whole is not None:
+                atomic = True
+                late = late or isinstance(batch, LateBatch)
+        self.size_bytes, self.atomic, self.late = size_bytes, atomic, late
 
     def refuse(self, appends: Sequence[Waiting], error: PenstockError) -> None:
         """Leave appends out, and with them all of the atomic ones they are parts of."""
@@ -160,7 +161,7 @@ class PartitionCommit:
             self.rolled = True
         self.segment = writer.segment
         self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
-        self.base_offset = offset = writer.next_offset
+        self.base_offset = offset = writer.segment.index.next_offset
         position = writer.file.end
         pieces = self._pieces(block_bytes_target)
         for number, piece in enumerate(pieces, 1):
@@ -233,18 +234,16 @@ class PartitionCommit:
 
     def answer(self) -> None:
         """Tell every append how it went; on the loop."""
-        for append, error in self.refused:
-            self._tell(append, error)
+        told: list[tuple[Waiting, Appended | PenstockError]] = [*self.refused]
         offset = self.base_offset
         for append in self.appends:
-            self._tell(append, self.error or Appended(offset, self.timestamp_ms))
-            offset += len(append.batch)
-
-    def _tell(self, append: Waiting, result: Appended | PenstockError) -> None:
-        try:
-            append.done(result)
-        except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
-            _log.exception("append callback raised", partition=str(self.partition))
+            told.append((append, self.error or Appended(offset, self.timestamp_ms)))
+            offset += append.batch.count
+        for append, result in told:
+            try:
+                append.done(result)
+            except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
+                _log.exception("append callback raised", partition=str(self.partition))
 
 
 def _made(append: Waiting) -> Batch:
@@ -298,7 +297,7 @@ def _cut(batch: Batch, bytes_target: int) -> list[Batch]:
 
 
 def _stored_bytes(batch: Batch | BlockBatch | LateBatch) -> int:
-    return batch.size_bytes + _ROW_BYTES * len(batch)
+    return batch.size_bytes + _ROW_BYTES * batch.count
 
 
 def _join(batches: list[Batch]) -> Batch:
@@ -312,6 +311,7 @@ def _join(batches: list[Batch]) -> Batch:
         _join_column(batches, [batch.keys for batch in batches], None),
         _join_column(batches, [batch.headers for batch in batches], None),
         _join_column(batches, [batch.expiries for batch in batches], 0),
+        size_bytes=sum([batch.size_bytes for batch in batches]),
     )
 
 

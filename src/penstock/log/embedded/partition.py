@@ -107,6 +107,8 @@ class EmbeddedPartition(Partition):
         self._failure: str | None = None
         self._closed: type[TopicNotFound | ShuttingDown] | None = None
         self._waiting: list[Waiting] = []
+        self._atomic_waits = False
+        """Whether some of them are parts of atomic appends."""
         self._watchers: dict[int, Callable[[], None]] = {}
         self._watcher_ids = 0
 
@@ -146,12 +148,15 @@ class EmbeddedPartition(Partition):
     def append(
         self, batch: Batch | BlockBatch | LateBatch, done: OnAppended, whole: AtomicAppend | None = None
     ) -> None:
-        refusal = self.refusal()
-        if refusal is not None:
+        if self._closed is not None or self._failure is not None:
+            refusal = self.refusal()
+            assert refusal is not None
             self._loop.call_soon(done, refusal)
             return
-        _ = batch.size_bytes  # known from here on; what has none is a bug of the caller, and must not reach the others
+        _ = batch.size_bytes  # what has none is a bug of the caller, and must not reach the others
         self._waiting.append(Waiting(batch, done, whole))
+        if whole is not None:
+            self._atomic_waits = True
         self._committer.submit(self)
 
     def refusal(self) -> PenstockError | None:
@@ -179,8 +184,11 @@ class EmbeddedPartition(Partition):
 
     def take_waiting(self) -> list[Waiting]:
         """What the next commit writes."""
-        taken: list[Waiting] = []
         waiting, self._waiting = self._waiting, []
+        if not self._atomic_waits:
+            return waiting
+        self._atomic_waits = False
+        taken: list[Waiting] = []
         for append in waiting:
             if append.whole is not None and append.whole.refusal is not None:
                 self._loop.call_soon(append.done, append.whole.refusal)
@@ -190,12 +198,15 @@ class EmbeddedPartition(Partition):
 
     def apply(self, part: PartitionCommit) -> None:
         """A commit is over: make what it wrote readable."""
-        if part.segment is not None:
-            self.begin_segment(part.segment)
-        if part.error is not None or not part.written or part.segment is None:
+        segment = part.segment
+        if segment is None:
             return
-        self._size_bytes += part.end - part.segment.end
-        part.segment.end = part.end
+        if segment is not self.segments[-1]:
+            self.begin_segment(segment)
+        if part.error is not None or not part.written:
+            return
+        self._size_bytes += part.end - segment.end
+        segment.end = part.end
         self._committed_end = part.next_offset
         for header, data in zip(part.headers, part.blocks, strict=True):
             self.tail.add(header, data)
@@ -218,7 +229,7 @@ class EmbeddedPartition(Partition):
         self._recent_of = self.segments
 
     def notify(self) -> None:
-        for callback in list(self._watchers.values()):
+        for callback in tuple(self._watchers.values()):
             try:
                 callback()
             except Exception:  # noqa: BLE001 - a bug in one session must not keep the news from the others

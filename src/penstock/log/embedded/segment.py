@@ -360,7 +360,7 @@ def load_index(segment_path: Path, size_bytes: int, disk: Disk, salt: int) -> Se
 
 
 class SegmentWriter:
-    """The end of a partition: the segment that takes new blocks. Used by the commit thread only."""
+    """The end of a partition: the segment that takes new blocks. Used by the commit thread only, or while its queue is held."""
 
     __slots__ = ("_disk", "created_ms", "file", "last_timestamp_ms", "saved_covers", "segment")
 

@@ -24,12 +24,14 @@ _RUNS_MAX: Final = 4
 class TailBudget:
     """Memory for all tails together. The partition written to least recently gives way first."""
 
-    __slots__ = ("_bytes_max", "_bytes_used", "_tails")
+    __slots__ = ("_bytes_max", "_bytes_used", "_newest", "_tails")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes_used = 0
         self._tails: OrderedDict[int, Tail] = OrderedDict()
+        self._newest: Tail | None = None
+        """The last of them, if it is known."""
 
     @property
     def bytes_used(self) -> int:
@@ -37,15 +39,21 @@ class TailBudget:
 
     def changed(self, tail: Tail, by_bytes: int) -> None:
         self._bytes_used += by_bytes
-        self._tails[id(tail)] = tail
-        self._tails.move_to_end(id(tail))
+        if tail is not self._newest:
+            self._newest = tail
+            self._tails[id(tail)] = tail
+            self._tails.move_to_end(id(tail))
         while self._bytes_used > self._bytes_max and self._tails:
             _, oldest = self._tails.popitem(last=False)
             self._bytes_used -= oldest.forget()
+            if oldest is self._newest:
+                self._newest = None
 
     def drop(self, tail: Tail) -> None:
         if self._tails.pop(id(tail), None) is not None:
             self._bytes_used -= tail.forget()
+        if tail is self._newest:
+            self._newest = None
 
 
 class Tail:
@@ -72,7 +80,12 @@ class Tail:
     def add(self, header: BlockHeader, data: bytes) -> None:
         self._blocks.append((header, data))
         self._offsets.append(header.base_offset)
-        self._grown(_cost(header))
+        cost_bytes = _cost(header)
+        if self._bytes + cost_bytes <= self._bytes_max:
+            self._bytes += cost_bytes
+            self._budget.changed(self, cost_bytes)
+        else:
+            self._grown(cost_bytes)
 
     def extend(self, blocks: Sequence[Block]) -> None:
         """Add blocks that are decoded already."""
@@ -100,9 +113,10 @@ class Tail:
         size = 0
         for index in range(at, len(self._blocks)):
             block = self._blocks[index]
-            if _header(block).next_offset <= offset:
+            header = _header(block)
+            if header.next_offset <= offset:
                 continue  # where compaction left a gap, the one before it does not hold the offset
-            size += _header(block).decoded_bytes
+            size += header.decoded_bytes
             if found and size > max_bytes:
                 break
             if not isinstance(block, Block):

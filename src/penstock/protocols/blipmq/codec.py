@@ -100,12 +100,12 @@ class Decoder:
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._buffer)
+        return self._buffer.kept_bytes > 0
 
     @property
     def kept_bytes(self) -> int:
         """Bytes received and not decoded."""
-        return len(self._buffer)
+        return self._buffer.kept_bytes
 
     def feed(self, data: bytes) -> list[Message]:
         """Every message that is complete. Raises ProtocolViolation where there is none before the fault."""

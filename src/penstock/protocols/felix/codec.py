@@ -84,17 +84,17 @@ class FrameDecoder:
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._buffer)
+        return self._buffer.kept_bytes > 0
 
     @property
     def kept_bytes(self) -> int:
         """Bytes received and not decoded."""
-        return len(self._buffer)
+        return self._buffer.kept_bytes
 
     @property
     def payload_begun(self) -> bool:
         """Whether the stream would end inside a frame whose header is there."""
-        return len(self._buffer) >= HEADER_BYTES
+        return self._buffer.kept_bytes >= HEADER_BYTES
 
     def feed(self, data: bytes) -> list[Frame]:
         if self.violation is not None:

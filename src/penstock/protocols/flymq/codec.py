@@ -120,17 +120,18 @@ class _FrameDecoder(ABC, Generic[Message]):
     @property
     def partial(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._buffer)
+        return self._buffer.kept_bytes > 0
 
     @property
     def kept_bytes(self) -> int:
         """Bytes received and not decoded."""
-        return len(self._buffer)
+        return self._buffer.kept_bytes
 
     def feed(self, data: bytes) -> list[Message]:
         if self.violation is not None:
             raise self.violation
-        whole = self._buffer.join(data)
+        buffer = self._buffer
+        whole = buffer.join(data) if buffer.kept_bytes else data
         if whole is None:
             return []
         messages: list[Message] = []
@@ -141,7 +142,8 @@ class _FrameDecoder(ABC, Generic[Message]):
             if not messages:
                 raise
             return messages
-        self._buffer.keep(whole, position)
+        if position < len(whole):
+            buffer.keep(whole, position)
         return messages
 
     def _decode(self, data: bytes, messages: list[Message]) -> int:
@@ -169,14 +171,15 @@ class _FrameDecoder(ABC, Generic[Message]):
                 self._buffer.needed_bytes = frame_end - position
                 return position
             position = self._take(opcode, flags, data, position, frame_end, messages)
-        self._check_start(data[position:])
+        if position < end:
+            self._check_start(data[position:])
         self._buffer.needed_bytes = HEADER_BYTES if end - position >= 2 else 2
         return position
 
     @staticmethod
     def _check_start(start: bytes) -> None:
         """Refuse a stranger at the first byte: what speaks another protocol may wait for our answer before it sends eight."""
-        if start and (start[0] != MAGIC or (len(start) > 1 and start[1] != VERSION)):
+        if start[0] != MAGIC or (len(start) > 1 and start[1] != VERSION):
             raise ProtocolViolation(f"not a FlyMQ frame: it begins with {start[:2].hex(' ')}, af 01 is expected")
 
     def _refuse(self, opcode: int, length: int, messages: list[Message]) -> None:

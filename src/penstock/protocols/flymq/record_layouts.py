@@ -259,6 +259,13 @@ def _metadata_head(topic: str) -> bytes:
     return header(Produce.opcode, len(field) + RECORD_METADATA.size) + field
 
 
+def encode_produced_one(run: ProduceRun, partition: int, offset: int, timestamp_ms: int) -> bytes:
+    """The reply to a run of one record."""
+    key = run.keys[0] if run.keys is not None else None
+    metadata = RECORD_METADATA.pack(partition, offset, timestamp_ms, len(key) if key else -1, len(run.values[0]))
+    return _metadata_head(run.topic) + metadata
+
+
 def encode_produced(
     topic: str, keys: Sequence[bytes | None] | None, values: Sequence[bytes], parts: Sequence[Placed | Failed]
 ) -> bytes:

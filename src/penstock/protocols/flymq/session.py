@@ -9,16 +9,16 @@ of ours: it is logged once per session, answered with `internal error`, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.records.spreading import Placement, Scattered
 from penstock.clock import Clock
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TopicNotFound
+from penstock.log.api import Appended
 from penstock.net.session import Connection
 from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, Conversation, ReplySlot
 from penstock.protocols.flymq.codec import Call, CodecLimits, Request, RequestDecoder, Undecoded, decode_undecoded
@@ -26,7 +26,14 @@ from penstock.protocols.flymq.errors import encode_error
 from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, Operation
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce
-from penstock.protocols.flymq.record_layouts import Failed, Placed, ProduceRun, encode_produced, encode_scattered
+from penstock.protocols.flymq.record_layouts import (
+    Failed,
+    Placed,
+    ProduceRun,
+    encode_produced,
+    encode_produced_one,
+    encode_scattered,
+)
 from penstock.protocols.flymq.server.dispatch import (
     Caller,
     Dialect,
@@ -45,8 +52,6 @@ REQUESTS_PER_TURN_MAX = 64
 READ_BYTES_MAX = FetchLimits().bytes_max
 """About how large the reply of a request may be that reads."""
 _PRODUCE = Produce.opcode
-
-AnyRequest = TypeVar("AnyRequest", ProduceRun, Call)
 
 
 @dataclass(slots=True)
@@ -154,19 +159,20 @@ class FlyMQSession(Conversation[Request]):
 
     def _start(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
-            self._start_write(request, request.topic, self._write)
+            self._write(request, self.reserve(self._held_bytes(request)))
         elif isinstance(request.body, Undecoded):
             if request.body.gzip:
                 self._caller.note_dialect(native=True)
             self._note_login()
             self._decode_in_thread(request, partial(decode_undecoded, request, self._decoder.limits))
         elif is_write(request.body):
-            self._start_write(request, request.body.topic, self._write_single)  # type: ignore[union-attr]
+            self._start_write(request, request.body.topic)  # type: ignore[union-attr]
         else:
             self._call(request)
 
     def _decode(self, data: bytes) -> None:
-        self._note_login()
+        if self._login_pending:
+            self._note_login()
         super()._decode(data)
 
     def _note_login(self) -> None:
@@ -178,19 +184,20 @@ class FlyMQSession(Conversation[Request]):
 
     # --- writes ---
 
-    def _start_write(self, request: AnyRequest, topic: str, write: Callable[[AnyRequest, ReplySlot], None]) -> None:
-        slot = self.reserve(self._held_bytes(request))
+    def _start_write(self, call: Call, topic: str) -> None:
+        slot = self.reserve(self._held_bytes(call))
         if self._broker.has_topic(topic):
-            write(request, slot)
+            self._write_single(call, slot)
         else:
-            creating = self._create_topic_and(partial(write, request, slot), self._principal, topic)
-            self._answer_later(request, slot, creating)
+            creating = self._create_topic_and(partial(self._write_single, call, slot), self._principal, topic)
+            self._answer_later(call, slot, creating)
 
-    def _write(self, run: ProduceRun, slot: ReplySlot) -> None:
+    def _write(self, run: ProduceRun, slot: ReplySlot, *, creates: bool = True) -> None:
+        """Start a write; if its topic is missing it is created first, unless that was done already."""
         self._writes_in_flight += 1
         try:
             self._broker.produce(
-                self._principal,
+                self._caller.principal,
                 run.topic,
                 run.partition if run.partitions is None else run.partitions,
                 run.values,
@@ -199,9 +206,18 @@ class FlyMQSession(Conversation[Request]):
             )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
-            self.answer(slot, self._refusal(run, error))
+            if creates and isinstance(error, TopicNotFound):
+                then = partial(self._write, run, slot, creates=False)
+                self._answer_later(run, slot, self._create_topic_and(then, self._principal, run.topic))
+            else:
+                self.answer(slot, self._refusal(run, error))
 
     def _written(self, run: ProduceRun, slot: ReplySlot, placed: list[Placement] | Scattered) -> None:
+        if isinstance(placed, list) and len(run.values) == len(placed) == 1:
+            [(partition, _, result)] = placed
+            if isinstance(result, Appended):
+                self._settle_write(slot, encode_produced_one(run, partition, result.base_offset, result.timestamp_ms))
+                return
         self._settle_write(slot, self._placed(run, placed))
 
     def _placed(self, run: ProduceRun, placed: list[Placement] | Scattered) -> bytes:

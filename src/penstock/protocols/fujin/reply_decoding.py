@@ -100,7 +100,7 @@ class ReplyDecoder:
     @property
     def partial(self) -> bool:
         """Whether an answer has begun that is not complete."""
-        return self._open is not None or bool(self._buffer)
+        return self._open is not None or self._buffer.kept_bytes > 0
 
     def feed(self, data: bytes) -> list[Answer]:
         """Return every answer that is complete. Raises ProtocolViolation."""

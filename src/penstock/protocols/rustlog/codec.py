@@ -44,7 +44,7 @@ class _Frames:
 
     @property
     def kept_bytes(self) -> int:
-        return len(self._buffer)
+        return self._buffer.kept_bytes
 
     def cut(self, data: bytes, frames_max: int = UNBOUNDED) -> Generator[bytes]:
         """Yield payloads. What is left when the caller stops, or after `frames_max`, is kept, and `more` says that there is some."""

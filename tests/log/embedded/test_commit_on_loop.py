@@ -1,0 +1,183 @@
+"""Which thread writes a commit: the event loop while flushes are quick, the commit thread otherwise; and that it makes no difference."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import NoSpace, NotWritten, OutcomeUnknown, PenstockError
+from penstock.log.api import Batch, Durability, TopicConfig
+from penstock.log.embedded import EmbeddedEngine
+from penstock.log.embedded.commit import WRITTEN_ON_LOOP_BYTES_MAX
+from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
+from tests.log.embedded.conftest import OpenEngine
+from tests.log.embedded.storage import CountingDisk, path_of
+from tests.log.records import append, read_values, start_append
+
+THERE = "penstock-commit"
+
+
+class TimedDisk(CountingDisk):
+    """Flushes take as long as the test says, by a clock of the disk's own. Notes which threads write segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flush_takes_s = QUICK_FLUSH_S_MAX / 10
+        self.time_s = 0.0
+        self.now_s = lambda: self.time_s
+        self.threads: list[str] = []
+
+    def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+        if path_of(fd).suffix == ".log":
+            self.threads.append(threading.current_thread().name)
+        return super().pwrite(fd, data, position)
+
+    def fdatasync(self, fd: int) -> None:
+        super().fdatasync(fd)
+        self.time_s += self.flush_takes_s
+
+
+@pytest.fixture
+def disk() -> TimedDisk:
+    return TimedDisk()
+
+
+@pytest.fixture
+async def engine(open_engine: OpenEngine, disk: TimedDisk) -> EmbeddedEngine:
+    engine = await open_engine(disk=disk)
+    await engine.create_topic("safe", TopicConfig(partitions=2, segment_bytes=1 << 20))
+    await engine.create_topic("loose", TopicConfig(partitions=2, durability=Durability("none"), segment_bytes=1 << 20))
+    await engine.create_topic("later", TopicConfig(durability=Durability("interval", 60_000)))
+    await append(engine.partition("safe", 0), [b"first"])
+    return engine
+
+
+async def writers(engine: EmbeddedEngine, disk: TimedDisk, *appends: tuple[str, int, int]) -> set[str]:
+    """Append in one turn of the loop; returns the threads that wrote."""
+    disk.threads.clear()
+    batches = [(engine.partition(topic, index), Batch([b"v" * size])) for topic, index, size in appends]
+    await asyncio.gather(*(start_append(partition, batch) for partition, batch in batches))
+    return set(disk.threads)
+
+
+def here() -> str:
+    return threading.current_thread().name
+
+
+async def test_a_small_commit_to_one_partition_is_flushed_on_the_loop(engine: EmbeddedEngine, disk: TimedDisk) -> None:
+    flushes = disk.flushes["log"]
+    assert await writers(engine, disk, ("safe", 0, 100)) == {here()}
+    assert await writers(engine, disk, *[("safe", 0, 100)] * 50) == {here()}
+    assert disk.flushes["log"] == flushes + 2, "every commit is flushed before it is answered"
+    assert await read_values(engine.partition("safe", 0)) == [b"first", *[b"v" * 100] * 51]
+
+
+async def test_a_small_commit_that_waits_for_no_disk_is_written_on_the_loop_however_slow_flushes_are(
+    engine: EmbeddedEngine, disk: TimedDisk
+) -> None:
+    disk.flush_s = 60.0
+    assert await writers(engine, disk, *[("loose", index, 100) for index in (0, 1, 0)]) == {here()}
+    assert await writers(engine, disk, ("loose", 0, WRITTEN_ON_LOOP_BYTES_MAX)) == {THERE}
+    for _ in range(40):
+        await writers(engine, disk, ("loose", 1, 30_000))
+    assert len(engine.partition("loose", 1).segments) == 2, "a segment was rolled on the way"
+    assert await read_values(engine.partition("loose", 1)) == [b"v" * 100, *[b"v" * 30_000] * 40]
+
+
+@pytest.mark.parametrize(
+    "appends",
+    [
+        [("safe", 0, WRITTEN_ON_LOOP_BYTES_MAX)],
+        [("safe", 0, 20_000), ("safe", 0, 20_000)],
+        [("safe", 0, 1), ("safe", 1, 1)],
+        [("safe", 0, 1), ("loose", 0, 1)],
+        [("later", 0, 1)],
+    ],
+    ids=["large", "large together", "two partitions", "two topics", "interval"],
+)
+async def test_other_commits_go_to_the_commit_thread(
+    engine: EmbeddedEngine, disk: TimedDisk, appends: list[tuple[str, int, int]]
+) -> None:
+    assert await writers(engine, disk, *appends) == {THERE}
+
+
+async def test_the_first_flush_is_not_trusted_to_be_quick(open_engine: OpenEngine, disk: TimedDisk) -> None:
+    engine = await open_engine(disk=disk)
+    await engine.create_topic("safe", TopicConfig())
+    disk.flush_s = TimedDisk().flush_s
+    assert await writers(engine, disk, ("safe", 0, 1)) == {THERE}
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}
+
+
+async def test_a_slow_flush_sends_commits_to_the_thread_until_flushes_are_quick_there(
+    engine: EmbeddedEngine, disk: TimedDisk
+) -> None:
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}
+    disk.flush_takes_s = 5 * QUICK_FLUSH_S_MAX
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}, "nobody knew"
+    for _ in range(5):
+        assert await writers(engine, disk, ("safe", 0, 1)) == {THERE}
+    disk.flush_takes_s = QUICK_FLUSH_S_MAX / 10
+    in_thread = 0
+    while await writers(engine, disk, ("safe", 0, 1)) == {THERE}:
+        in_thread += 1
+    assert 10 <= in_thread <= 20
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}
+
+
+async def test_a_segment_is_rolled_in_the_commit_thread(engine: EmbeddedEngine, disk: TimedDisk) -> None:
+    partition = engine.partition("safe", 0)
+    values = 1
+    while (threads := await writers(engine, disk, ("safe", 0, 30_000))) == {here()}:
+        values += 1
+        assert values < 100
+    assert threads == {THERE}
+    assert len(partition.segments) == 2
+    assert await writers(engine, disk, ("safe", 0, 30_000)) == {here()}
+    assert len(await read_values(partition)) == values + 2
+
+
+async def outcome(engine: EmbeddedEngine, values: list[bytes]) -> tuple[object, ...]:
+    """What an append comes to, what one after it does, and what can be read."""
+    partition = engine.partition("safe", 0)
+    results: list[object] = []
+    for each in (values, [b"next"]):
+        try:
+            results.append(await append(partition, each))
+        except PenstockError as error:
+            results.append((type(error), str(error)))
+    return *results, partition.failure, partition.committed_end, await read_values(partition)
+
+
+@pytest.mark.parametrize("fault", ["flush fails", "write fails", "disk full", "short writes"])
+async def test_faults_have_the_same_outcome_in_either_thread(
+    open_engine: OpenEngine, tmp_path: Path, fault: str
+) -> None:
+    found = []
+    for on_loop in (True, False):
+        disk = TimedDisk()
+        engine = await open_engine(tmp_path / str(on_loop), disk=disk)
+        await engine.create_topic("safe", TopicConfig())
+        await append(engine.partition("safe", 0), [b"first"])
+        disk.flush_s = 0.0 if on_loop else 1.0
+        disk.threads.clear()
+        if fault == "flush fails":
+            disk.fail_next_fsync()
+        elif fault == "write fails":
+            disk.fail_next_write()
+        elif fault == "disk full":
+            disk.fail_next_write(errno.ENOSPC)
+        else:
+            disk.short_writes()
+        found.append(await outcome(engine, [b"v" * 100]))
+        if fault in ("flush fails", "short writes"):
+            assert disk.threads[0] == (here() if on_loop else THERE)
+    assert found[0] == found[1]
+    kinds = {"flush fails": OutcomeUnknown, "write fails": OutcomeUnknown, "disk full": NoSpace}
+    if fault in kinds:
+        assert found[0][0][0] is kinds[fault]  # type: ignore[index]
+        assert issubclass(kinds[fault], NotWritten) == (fault == "disk full")
