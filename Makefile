@@ -10,7 +10,7 @@ SETUP_DONE := .venv/setup-done
 # How many tests run side by side, file by file in the order of the tree: largest file first, the few long crash tests would come
 # last and alone. Those that run Spark stand alone: it takes every processor.
 JOBS := 2
-PYTHON_FILES := src tests scripts $(wildcard bench)
+PYTHON_FILES := src tests scripts client $(wildcard bench)
 
 .PHONY: help
 help: ## show this list
@@ -46,6 +46,25 @@ QUICK_TESTS := $(addprefix tests/,admin clients net protocols quic test_backgrou
 .PHONY: test-fast
 test-fast: lint ## style, types, import rules and the quick tests (3 min)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(QUICK_TESTS)
+
+# In an environment of its own below build/. TESTS=tests/net takes other tests than the quick ones.
+OTHER_TESTS = $(if $(filter command,$(firstword $(origin TESTS))),$(TESTS),$(QUICK_TESTS))
+.PHONY: test-python
+test-python: ## the quick tests with another Python (PYTHON=python3.13; 10 min)
+	@scripts/test-elsewhere $(or $(PYTHON),python3) constraints.txt $(OTHER_TESTS)
+
+.PHONY: test-lowest
+test-lowest: $(SETUP_DONE) ## the quick tests with the lowest versions pyproject.toml allows
+	@mkdir -p build && $(BIN)/python -m scripts.lowest_versions >build/lowest.txt
+	@scripts/test-elsewhere $(BIN)/python build/lowest.txt $(OTHER_TESTS)
+
+.PHONY: packages
+packages: ## build and check wheels and sdist, in dist/
+	@scripts/release-packages
+
+.PHONY: sbom
+sbom: packages ## the SBOM of each package (CycloneDX), in build/sbom
+	@scripts/release-sbom
 
 .PHONY: lint
 lint: $(SETUP_DONE) ## style, types and import rules

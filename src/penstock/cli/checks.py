@@ -65,6 +65,19 @@ def python() -> Finding:
     return Finding("Python", "ok", found)
 
 
+def packages(version_of: Callable[[str], str] = version) -> Finding:
+    """penstock-client has modules that penstock has too: of another version, they replace those, or are replaced."""
+    own = version_of("penstock")
+    try:
+        client = version_of("penstock-client")
+    except PackageNotFoundError:
+        return Finding("Penstock", "ok", own)
+    if client == own:
+        return Finding("Penstock", "ok", f"{own}, with penstock-client")
+    again = "pip uninstall penstock-client && pip install --force-reinstall --no-deps penstock"
+    return Finding("Penstock", "fail", f"{own} and penstock-client {client} are mixed", f"keep one of them: {again}")
+
+
 def uvloop() -> Finding:
     try:
         importlib.import_module("uvloop")
@@ -268,6 +281,7 @@ def all_checks(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding
     """Every check in turn; the slow ones last."""
     running = running_broker(dict(binds).get(ADMIN))
     yield python()
+    yield packages()
     yield uvloop()
     yield open_files()
     if any(bind.endswith(UDP) for _, bind in binds):

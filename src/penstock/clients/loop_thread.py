@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-import uvloop
-
 from penstock.errors import InvalidRequest
+
+new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+try:
+    from uvloop import new_event_loop
+except ImportError:  # penstock-client has it as an extra
+    from asyncio import new_event_loop
 
 CANCEL_S_MAX = 5.0
 """How long an interrupted caller waits for its work to unwind."""
@@ -29,7 +33,7 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that nobody waits for; the loop itself does not keep them alive."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
