@@ -250,7 +250,7 @@ def test_a_route_is_open_to_those_whom_the_policy_allows(
         principal = Principal(f"key:of-{role}", frozenset({role}))
         on_loop(ask.broker, broker.schemas.register(SYSTEM, "subject", "avro", FIRST))
         answer = asks(route.method, path, body)
-        allowed = is_allowed(broker._accounts.policy, principal, right.operation, resource)
+        allowed = is_allowed(broker._accounts.rules, principal, right.operation, resource)
         assert (answer.status not in (401, 403)) is allowed, (role, answer)
     assert ask(route.method, path, body).status == 401
 

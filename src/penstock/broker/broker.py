@@ -207,7 +207,7 @@ class Broker:
             background=background,
         )
         self.explaining = Explaining(
-            self._accounts.directory, policy=self._accounts.policy, access=access, roles_of_key=self.api_keys.roles_of
+            self._accounts.directory, rules=self._accounts.rules, access=access, roles_of_key=self.api_keys.roles_of
         )
         self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
         self.cache = Cache(clock=clock, limits=limits, access=access)

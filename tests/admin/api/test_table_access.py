@@ -80,7 +80,7 @@ def test_an_endpoint_is_open_to_those_whom_the_policy_allows(
     outcomes: set[bool] = set()
     for role, asks in by_role.items():
         principal = Principal(f"key:of-{role}", frozenset({role}))
-        expected = is_allowed(broker._accounts.policy, principal, right.operation, resource_of(endpoint))
+        expected = is_allowed(broker._accounts.rules, principal, right.operation, resource_of(endpoint))
         answer = asks(endpoint.method, path_of(endpoint), BODIES.get(endpoint.name))
         assert (answer.status not in (401, 403)) is expected, (role, answer.status, answer.content)
         assert expected or answer.code == "access_denied"

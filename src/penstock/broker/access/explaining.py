@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.broker.access.checks import (
     BROKER,
     AccessPolicy,
+    AccessRules,
     Operation,
     Principal,
     Resource,
@@ -40,14 +41,14 @@ class Explaining:
         self,
         directory: Directory,
         *,
-        policy: AccessPolicy,
+        rules: AccessRules,
         access: AccessPolicy,
         roles_of_key: Callable[[str], tuple[str, ...] | None],
     ) -> None:
-        """`policy` answers what `access` would, without noting refusals in the audit trail."""
+        """`rules` answer what `access` would, without noting refusals in the audit trail."""
         self.access = access
         self._directory = directory
-        self._policy = policy
+        self._rules = rules
         self._roles_of_key = roles_of_key
 
     @on_broker(Operation.ADMIN)
@@ -62,7 +63,7 @@ class Explaining:
             if operation is Operation.COMMIT and topic:
                 resource = Resource(ResourceKind.GROUP, group, topic)
             try:
-                authorize(self._policy, asked, operation, resource)
+                authorize(self._rules, asked, operation, resource)
             except PenstockError as error:
                 rights.append(Right(operation, False, str(error)))
             else:

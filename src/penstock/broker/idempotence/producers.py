@@ -355,9 +355,9 @@ class IdempotentProducers:
                 self._validation.screen(
                     topic,
                     None if schema is None else parse_reference(schema),
-                    batch.values,
+                    batch,
                     None,
-                    lambda faults: write.append(partition, batch, faults),
+                    lambda faults, stamped: write.append(partition, stamped, faults),
                     write.fail,
                 )
         except BaseException:

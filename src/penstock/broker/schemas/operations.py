@@ -138,7 +138,7 @@ class Schemas:
         found = [
             each
             for each in self._registry.with_id(registry_id)
-            if is_allowed(self._policy, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each.name))
+            if is_allowed(self._rules, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each.name))
         ]
         if not found:
             raise SchemaNotFound(f"no schema has the id {registry_id}")
