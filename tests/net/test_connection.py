@@ -10,7 +10,8 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.net.flow import UNSENT_BYTES_FREE
+from penstock.net.connection import READ_BYTES_UNDER_PRESSURE
+from penstock.net.flow import PARTIAL_BYTES_FREE, PARTIAL_SHARE, UNSENT_BYTES_FREE
 from penstock.net.limits import ListenerLimits
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, serving, until
@@ -26,6 +27,23 @@ async def test_requests_may_arrive_in_pieces_of_any_size() -> None:
             await until(lambda number=number: session.received == number)  # type: ignore[misc]
         assert await reader.readexactly(6) == b"ab\ncd\n"
         await hang_up(writer)
+
+
+async def test_reads_are_small_while_partial_frames_have_more_than_their_share() -> None:
+    async with serving(ListenerLimits(in_flight_total_bytes_max=4 * MIB)) as service:
+        _, first, _ = await service.connect()
+        first.write(bytes(5 * MIB // PARTIAL_SHARE))
+        await until(lambda: service.listener.budget.partial.is_over)
+        for _ in range(5):
+            _, writer, session = await service.connect()
+            writer.write(bytes(1 * MIB))
+            while session.received <= PARTIAL_BYTES_FREE:
+                await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert session.received <= PARTIAL_BYTES_FREE + READ_BYTES_UNDER_PRESSURE
+            writer.transport.abort()
+        first.transport.abort()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,12 @@ from unittest import mock
 
 import pytest
 
+from penstock.clients.records import RecordMetadata
 from penstock.log.embedded import engine
 from penstock.log.embedded.disk import AppendFile
+from penstock.testing.checker import ReadRecord
 from tests.simulation.disk import SimDisk
+from tests.simulation.history import History
 from tests.simulation.run import simulate
 from tests.simulation.trace import first_difference
 
@@ -29,6 +32,26 @@ def test_the_broker_keeps_its_promises(seed: int) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("acked_s", "expected"),
+    [(5.0, ["loose/0 lost offset 3 and kept 4 over a power cut"]), (15.0, [])],
+    ids=["stored before the cut", "maybe stored after it"],
+)
+def test_what_is_kept_behind_a_loss_is_a_hole_if_it_was_stored_before_the_power_went(
+    acked_s: float, expected: list[str]
+) -> None:
+    now_s = 1.0
+    history = History(lambda: now_s)
+    lost, kept = (history.sending("p", "loose", [None], [value])[0] for value in (b"lost", b"kept"))
+    history.answered([lost], [RecordMetadata("loose", 0, 3, 0)])
+    now_s = acked_s
+    history.answered([kept], [RecordMetadata("loose", 0, 4, 0)])
+    history._forgive_lost_tails(
+        {("loose", b"kept"): ReadRecord("loose", 0, 4, None, b"kept")}, [10.0], flushes_failed=False
+    )
+    assert history.violations == expected
+
+
 def test_a_seed_is_one_run() -> None:
     first, second = (simulate(3, seconds=3.0) for _ in range(2))
     assert not first_difference(first.trace, second.trace)

@@ -1,6 +1,6 @@
 """One TCP or TLS connection: the bridge between an asyncio transport and a session.
 
-Bytes go up as they come (`data_received` to `Session.receive`) and down as they are given (`send` to the transport, which writes at once
+Bytes go up as they come (`buffer_updated` to `Session.receive`) and down as they are given (`send` to the transport, which writes at once
 when it can). Nothing here parses, and nothing here waits.
 
 A connection ends in one of two ways. `finish` is for everything foreseen (the peer is done, it broke its protocol, the server stops):
@@ -37,6 +37,12 @@ and not towards `pause_writing`. In pieces, the one below is full before the las
 log = structlog.get_logger("penstock.net")
 
 
+READ_BYTES_MAX = 256 * 1024
+"""What one read brings at most."""
+READ_BYTES_UNDER_PRESSURE = 16 * 1024
+"""The same while partial frames have more than their share: a connection can be stopped only after a read."""
+
+
 class State(IntEnum):
     """What happens to a connection, in this order; some skip a step."""
 
@@ -56,6 +62,8 @@ class ConnectionOwner(Protocol):
     clock: Clock
     budget: InFlightBudget
     factory: SessionFactory
+    read_buffer: memoryview
+    """Of READ_BYTES_MAX, for all connections: what was read is taken out before the next one reads."""
 
     def opened(self, connection: TcpConnection) -> None: ...
 
@@ -66,7 +74,7 @@ class ConnectionOwner(Protocol):
     def lost(self, connection: TcpConnection) -> None: ...
 
 
-class TcpConnection(asyncio.Protocol):
+class TcpConnection(asyncio.BufferedProtocol):
     """Implements `penstock.net.session.Connection` for its session."""
 
     __slots__ = (
@@ -140,6 +148,15 @@ class TcpConnection(asyncio.Protocol):
         owner.opened(self)
         if self._state is State.OPEN:
             self._run(self._open_session)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the transport reads to, before `buffer_updated`: one buffer for all connections, of which little is used while
+        partial frames have too much."""
+        buffer = self._owner.read_buffer
+        return buffer[:READ_BYTES_UNDER_PRESSURE] if self._flow.are_partial_frames_over else buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._owner.read_buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         self._owner.stats.bytes_in += len(data)

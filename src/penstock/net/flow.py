@@ -43,8 +43,7 @@ RESUMED_PER_TURN_MAX = 32
 PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
 PARTIAL_SHARE = 4
-"""Partial frames may use one of so many parts of the budget. They take more memory than that: whatever its share, a connection is stopped
-only after a read, which may bring 256 KiB."""
+"""Partial frames may use one of so many parts of the budget. They take more memory than that, because each connection may have some."""
 WINDOWS_SHARE = 4
 """The receive windows of QUIC connections have one of so many parts of the budget, on top of it."""
 UNAUTHENTICATED_SHARE = 4
@@ -83,6 +82,10 @@ class PartialFrames:
         """Connections that are not read because of this bound."""
         return len(self._waiting)
 
+    @property
+    def is_over(self) -> bool:
+        return self.total_bytes > self.bytes_max
+
     def changed(self, flow: ReadFlow, before_bytes: int) -> None:
         """Note how much a connection has of a partial frame, and stop it, or resume others, as the bound demands."""
         self.total_bytes += flow.partial_bytes - before_bytes
@@ -92,7 +95,7 @@ class PartialFrames:
             self.forget(flow)
             return
         self._began[flow] = None
-        if self.total_bytes > self.bytes_max and self._first() is not flow:
+        if self.is_over and self._first() is not flow:
             self._waiting[flow] = None
             flow.block(PARTIAL_FRAMES)
 
@@ -380,6 +383,11 @@ class ReadFlow:
         if not self.unsent_bytes:
             return False
         return budget.waiting_for_room > 0 or (self.held_bytes > 0 and (budget.waiting > 0 or budget.is_over))
+
+    @property
+    def are_partial_frames_over(self) -> bool:
+        """Whether the partial frames of all connections together have more than their share."""
+        return self._budget.partial.is_over
 
     @property
     def frames_wait(self) -> bool:

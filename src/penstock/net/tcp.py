@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from penstock.clock import Clock
-from penstock.net.connection import TcpConnection
+from penstock.net.connection import READ_BYTES_MAX, TcpConnection
 from penstock.net.descriptors import descriptor_mark, next_descriptor
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import ListenerLimits
@@ -62,6 +62,7 @@ class TcpListener(Listener[TcpConnection]):
         super().__init__(name, bind, limits or ListenerLimits(), stats or ListenerStats(), clock, budget)
         self.factory = factory
         self.tls = tls
+        self.read_buffer = memoryview(bytearray(READ_BYTES_MAX))
         self._quickack = quickack
         self._socket: socket.socket | None = None
         self._accepting = False

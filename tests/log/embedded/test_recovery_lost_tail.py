@@ -97,10 +97,13 @@ async def test_a_log_that_lost_its_end_after_a_clean_stop_is_refused(
     ]
 
 
+@pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("spoil", [empty, cut_at_a_block, cut_in_a_block, remove])
-async def test_an_index_proves_a_loss_after_a_crash_too(open_engine: OpenEngine, data_dir: Path, spoil: Spoil) -> None:
+async def test_an_index_proves_a_loss_after_a_crash_too(
+    open_engine: OpenEngine, data_dir: Path, spoil: Spoil, segments: int
+) -> None:
     engine = await open_engine()
-    await filled(engine, 2)
+    await filled(engine, segments)
     await engine.close()
     (data_dir / "clean-shutdown").unlink()
     spoil(segment_files(data_dir)[-1])

@@ -327,11 +327,11 @@ class PartitionRecovery:
 
     def _saved_ends(self, directory: Path, salts: PartitionSalts) -> list[int]:
         """Return where the log ended at least, by the indexes of its last segment and of segments that are not there."""
-        *sealed, last = segment_paths(directory) or [log_path(directory, 0)]
-        known = {path.stem for path in (*sealed, last)}
+        paths = segment_paths(directory)
+        known = {path.stem for path in paths}
         heads = [read_head(path) for path in segment_paths(directory, INDEX_SUFFIX) if path.stem not in known]
-        if last.exists():
-            heads.append(saved_head(last, self._disk, salts.of(last.stem)))
+        if paths:
+            heads.append(saved_head(paths[-1], self._disk, salts.of(paths[-1].stem)))
         return [head.next_offset for head in heads if head is not None]
 
     def _refuse_gap(self, text: str) -> None:
