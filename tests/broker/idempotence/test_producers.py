@@ -14,6 +14,7 @@ from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX
 from penstock.broker.idempotence.stored import PRODUCERS_TOPIC, REASON_CHARACTERS_MAX, REASONS_MAX
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import (
+    AccessDenied,
     InvalidRequest,
     NoSpace,
     OutcomeUnknown,
@@ -72,13 +73,15 @@ async def test_requests_in_flight_are_stored_in_order(orders: Broker) -> None:
     assert [part for part in await stored(orders) if part] == [[b"%d" % number for number in range(IN_FLIGHT_MAX)]]
 
 
-async def test_gaps_old_numbers_and_other_records_under_a_number_are_refused(orders: Broker) -> None:
+async def test_numbers_out_of_order_and_other_records_under_a_number_are_refused(orders: Broker) -> None:
     client = await client_of(orders)
     first = client.request("orders", [b"a"])
     await client.send(orders, first)
     skipped, third = client.request("orders", [b"b"]), client.request("orders", [b"c"])
-    with pytest.raises(OutOfOrderSequence, match="sequence 2 is out of order: 1 has not come"):
-        await client.send(orders, third)
+    third.sequence = 90
+    with pytest.raises(OutOfOrderSequence, match="sequence 90 is out of order: the lowest without an answer is 0"):
+        await Client(client.producer, unanswered={0: first, 90: third}).send(orders, third)
+    third.sequence = 2
     client.unanswered[0].values = [b"a", b"more"]
     with pytest.raises(InvalidRequest, match="was 1 records for topic orders, and is now 2 for orders"):
         await client.send(orders, first)
@@ -214,6 +217,16 @@ async def test_a_topic_that_was_deleted_and_made_again_does_not_get_the_records_
     await orders.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=3))
     assert places(await client.send(orders, request), 1) == places(first, 1)
     assert await stored(orders) == [[], [], []]
+
+
+async def test_a_request_that_is_refused_before_it_is_numbered_does_not_hold_up_those_behind_it(orders: Broker) -> None:
+    client = await client_of(orders)
+    refused, behind = client.request("__groups", [b"a"]), client.request("orders", [b"b"])
+    with pytest.raises(AccessDenied):
+        client.start(orders, refused)
+    await client.send(orders, behind)
+    await client.send(orders, behind)
+    assert sum(len(part) for part in await stored(orders)) == 1
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class ProducersAgainstModel(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.house = ProducersHouse(self.root / "data")
         self.clients: list[Client] = []
-        """Those that the broker must know, the one heard of last at the end."""
+        """Those that the broker knows."""
         self.forgotten: list[Client] = []
         self.answers: dict[bytes, tuple[str, tuple[int, int]]] = {}
         """By value: what an answer has said."""
@@ -108,9 +108,11 @@ class ProducersAgainstModel(RuleBasedStateMachine):
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
 
-    def heard_of(self, client: Client) -> None:
-        self.clients.remove(client)
-        self.clients.append(client)
+    def find_forgotten(self) -> None:
+        """Which producers are forgotten is the broker's choice; that it says so is what counts here."""
+        known = self.house.producers._known
+        self.forgotten += [client for client in self.clients if client.producer not in known]
+        self.clients = [client for client in self.clients if client.producer in known]
 
     def new_request(self, client: Client, topic: str, count: int, keyed: bool) -> Request:
         values = [b"%d" % number for number in range(self.number, self.number + count)]
@@ -124,41 +126,45 @@ class ProducersAgainstModel(RuleBasedStateMachine):
             assert place is not None
             assert self.answers.setdefault(value, (request.topic, place)) == (request.topic, place)
 
+    async def resend(self, client: Client) -> None:
+        """Send what has no answer again, in order, as a client does on a new connection before it sends anything new."""
+        for request in list(client.unanswered.values()):
+            try:
+                written = await client.send(self.house.producers, request)
+            except OutcomeUnknown:
+                assert request.topic == "unflushed"
+                client.answered(request)
+            else:
+                self.note(request, places(written, len(request.values)))
+
     # -- rules ------------------------------------------------------------------------------------------------------------
 
     @rule()
     def register(self) -> None:
         self.clients.append(self.do(client_of(self.house.producers)))
-        while len(self.clients) > PRODUCERS_MAX:
-            self.forgotten.append(self.clients.pop(0))
+        assert len(self.house.producers) <= PRODUCERS_MAX
+        self.find_forgotten()
 
     @precondition(lambda self: self.clients)
     @rule(which=st.integers(0, 9), topic=TOPIC, count=st.integers(1, 8), keyed=st.booleans(), heard=st.booleans())
     def send(self, which: int, topic: str, count: int, keyed: bool, heard: bool) -> None:
         client = self.clients[which % len(self.clients)]
+        self.do(self.resend(client))
         if client.next - client.floor >= IN_FLIGHT_MAX:
             return
         request = self.new_request(client, topic, count, keyed)
         self.note(request, places(self.do(client.send(self.house.producers, request)), count))
-        self.heard_of(client)
         if heard:
             client.answered(request)
 
     @precondition(lambda self: any(client.unanswered for client in self.clients))
     @rule(which=st.integers(0, 99), heard=st.booleans())
     def send_again(self, which: int, heard: bool) -> None:
-        waiting = [(client, request) for client in self.clients for request in client.unanswered.values()]
-        client, request = waiting[which % len(waiting)]
-        try:
-            written = self.do(client.send(self.house.producers, request))
-        except OutcomeUnknown:
-            assert request.topic == "unflushed"
-            client.answered(request)
-        else:
-            self.note(request, places(written, len(request.values)))
-            if heard:
-                client.answered(request)
-        self.heard_of(client)
+        waiting = [client for client in self.clients if client.unanswered]
+        client = waiting[which % len(waiting)]
+        self.do(self.resend(client))
+        if heard:
+            client.unanswered.clear()
 
     @precondition(lambda self: any(client.unanswered for client in self.forgotten))
     @rule(which=st.integers(0, 99))
@@ -180,6 +186,7 @@ class ProducersAgainstModel(RuleBasedStateMachine):
         async def crash() -> None:
             started = []
             for client in self.clients:
+                await self.resend(client)
                 for count in counts:
                     if client.next - client.floor < IN_FLIGHT_MAX:
                         request = self.new_request(client, topic, count, keyed=False)
@@ -193,9 +200,7 @@ class ProducersAgainstModel(RuleBasedStateMachine):
             await self.check()
 
         self.do(crash())
-        for client in list(self.clients):  # the requests under way have made them heard of, in this order
-            if counts:
-                self.heard_of(client)
+        self.find_forgotten()
 
     @rule()
     def compact(self) -> None:
