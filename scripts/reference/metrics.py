@@ -6,9 +6,10 @@ from typing import Any, get_origin, get_type_hints
 
 from prometheus_client.core import Metric
 
-from penstock.admin.figures import CacheFigures, Figures
+from penstock.admin.figures import CacheFigures, Figures, ProducerFigures
 from penstock.admin.metrics import SECTIONS
 from penstock.broker.cache.cache import CacheStats
+from penstock.broker.idempotence.producers import ProducerStats
 from penstock.broker.groups.lag import LagReport
 from penstock.stats import DURATION_BOUNDS_S, Histogram
 from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table
@@ -44,6 +45,7 @@ def no_figures() -> Figures:
     given: dict[str, Any] = {
         "lags": LagReport([], 0),
         "cache": CacheFigures(0, 0, CacheStats()),
+        "producers": ProducerFigures(0, 0, ProducerStats()),
         "loop_lag": Histogram(DURATION_BOUNDS_S),
     }
     for name, hint in get_type_hints(Figures).items():

@@ -108,7 +108,8 @@ class UnknownProducer(PenstockError):
 
 
 class OutOfOrderSequence(PenstockError):
-    """A request of an idempotent producer is older than those the broker remembers, or one before it has not come. It is not stored."""
+    """A request of an idempotent producer is older than those the broker remembers, or too far ahead of them. It stored nothing, but if it
+    was sent before, that may have."""
 
     code = "out_of_order_sequence"
 

@@ -9,7 +9,11 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+<<<<<<< HEAD
 from penstock.admin.figures import CacheFigures, DiskFigures, Figures, PartitionFigures, RequestFigures
+=======
+from penstock.admin.figures import CacheFigures, Figures, PartitionFigures, ProducerFigures, RequestFigures
+>>>>>>> w-idem
 from penstock.admin.metrics import families
 from penstock.broker.access.audit import AuditStats
 from penstock.broker.access.logins import LoginStats
@@ -19,6 +23,7 @@ from penstock.broker.deliveries.subscriptions import SubscriptionStats
 from penstock.broker.groups.groups import GroupStats
 from penstock.broker.groups.lag import GroupLag, LagReport
 from penstock.broker.groups.monitoring import SubscriptionStatus
+from penstock.broker.idempotence.producers import ProducerStats
 from penstock.broker.pipelines import PipelineInfo, Stage
 from penstock.broker.schedule.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
@@ -62,6 +67,7 @@ def figures(**changes: object) -> Figures:
         validation=ValidationStats(),
         transactions=TransactionStats(),
         staging=StagingStats(),
+        producers=ProducerFigures(0, 0, ProducerStats()),
         pipelines=[],
         logins=LoginStats(),
         audit=AuditStats(),
@@ -149,6 +155,16 @@ def test_partitions_are_labelled_and_counted() -> None:
     assert samples["penstock_partitions", ()] == 6
     assert samples["penstock_partitions_failed", ()] == 1
     assert samples["penstock_partitions_left_out", ()] == 5
+
+
+def test_idempotent_producers_are_counted_with_what_was_sent_again() -> None:
+    samples = scraped(figures(producers=ProducerFigures(3, 4000, ProducerStats(5, 6, 7, 8))))
+    assert samples["penstock_producers", ()] == 3
+    assert samples["penstock_producers_answers_bytes", ()] == 4000
+    assert samples["penstock_producers_registered_total", ()] == 5
+    assert samples["penstock_producer_requests_repeated_total", ()] == 6
+    assert samples["penstock_producer_requests_refused_total", ()] == 7
+    assert samples["penstock_producers_forgotten_total", ()] == 8
 
 
 def test_staged_records_are_counted_from_staging_to_publishing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions.applications import Once
 from penstock.broker.transactions.transactions import Added, Transactions
+from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
@@ -49,6 +51,16 @@ class House:
 
     async def restart(self) -> None:
         await self.close()
+        await self.open()
+
+    async def crash(self) -> None:
+        """From now on nothing is written; what was is what the next broker finds."""
+        self.disk.power_off()
+        with suppress(OSError, PenstockError):
+            await self.broker.close()
+        with suppress(OSError, PenstockError):
+            await self.engine.close()
+        self.disk = FaultyDisk()
         await self.open()
 
     @property

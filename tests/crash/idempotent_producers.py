@@ -2,7 +2,7 @@
 
 `python -m tests.crash.idempotent_producers --kills 200` makes more kills than the tests do, and prints what happened. Clients write all
 the time, through a relay: single records at once, batches with keys, batches with headers, to a topic with one partition and to one with
-three. Each round waits until every client was answered since the last kill, and kills again after a moment: half of the time the broker
+three. Each round waits until every client was answered since the last kill, and kills again after a moment: each fourth time the broker
 with SIGKILL, otherwise all connections, of which the relay keeps back the answers for a moment, so that records are stored whose
 acknowledgement nobody gets. At the end each record must be there exactly once, where its acknowledgement says, also for readers of a
 broker that was started once more.
@@ -30,6 +30,8 @@ from penstock.testing.process import BrokerProcess
 
 TOPICS = {"single": 1, "spread": 3}
 ROUND_S_MAX = 90.0
+BROKER_EVERY = 4
+"""Of so many kills, one is of the broker."""
 PAUSE_S_MAX = 0.05
 SILENCE_S_MAX = 0.03
 """How long answers are kept back before connections are cut."""
@@ -189,7 +191,7 @@ async def run(directory: Path, *, kills: int, seed: int, report: Callable[[str],
         for number in range(kills):
             await _all_answered(producers, running)
             await asyncio.sleep(chance.uniform(0.0, PAUSE_S_MAX))
-            if number % 2:
+            if number % BROKER_EVERY == BROKER_EVERY - 1:
                 await asyncio.to_thread(broker.kill9)
                 await asyncio.to_thread(broker.start)
                 crashes += 1

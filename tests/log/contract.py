@@ -6,11 +6,12 @@ A test module derives a class `Test...` from `EngineContract` and has a fixture 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from penstock.errors import InvalidRequest, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound
-from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Durability, TopicConfig
+from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Durability, LateBatch, Partition, TopicConfig
 from penstock.log.block import Block, encode_block
 from penstock.record_headers import encode_headers
 from tests.log.contract_changes import ChangeContract
@@ -383,6 +384,53 @@ class EngineContract(TopicContract, ChangeContract, ExtentContract):
         [result] = await start_atomic_append(engine, [BatchFor(partition, Batch([b"x"] * 3))])
         assert result.base_offset == 0
         assert await read_values(partition) == [b"x"] * 3
+
+    async def test_a_late_batch_tells_where_the_other_parts_of_its_append_are(self, storage: Storage) -> None:
+        engine = await storage.open()
+        await engine.create_topic("orders", TopicConfig(partitions=2))
+        one, two = engine.partition("orders", 0), engine.partition("orders", 1)
+        table = await make_partition(engine, "table")
+
+        def telling(places: Mapping[Partition, Appended]) -> Batch:
+            told = [f"{part.index}@{places[part].base_offset}" for part in (one, two) if part in places]
+            return Batch([" ".join(told).encode()], [b"key"])
+
+        def start(*parts: BatchFor) -> asyncio.Future[Sequence[Appended]]:
+            # Named first, and made last all the same.
+            return start_atomic_append(engine, [BatchFor(table, LateBatch(telling, 100)), *parts])
+
+        pending = start_append(one, Batch([b"plain"] * 3))
+        started = [
+            start(BatchFor(one, Batch([b"a", b"b"])), BatchFor(two, Batch([b"c"]))),
+            start(BatchFor(two, Batch([b"d"])), BatchFor(one, Batch([b"e"]))),
+            start(BatchFor(two, Batch([b"f"]))),
+        ]
+        results = [await each for each in started]
+        assert (await pending).base_offset == 0
+        assert [[each.base_offset for each in result] for result in results] == [[0, 3, 0], [1, 1, 5], [2, 2]]
+        for _ in range(2):
+            assert await read_values(engine.partition("table", 0)) == [b"0@3 1@0", b"0@5 1@1", b"1@2"]
+            engine = await storage.reopen()
+
+    async def test_a_late_batch_is_made_again_if_a_part_before_it_is_left_out(self, storage: Storage) -> None:
+        engine = await storage.open()
+        one, gone = await make_partition(engine, "one"), await make_partition(engine, "gone")
+        table = await make_partition(engine, "table")
+        made: list[int] = []
+
+        def telling(places: Mapping[Partition, Appended]) -> Batch:
+            made.append(places[one].base_offset)
+            return Batch([b"%d" % made[-1]])
+
+        # What cannot be encoded is found when the part is laid out, and takes its other part with it.
+        wrong = Batch([b"x"], headers=["no bytes"])  # type: ignore[list-item]
+        wrong._size_bytes = 1
+        refused = start_atomic_append(engine, [BatchFor(one, Batch([b"left out"])), BatchFor(gone, wrong)])
+        kept = start_atomic_append(engine, [BatchFor(one, Batch([b"a"])), BatchFor(table, LateBatch(telling, 10))])
+        with pytest.raises(InvalidRequest):
+            await refused
+        assert [each.base_offset for each in await kept] == [0, 0]
+        assert (await read_values(one), await read_values(table)) == ([b"a"], [b"0"])
 
     async def test_an_atomic_append_names_each_partition_once(self, storage: Storage) -> None:
         engine = await storage.open()

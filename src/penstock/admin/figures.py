@@ -25,6 +25,7 @@ from penstock.broker.deliveries.subscriptions import SubscriptionStats
 from penstock.broker.groups.groups import GroupStats
 from penstock.broker.groups.lag import LagReport
 from penstock.broker.groups.monitoring import SubscriptionStatus
+from penstock.broker.idempotence.producers import ProducerStats
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
@@ -71,11 +72,20 @@ class CacheFigures(NamedTuple):
     stats: CacheStats
 
 
+<<<<<<< HEAD
 class DiskFigures(NamedTuple):
     """Of the file system of the data directory; 0 if the log is not in files."""
 
     size_bytes: int = 0
     free_bytes: int = 0
+=======
+class ProducerFigures(NamedTuple):
+    """Of idempotent producers."""
+
+    known: int
+    answers_bytes: int
+    stats: ProducerStats
+>>>>>>> w-idem
 
 
 class PartitionFigures(NamedTuple):
@@ -112,6 +122,7 @@ class Figures:
     validation: ValidationStats
     transactions: TransactionStats
     staging: StagingStats
+    producers: ProducerFigures
     pipelines: list[PipelineInfo]
     logins: LoginStats
     audit: AuditStats
@@ -184,6 +195,11 @@ async def gather(sources: Sources) -> Figures:
         validation=copy.copy(sources.broker.schemas.stats),
         transactions=copy.copy(sources.broker.transactions.stats),
         staging=copy.copy(sources.broker.staging.stats),
+        producers=ProducerFigures(
+            len(sources.broker.producers),
+            sources.broker.producers.size_bytes,
+            copy.copy(sources.broker.producers.stats),
+        ),
         pipelines=sources.broker.pipelines.infos(),
         logins=copy.copy(sources.broker.logins.stats),
         audit=copy.copy(sources.broker.audit.stats),

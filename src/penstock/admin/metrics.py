@@ -277,6 +277,24 @@ def _transactions(figures: Figures) -> Iterator[Metric]:
     yield ended
 
 
+def _producers(figures: Figures) -> Iterator[Metric]:
+    known, answers_bytes, stats = figures.producers
+    yield _gauge("producers", "Idempotent producers that the broker knows.", known)
+    yield _gauge("producers_answers_bytes", "Memory of answers that may be asked for again.", answers_bytes)
+    yield _counter("producers_registered", "Idempotent producers registered.", stats.registered)
+    yield _counter(
+        "producers_forgotten",
+        "Idempotent producers forgotten: idle, or beyond limits.producers_max or limits.producers_bytes_max.",
+        stats.forgotten,
+    )
+    yield _counter("producer_requests_repeated", "Requests that were sent again and had been stored.", stats.repeated)
+    yield _counter(
+        "producer_requests_refused",
+        "Requests of producers that are not known, or with a number out of order.",
+        stats.refused,
+    )
+
+
 def _staging(figures: Figures) -> Iterator[Metric]:
     stats = figures.staging
     yield _gauge("staged_tickets", "Task attempts with staged records.", stats.tickets)
@@ -491,6 +509,7 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[Metric]]] = {
     "Consumer groups": _groups,
     "Subscriptions, delayed records and dead letters": _lifetimes,
     "Transactions": _transactions,
+    "Idempotent producers": _producers,
     "Staged writes (Spark)": _staging,
     "Pipelines": _pipelines,
     "Schemas": _schemas,

@@ -4,8 +4,9 @@ A producer numbers its requests from 0. With each it says the lowest number whos
 settled, whatever became of it, and is forgotten here. So at most IN_FLIGHT_MAX answers are kept, and what is neither kept nor in flight
 but not below the floor was certainly not stored: it may be, however often it was refused before.
 
-A number beyond the next one is a gap: a request that the producer still waits for never came. Requests of one producer come over one
-connection at a time, in order, so that would be a fault of the client, and going on would change the order of records.
+Numbers may be left out: a request may have been refused before it came here, for its topic or its principal, while those behind it were
+on their way already. A number that is further from the floor than requests may be in flight is a fault of the client, and is refused, as
+is one below the floor: it may have been stored, and its answer is forgotten.
 """
 
 from __future__ import annotations
@@ -34,12 +35,11 @@ class Verdict(Enum):
 class Sequences(Generic[_Answer, _Waiter]):
     """The state of one producer: `admit` each request, `begin` those that are new, and `end` each of them once."""
 
-    __slots__ = ("answers", "floor", "in_flight", "next", "this_run_from")
+    __slots__ = ("answers", "floor", "in_flight", "this_run_from")
 
     def __init__(self, *, from_log: bool = False) -> None:
         """`from_log`: a run of the broker before this one may have stored what nothing is known of (see `may_be_forgotten`)."""
         self.floor = 0
-        self.next = 0
         self.answers: dict[int, _Answer] = {}
         """Of requests that were stored, from the floor on."""
         self.in_flight: dict[int, list[_Waiter]] = {}
@@ -50,14 +50,14 @@ class Sequences(Generic[_Answer, _Waiter]):
     def admit(self, sequence: int, floor: int, *, resent: bool) -> Verdict:
         """Say what a request is, and forget the answers below its floor.
 
-        Raises OutOfOrderSequence if it is settled, or if one before it is missing; InvalidRequest if too many are in flight.
+        Raises OutOfOrderSequence if it is settled, or too far ahead.
         """
         if floor > sequence:
             raise InvalidRequest(f"sequence {sequence} lies below the lowest that has no answer, {floor}")
         if sequence - floor >= IN_FLIGHT_MAX:
-            raise InvalidRequest(
-                f"sequence {sequence} is too far from the lowest that has no answer, {floor}: "
-                f"a producer has at most {IN_FLIGHT_MAX} requests in flight"
+            raise OutOfOrderSequence(
+                f"sequence {sequence} is out of order: the lowest without an answer is {floor}, and a producer has at most "
+                f"{IN_FLIGHT_MAX} requests in flight"
             )
         self.settle_below(floor)
         if sequence < self.floor:
@@ -70,11 +70,6 @@ class Sequences(Generic[_Answer, _Waiter]):
             return Verdict.REPEATED
         if sequence in self.in_flight:
             return Verdict.IN_FLIGHT
-        expected = max(self.next, floor)
-        if sequence > expected:
-            raise OutOfOrderSequence(
-                f"sequence {sequence} is out of order: {expected} has not come; send requests in the order of their numbers"
-            )
         return Verdict.NEW
 
     def may_be_forgotten(self, sequence: int) -> bool:
@@ -89,7 +84,6 @@ class Sequences(Generic[_Answer, _Waiter]):
 
     def begin(self, sequence: int, waiter: _Waiter) -> None:
         """A request that is new is being stored."""
-        self.next = max(self.next, sequence + 1)
         self.in_flight[sequence] = [waiter]
 
     def wait(self, sequence: int, waiter: _Waiter) -> None:
@@ -103,6 +97,5 @@ class Sequences(Generic[_Answer, _Waiter]):
         return self.in_flight.pop(sequence, [])
 
     def keep(self, sequence: int, answer: _Answer) -> None:
-        self.next = max(self.next, sequence + 1)
         if sequence >= self.floor:
             self.answers[sequence] = answer

@@ -85,7 +85,6 @@ class OnceExchange(Exchange[Replies]):
         "lost",
         "producer",
         "records",
-        "sent",
         "sequence",
         "topic",
     )
@@ -98,8 +97,6 @@ class OnceExchange(Exchange[Replies]):
         self.answered: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
         self.producer: _Producer | None = None
         self.sequence = -1
-        self.sent = 0
-        """How often it was handed to a connection under its number."""
         self.ids = 0
         """Under how many ids it was numbered."""
         self.lost: PenstockError | None = None
@@ -116,16 +113,14 @@ class OnceExchange(Exchange[Replies]):
         producer.next += 1
         producer.unanswered[self.sequence] = self
         self.ids += 1
-        self.sent = 0
 
     def prepare(self) -> None:
         """Get ready to be sent, or sent again."""
         assert self.producer is not None
-        numbers = _NUMBERS.pack(self.producer.id, self.sequence, self.producer.floor, self.sent > 0)
+        numbers = _NUMBERS.pack(self.producer.id, self.sequence, self.producer.floor, self.doubt is not None)
         self.data = b"".join((self.data[:_NUMBERS_AT], numbers, self.data[_NUMBERS_END:]))
-        if self.sent or self.finished.done():
+        if self.finished.done():
             self.begin_again()
-        self.sent += 1
         self.lost = None
 
     def accept(self, message: Replies, first: int, count: int) -> None:
@@ -313,7 +308,7 @@ class OnceSender:
         self._lost: dict[OnceExchange, None] = {}
         """Requests that have to be sent again."""
         self._unknown: list[OnceExchange] = []
-        """Requests whose producer the broker has forgotten, which were sent once."""
+        """Requests whose producer the broker has forgotten, which were certainly not stored."""
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -461,7 +456,7 @@ class OnceSender:
         unknown = isinstance(exchange.refusal, UnknownProducer)
         if unknown and self._producer is exchange.producer:
             self._producer = None
-        if unknown and exchange.sent == 1 and exchange.ids < SUBMISSIONS_MAX:
+        if unknown and exchange.doubt is None and exchange.ids < SUBMISSIONS_MAX:
             self._unknown.append(exchange)
             self._wake()
             return
