@@ -125,6 +125,14 @@ def test_what_the_log_counted_is_exported() -> None:
         assert samples[f"penstock_{name}", ()] == value
 
 
+def test_disk_and_listener_addresses_are_exported() -> None:
+    samples = scraped(figures(disk=DiskFigures(1000, 400), addresses={"flymq": "127.0.0.1:9092"}))
+    assert samples["penstock_disk_size_bytes", ()] == 1000
+    assert samples["penstock_disk_free_bytes", ()] == 400
+    assert samples["penstock_listener_info", (("address", "127.0.0.1:9092"), ("listener", "flymq"))] == 1
+    assert ("penstock_disk_free_bytes", ()) not in scraped(figures())
+
+
 def test_a_histogram_is_cumulative_and_ends_at_infinity() -> None:
     stats = EngineStats()
     for records in (1, 1, 2, 100_000):

@@ -23,7 +23,9 @@ def test_a_delayed_record_comes_at_its_time(run: Run, broker: RunningBroker) -> 
 def test_lines_are_delayed_one_by_one(run: Run, broker: RunningBroker) -> None:
     result = run("produce", "orders", "--delay", "1m", input=b"a\nb\nc\n")
     assert result.text.startswith("accepted 3 records for orders, due ")
-    assert run("produce", "orders", "--delay", "1m").text == "accepted 0 records for orders\n"
+    nothing = run("produce", "orders", "--delay", "1m")
+    assert (nothing.code, nothing.text) == (0, "accepted 0 records for orders\n")
+    assert nothing.err == "standard input is empty: nothing was stored in orders\n"
     broker.clock.advance(60)
     records = broker.connect().records("orders", follow=True, limit=3)
     assert [record.value for record in records] == [b"a", b"b", b"c"]
@@ -63,3 +65,25 @@ def test_a_delay_beyond_the_bound_is_refused(run: Run, broker: RunningBroker) ->
     result = run("produce", "orders", "v", "--delay", "25h")
     assert result.code == 1
     assert result.err == "error: delay 25h0m0s exceeds maximum allowed delay 24h0m0s\n"
+
+
+def test_what_waits_is_listed_and_what_is_cancelled_is_not(run: Run, broker: RunningBroker) -> None:
+    assert run("delayed", "list").text.split() == ["id", "topic", "due", "in", "partition", "key", "size"]
+    run("produce", "my orders", "later", "--key", "k", "--delay", "2h", "--ttl", "5s")
+    run("produce", "other", "soon", "--delay", "1m")
+    soon, later = json.loads(run("delayed", "list", "--json").out)
+    assert (soon["topic"], later["topic"]) == ("other", "my orders")
+    assert later == {
+        "id": later["id"],
+        "topic": "my orders",
+        "partition": 0,
+        "due_ms": later["due_ms"],
+        "key": "k",
+        "value_bytes": 5,
+        "ttl_ms": 5_000,
+    }
+    [line] = run("delayed", "list", "my orders").text.splitlines()[1:]
+    assert line.startswith(f"{later['id']}  'my orders'  20")
+    assert len(json.loads(run("delayed", "list", "-n", "1", "--json").out)) == 1
+    assert run("delayed", "cancel", "other", soon["id"]).code == 0
+    assert [each["id"] for each in json.loads(run("delayed", "list", "--json").out)] == [later["id"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from penstock.cli import checks
 from penstock.cli.checks import Finding
+from penstock.cli.sample import Sample
+from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
 FINE = Finding("Python", "ok", "3.11")
@@ -61,3 +64,31 @@ def test_it_looks_at_the_ports_and_the_directory_of_the_configuration(
     others = [("blipmq", "127.0.0.1:5555"), ("rustlog", "127.0.0.1:9292")]
     quic = [("fujin", "127.0.0.1:4848/udp"), ("felix", "127.0.0.1:5000/udp")]
     assert asked == [("there", [("flymq", "127.0.0.1:7"), *others, *quic, ("admin", "127.0.0.1:9600")])]
+
+
+def test_a_running_broker_is_recognized(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunningBroker(admin=True) as broker:
+        for name, address in broker.addresses.items():
+            key = "ADMIN__BIND" if name == "admin" else f"LISTENERS__{name.upper()}__BIND"
+            monkeypatch.setenv(f"PENSTOCK_{key}", address)
+        found = {each["check"]: each for each in json.loads(run("doctor", "--json").out)}
+        assert found["broker"]["found"].endswith("is running and ready")
+        for name, address in broker.addresses.items():
+            port = found[f"port {name}"]
+            udp = "/udp" if name in ("fujin", "felix") else ""
+            assert (port["status"], port["found"]) == ("ok", f"{address}{udp} is in use by this broker"), name
+
+
+def test_another_program_on_a_port_is_not_the_broker(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunningBroker(admin=True) as broker, socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("PENSTOCK_ADMIN__BIND", broker.addresses["admin"])
+        monkeypatch.setenv("PENSTOCK_LISTENERS__FLYMQ__BIND", f"127.0.0.1:{other.getsockname()[1]}")
+        found = {each["check"]: each for each in json.loads(run("doctor", "--json").out)}
+    assert found["port flymq"]["status"] == "fail"
+    assert found["port admin"]["status"] == "ok"
+
+
+def test_a_broker_that_is_not_ready_is_a_failure() -> None:
+    ill = Sample(0.0, False, "ready", ["background task sweep fails"], "1")
+    assert checks.broker(ill).status == "fail"
+    assert "background task sweep fails" in checks.broker(ill).found

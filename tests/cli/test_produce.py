@@ -192,3 +192,14 @@ def test_long_work_shows_its_progress_at_a_terminal(
     watched = run("produce", "orders", input=b"line\n" * 100)
     assert watched.code == 0
     assert "records" in watched.err
+
+
+@pytest.mark.parametrize("args", [[], ["--json"]])
+def test_an_input_without_records_is_said(run: Run, broker: RunningBroker, args: list[str]) -> None:
+    result = run("produce", "orders", *args)
+    assert (result.code, result.err) == (0, "standard input is empty: nothing was stored in orders\n")
+
+
+def test_an_empty_file_is_named(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
+    (tmp_path / "none.txt").touch()
+    assert run("produce", "orders", "--file", "none.txt").err == "none.txt is empty: nothing was stored in orders\n"

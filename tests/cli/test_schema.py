@@ -118,3 +118,38 @@ def test_a_definition_that_is_not_text_is_refused(run: Run) -> None:
 def test_the_commands_of_the_manual_do_what_it_says(penstock_broker: RunningBroker, tmp_path: Path) -> None:
     printed, shown = run_shown(page("docs/schemas.md"), penstock_broker.url, tmp_path)
     assert printed == shown
+
+
+ONE = b'{"type":"object","properties":{"id":{"type":"string"}},"required":["id"]}'
+TWO = b'{"type":"object","properties":{"id":{"type":"string"},"price":{"type":"number"}},"required":["id"]}'
+BREAKING = b'{"type":"object","properties":{"id":{"type":"string"},"no":{"type":"number"}},"required":["id","no"]}'
+
+
+def test_versions_are_compared_line_by_line_and_by_compatibility(run: Run, broker: RunningBroker) -> None:
+    run("schema", "register", "order", "--compatibility", "none", input=ONE)
+    alone = run("schema", "diff", "order")
+    assert (alone.code, alone.out) == (2, b"")
+    run("schema", "register", "order", "--compatibility", "backward", input=TWO)
+    result = run("schema", "diff", "order")
+    assert result.code == 0
+    assert result.text.startswith("--- order:1\n+++ order:2\n")
+    assert '+      "type": "number"' in result.text
+    assert "backward: compatible" in result.text
+    assert run("schema", "diff", "order:2", "order:2").text.startswith("the definitions are the same\n")
+    document = json.loads(run("schema", "diff", "order:1", "order:2", "--json").out)
+    assert (document["older"], document["newer"], document["compatibility"]) == ("order:1", "order:2", "backward")
+    assert document["problems"]["backward"] == []
+
+
+def test_a_file_is_judged_as_registering_it_would(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
+    run("schema", "register", "order", input=ONE)
+    (tmp_path / "next.json").write_bytes(BREAKING)
+    result = run("schema", "diff", "order", "next.json")
+    assert result.code == 1
+    assert "backward: not compatible" in result.text
+    assert run("schema", "register", "order", "next.json").code == 1
+    (tmp_path / "next.json").write_bytes(TWO)
+    assert run("schema", "diff", "order", "next.json").code == 0
+    (tmp_path / "next.json").write_text("{")
+    assert run("schema", "diff", "order", "next.json").code == 1
+    assert run("schema", "diff", "order", "order:9").code == 1

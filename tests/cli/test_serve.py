@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -137,3 +138,31 @@ def test_a_restore_that_was_interrupted_is_not_served(serve: Serve, tmp_path: Pa
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (1, "")
     assert "holds a restore that was interrupted: run penstock restore again" in err
+
+
+def test_programs_get_an_object_for_each_listener(serve: Serve) -> None:
+    anywhere = [f"--set=listeners.{protocol}.bind=127.0.0.1:0" for protocol in ("blipmq", "rustlog", "fujin", "felix")]
+    server = serve("--json", "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", *anywhere)
+    assert server.stdout is not None
+    lines = [json.loads(server.stdout.readline()) for _ in range(7)]
+    assert [line.get("listener") for line in lines] == ["flymq", "blipmq", "rustlog", "fujin", "felix", "admin", None]
+    assert lines[-1] == {"ready": True}
+    with penstock.connect(f"flymq://{lines[0]['address']}") as client:
+        assert client.topics() == []
+    server.terminate()
+    assert server.wait() == 0
+
+
+@pytest.mark.parametrize("setting", ["listeners.fujin.bind", "admin.bind"])
+def test_a_port_that_is_taken_leaves_no_directory(run: Run, setting: str) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM if "fujin" in setting else socket.SOCK_STREAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        if setting == "admin.bind":
+            taken.listen()
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        binds = {f"listeners.{name}.bind": "127.0.0.1:0" for name in ("flymq", "blipmq", "rustlog", "fujin", "felix")}
+        binds |= {"admin.bind": "127.0.0.1:0", setting: bind}
+        result = run("serve", "--data-dir", "data", *(f"--set={key}={value}" for key, value in binds.items()))
+    assert result.code == 1
+    assert result.err.startswith(f"error: {setting}: cannot listen on {bind}")
+    assert not Path("data").exists()

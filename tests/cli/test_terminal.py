@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import typer
 
 from penstock.cli import terminal
 from penstock.errors import InvalidRequest
+from tests.cli.conftest import COLOUR_VARIABLES
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that asks for nothing."""
+    for name in COLOUR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:
@@ -89,3 +100,94 @@ def test_at_a_terminal_the_person_decides(monkeypatch: pytest.MonkeyPatch, answe
     else:
         with pytest.raises(typer.Exit):
             terminal.confirm("Delete it?", yes=False)
+
+
+@pytest.mark.parametrize(
+    ("env", "tty", "coloured"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({"CLICOLOR": "0"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"CLICOLOR_FORCE": "1"}, False, True),
+        ({"CLICOLOR_FORCE": "0"}, False, False),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+    ],
+)
+def test_colours_are_there_where_they_are_wanted(
+    plain: None, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], tty: bool, coloured: bool
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: tty)
+    monkeypatch.setattr("sys.stdout", stream)
+    assert terminal.has_colours(stream) is coloured
+    assert (terminal.style("x", bold=True) != "x") is coloured
+    terminal.console().print("[bold]x[/bold]")
+    terminal.print_fields({"name": "value"})
+    terminal.print_table(["name"], [("value",)])
+    assert ("\x1b[" in stream.getvalue()) is coloured
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
+def test_errors_and_hints_obey_too(
+    plain: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    terminal.print_error("wrong")
+    terminal.hint("psst")
+    assert capsys.readouterr().err.count("\x1b[") == 4 + 1
+    monkeypatch.setenv(variable, "dumb")
+    terminal.print_error("wrong")
+    terminal.hint("psst")
+    assert capsys.readouterr().err == "error: wrong\npsst\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("orders", "orders"), ("bad name", "'bad name'"), ("", "''"), ("#17", "#17"), ("a'b", "'a'\"'\"'b'")],
+)
+def test_a_name_is_one_word(name: str, shown: str) -> None:
+    assert terminal.name(name) == shown
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
+def test_what_does_not_fit_is_left_out_and_never_broken(
+    plain: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_terminal(monkeypatch, 30)
+    columns = ["id", "time", "user", "result"]
+    rows = [("0123456789", "12:00:00", "anonymous", "success")]
+    terminal.print_table(columns, rows, drop=["user"])
+    head, _, row = capsys.readouterr().out.splitlines()
+    assert (head.split(), row.split()) == (["id", "time", "result"], ["0123456789", "12:00:00", "success"])
+    at_terminal(monkeypatch, 80)
+    terminal.print_table(columns, rows, drop=["user"])
+    assert "anonymous" in capsys.readouterr().out
+
+
+def test_free_text_is_broken_into_lines_before_anything_is_left_out(
+    plain: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_terminal(monkeypatch, 34)
+    reason = "the value has no member called customer"
+    terminal.print_table(["id", "reason", "user"], [("0123456789", reason, "ann")], fold=["reason"], drop=["user"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 34
+    assert " ".join(" ".join(line[12:28].split()) for line in lines[2:]) == reason
+    assert lines[2].endswith("ann")
+
+
+def test_times_are_short_at_a_terminal_and_one_word_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " " not in terminal.local_time(1_794_845_789_239)
+    at_terminal(monkeypatch, 80)
+    assert len(terminal.local_time(1_794_845_789_239)) == len("2026-11-16 12:16:29")

@@ -105,3 +105,26 @@ def test_a_transaction_that_is_open_is_committed_or_rolled_back_by_its_id(run: R
     assert run("txn", "commit", second.id).err == "error: transaction is not active: rolled back\n"
     assert run("txn", "commit", "txn-1").err == "error: transaction not found: txn-1\n"
     assert stored(broker, "orders") == [(None, b"one")]
+
+
+def test_open_transactions_are_listed_until_they_end(run: Run, broker: RunningBroker) -> None:
+    assert json.loads(run("txn", "list", "--json").out) == []
+    transaction = broker.connect().transaction()
+    transaction.__enter__()
+    for number in range(7):
+        transaction.send(f"topic {number}", b"v")
+    broker.clock.advance(5)
+    [listed] = json.loads(run("txn", "list", "--json").out)
+    assert (listed["id"], listed["owner"], listed["state"], listed["records"]) == (
+        transaction.id,
+        "anonymous",
+        "open",
+        7,
+    )
+    assert (listed["age_ms"], listed["timeout_ms"]) == (5_000, 55_000)
+    assert (listed["topics"], listed["topics_total"]) == ([f"topic {number}" for number in range(5)], 7)
+    [line] = run("txn", "list").text.splitlines()[1:]
+    assert line.split()[:4] == [transaction.id, "anonymous", "open", "5s"]
+    assert line.endswith("'topic 4', ...")
+    assert run("txn", "rollback", transaction.id).code == 0
+    assert json.loads(run("txn", "list", "--json").out) == []

@@ -140,8 +140,9 @@ def _connected(context: typer.Context, server: str | None) -> Iterator[FelixClie
     try:
         client = penstock.connect(with_password(url))
     except Unreachable as error:
+        ending = "" if str(error).endswith("?") else "."
         raise Unreachable(
-            f"{error}; the cache is on the Felix listener: name it with --server felix://host:port?ca=FILE"
+            f"{error}{ending} The cache is on the Felix listener: name it with --server felix://host:port?ca=FILE"
         ) from error
     with client:
         yield client

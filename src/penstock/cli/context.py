@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, YesOption, wants_json
+from penstock.cli.options import JsonOption, YesOption, checked_admin_url, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def create(
     $ penstock context create local --server flymq://127.0.0.1:9092
     $ penstock context create prod --server flymqs://alice@mq.example:9093 --use
     """
-    from urllib.parse import urlsplit
-
     from penstock.cli import profiles
     from penstock.clients.url import parse_url
     from penstock.errors import InvalidRequest
@@ -91,8 +89,8 @@ def create(
             "with --password-stdin, or in PENSTOCK_PASSWORD",
             param_hint="--server",
         )
-    if admin is not None and urlsplit(admin).scheme not in ("http", "https"):
-        raise typer.BadParameter(f"{admin} is not an admin address: write http://host:port", param_hint="--admin")
+    if admin is not None:
+        admin = checked_admin_url(admin)
     saved = profiles.load()
     if name in saved.contexts and not force:
         raise InvalidRequest(f"context {name} exists: choose another name, or add --force to replace it")
@@ -101,7 +99,7 @@ def create(
     if use or len(saved.contexts) == 1:
         saved.current = name
     profiles.save(saved)
-    in_use = " and use it" if saved.current == name else ""
+    in_use = "; it is in use now" if saved.current == name else ""
     terminal.print_outcome(f"saved context {name}{in_use}", _row(saved, name), as_json=wants_json(context, as_json))
 
 

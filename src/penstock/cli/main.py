@@ -174,7 +174,7 @@ def penstock(
     debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version and exit."),
+        typer.Option("--version", "-V", callback=_print_version, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """A message broker: five wire protocols over one durable log.

@@ -113,8 +113,6 @@ def server_url(context: typer.Context, given: str | None) -> str:
 
 def admin_url(context: typer.Context, given: str | None, server: str | None = None) -> str:
     """The admin address of the broker to talk to: as it is given, as its context says, or the usual port of its host."""
-    from urllib.parse import urlsplit
-
     from penstock.clients.url import parse_url
 
     url = given or os.environ.get("PENSTOCK_ADMIN_URL")
@@ -123,6 +121,13 @@ def admin_url(context: typer.Context, given: str | None, server: str | None = No
     if url is None:
         host = parse_url(server_url(context, server), port=0).host
         return f"http://{f'[{host}]' if ':' in host else host}:{ADMIN_PORT}"
+    return checked_admin_url(url)
+
+
+def checked_admin_url(url: str) -> str:
+    """An admin address; a bare host:port means HTTP. Raises BadParameter."""
+    from urllib.parse import urlsplit
+
     url = url if "://" in url else f"http://{url}"
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise typer.BadParameter(f"{url} is not an admin address: write http://host:port", param_hint="--admin")

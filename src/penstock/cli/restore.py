@@ -38,11 +38,13 @@ def restore(
     $ penstock restore /backups/orders /var/lib/penstock
     $ penstock restore /backups/orders ./then --at 20260131T120000.000Z
     """
+    from penstock import logs
     from penstock.broker.tables import TableRecords
     from penstock.cli.verify import print_report
     from penstock.log.embedded.backup import find_backup
     from penstock.log.embedded.restore import restore
 
+    logs.configure("warning")
     backup = find_backup(target, at)
     with ProgressBar("restore", 2 * backup.manifest.size_bytes) as bar:
         report = restore(

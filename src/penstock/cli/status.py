@@ -58,11 +58,12 @@ def _print(url: str, sample: Sample) -> None:
         disk += f", {round_size(sample.disk_free_bytes)} free of {round_size(sample.disk_size_bytes)}"
     terminal.print_fields(
         {
-            "topics": f"{len(sample.topics)}, with {partitions} partitions and {sample.records} records",
+            "topics": f"{len(sample.topics)} ({partitions} partitions, {sample.records} records)",
             "disk": disk,
             "memory": round_size(sample.memory_bytes),
-            "pending": f"{sample.delayed_pending} delayed records, {sample.transactions_open} open transactions, "
-            f"{sample.dead_letters_waiting} dead letters",
+            "delayed": sample.delayed_pending,
+            "transactions": f"{sample.transactions_open} open",
+            "dead letters": f"{sample.dead_letters_waiting} to be written",
         }
     )
     print()

@@ -97,7 +97,7 @@ def _watch(url: str, interval_s: float, sort: str) -> None:
 
     first = fetch(url)  # no broker to begin with is an error like that of any command
     console = terminal.console()
-    view = View(first, sort)
+    view = View(url, first, sort)
     with (
         _sampling(url, interval_s) as sampler,
         _keys() as keyboard,
@@ -116,23 +116,24 @@ def _watch(url: str, interval_s: float, sort: str) -> None:
 class View:
     """What is on the screen: two samples, how topics are sorted, and what became of the connection."""
 
-    def __init__(self, first: Sample, sort: str) -> None:
+    def __init__(self, url: str, first: Sample, sort: str) -> None:
+        self._url = url
         self._before: Sample | None = None
         self._after = first
         self._sort = sort
-        self._lost: tuple[float, str] | None = None
+        self._lost_s: float | None = None
+        """Since when there is no answer."""
         self._note: tuple[float, str] | None = None
 
     def take(self, answer: Sample | Exception) -> None:
         """Note a new sample, or that there was none."""
         now_s = time.monotonic()
         if isinstance(answer, Exception):
-            since_s = now_s if self._lost is None else self._lost[0]
-            self._lost = since_s, str(answer)
+            self._lost_s = now_s if self._lost_s is None else self._lost_s
             return
-        if self._lost is not None:
-            self._note = now_s, f"reconnected after {now_s - self._lost[0]:.0f} s"
-            self._lost = None
+        if self._lost_s is not None:
+            self._note = now_s, f"reconnected after {now_s - self._lost_s:.0f} s"
+            self._lost_s = None
         self._before, self._after = self._after, answer
 
     def press(self, keys: bytes) -> bool:
@@ -159,8 +160,8 @@ class View:
         note = trouble = ""
         if self._note is not None and now_s - self._note[0] < RECONNECTED_SHOWN_S:
             note = self._note[1]
-        if self._lost is not None:
-            trouble = f"no answer for {now_s - self._lost[0]:.0f} s, connecting again: {self._lost[1]}"
+        if self._lost_s is not None:
+            trouble = f"no answer for {now_s - self._lost_s:.0f} s, connecting again to {self._url}"
         return render(self.rates, sort=self._sort, height=height, note=note, trouble=trouble, keys=True)
 
 

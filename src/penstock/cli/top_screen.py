@@ -60,6 +60,8 @@ def _head(rates: Rates, note: str, trouble: str) -> list[RenderableType]:
 
     sample = rates.after
     state = Text("ready", "green") if sample.ready else Text("not ready", "bold red")
+    if trouble:
+        state = Text("gone", "bold red")
     first = Text.assemble(
         (f"penstock {terminal.visible(sample.version)}", "bold"),
         "  ",
@@ -94,14 +96,14 @@ def _table(*columns: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, expand=True, pad_edge=False, header_style="bold reverse", padding=(0, 1, 0, 0))
-    for place, column in enumerate(columns):
+    for column in columns:
         is_name = column in ("topic", "group", "listener")
         table.add_column(
             column,
             justify="left" if is_name else "right",
             no_wrap=True,
             overflow="ellipsis",
-            ratio=2 if is_name and place == 0 else 1 if is_name else None,
+            ratio=1 if is_name else None,
         )
     return table
 

@@ -44,10 +44,12 @@ def verify(
     $ penstock verify /var/lib/penstock
     $ penstock verify /backups/20260131T120000.000Z --json
     """
+    from penstock import logs
     from penstock.errors import InvalidRequest, PenstockError
 
     if data_dir is not None and server is not None:
         raise typer.BadParameter("give a directory or --server, not both")
+    logs.configure("warning")
     try:
         if data_dir is None:
             report = _verify_running(context, server)

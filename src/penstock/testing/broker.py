@@ -66,7 +66,11 @@ class RunningBroker:
         if self._thread is not None:
             raise InvalidRequest("this broker is running; stop it before you start it again")
         settings = {**self._config, "listeners": self._listeners()}
-        config = Config(data_dir=self.data_dir, admin={"bind": "127.0.0.1:0"} if self._admin else None, **settings)
+        config = Config(
+            data_dir=self.data_dir,
+            admin={"bind": self._binds.get("admin", _ANY_PORT)} if self._admin else None,
+            **settings,
+        )
         self.disk = FaultyDisk()
         self._server = Server(config, clock=self._clock, disk=self.disk)
         self._thread = LoopThread("penstock broker")

@@ -50,6 +50,8 @@ def test_it_does_what_a_sorted_list_would(steps: list[tuple]) -> None:  # type: 
                 expected = sorted(due for due in model if due[0] <= step[1])[: step[2]]
                 assert queue.take_until(step[1], step[2]) == expected
                 model = [due for due in model if due not in expected]
+            assert queue.following((0, -1), 3) == sorted(model)[:3]
+            assert queue.following((4, 2), 100) == sorted(due for due in model if due > (4, 2))
             assert len(queue) == len(model)
             assert queue.next_due_ms == min((due for due, _ in model), default=None)
 

@@ -487,3 +487,58 @@ async def test_its_topic_is_internal(broker: Broker) -> None:
 )
 def test_durations_are_written_as_go_writes_them(duration_ms: int, text: str) -> None:
     assert go_duration(duration_ms) == text
+
+
+async def test_what_waits_is_listed_by_the_time_it_is_due_a_page_at_a_time(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "LISTED_ENTRIES_MAX", 2)
+    for topic in ("a", "b"):
+        await broker.ensure_topic(WHO, topic)
+    later = await delay(broker, "a", b"later", 9_000, key=b"k", ttl_ms=5)
+    soon = await delay(broker, "b", b"soon", 100)
+    sooner = await delay(broker, "a", b"sooner", 50)
+    clock.advance(0.01)
+    await nothing_more_happens(broker)  # those that are due soon are in memory now
+
+    async def listed(topic: str = "") -> list[str]:
+        found: list[str] = []
+        after = ""
+        for _ in range(10):
+            page = await broker.schedule.list_pending(WHO, topic, after)
+            assert len(page.entries) <= 2
+            found += [entry.id for entry in page.entries]
+            after = page.after
+            if not after:
+                return found
+        raise AssertionError("the pages have no end")
+
+    assert await listed() == [sooner.id, soon.id, later.id]
+    assert await listed("a") == [sooner.id, later.id]
+    assert await listed("c") == []
+    [entry] = (await broker.schedule.list_pending(WHO, "", soon.id)).entries
+    assert (entry.due_ms, entry.record.key, entry.record.value, entry.record.ttl_ms) == (
+        later.due_ms,
+        b"k",
+        b"later",
+        5,
+    )
+    await broker.schedule.cancel(WHO, "a", later.id)
+    assert await listed() == [sooner.id, soon.id]
+    with pytest.raises(InvalidRequest, match="is no id of a delayed record"):
+        await broker.schedule.list_pending(WHO, "", "soon")
+
+
+async def test_records_that_are_too_large_together_are_listed_in_smaller_pages(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.ensure_topic(WHO, "t")
+    scheduled = [await delay(broker, "t", b"x" * 600, 1_000 + number) for number in range(5)]
+    monkeypatch.setattr(schedule, "READY_BYTES_MAX", 1_500)
+    found: list[str] = []
+    after = ""
+    for _ in scheduled:
+        page = await broker.schedule.list_pending(WHO, "", after)
+        found += [entry.id for entry in page.entries]
+        after = page.after
+    assert found[:5] == [each.id for each in scheduled]

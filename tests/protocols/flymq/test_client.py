@@ -27,7 +27,7 @@ from penstock.errors import (
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.operations.access import Auth
 from penstock.protocols.flymq.operations.records import Produce
-from penstock.protocols.flymq.operations.topics import Commit, ListTopics
+from penstock.protocols.flymq.operations.topics import Commit, ListTopics, Metadata
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, HEADER, frame
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.scripted import Answer, Peer, ScriptedBroker, connected, error, no_sleep, produced, scripted
@@ -439,3 +439,15 @@ def test_an_address_of_another_protocol_is_refused() -> None:
 def test_every_option_has_a_bound_of_its_own() -> None:
     with pytest.raises(InvalidRequest, match="request_timeout_s is 0"):
         ClientOptions(request_timeout_s=0)
+
+
+async def test_a_server_without_a_list_of_topics_is_asked_for_each() -> None:
+    def answer(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
+        if opcode == ListTopics.opcode:
+            return names("a", "b")
+        if opcode == Metadata.opcode:
+            return frame(opcode, payload + b"\0\0\0\0")
+        return error(f"unknown opcode: {opcode}")
+
+    async with scripted(answer) as broker, connected(broker) as client:
+        assert [each.name for each in await client.describe_topics()] == ["a", "b"]

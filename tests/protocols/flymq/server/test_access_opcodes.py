@@ -33,6 +33,7 @@ from penstock.protocols.flymq.operations.access import (
     Whoami,
 )
 from penstock.protocols.flymq.operations.blocks import FetchBlocks, ReadPlan, TopicSpans
+from penstock.protocols.flymq.operations.monitoring import DelayedList, TxnList
 from penstock.protocols.flymq.operations.operation import OPERATIONS, encode_request
 from penstock.protocols.flymq.operations.records import (
     CancelDelayed,
@@ -90,6 +91,7 @@ from penstock.protocols.flymq.operations.topics import (
     SnapshotCreate,
     SnapshotRelease,
     Subscribe,
+    TopicList,
     TruncateTopic,
 )
 from penstock.protocols.flymq.operations.transactions import (
@@ -137,6 +139,9 @@ ATTEMPTS: dict[int, Attempt] = {
     ProduceRecords.opcode: Attempt(encode_request(ProduceRecords("orders", [b"x"])), WRITERS),
     FetchBinary.opcode: Attempt(encode_request(FetchBinary("orders", 0, 0, 1)), READERS),
     ListTopics.opcode: Attempt(encode_request(ListTopics()), EVERYONE),
+    TopicList.opcode: Attempt(encode_request(TopicList()), EVERYONE),
+    DelayedList.opcode: Attempt(encode_request(DelayedList("")), ROOT),
+    TxnList.opcode: Attempt(encode_request(TxnList()), ROOT),
     DeleteTopic.opcode: Attempt(encode_request(DeleteTopic("orders")), ROOT),
     AlterTopic.opcode: Attempt(encode_request(AlterTopic("orders", [("retention_ms", "7d")])), ROOT),
     AddPartitions.opcode: Attempt(encode_request(AddPartitions("orders", 2)), ROOT),

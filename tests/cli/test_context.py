@@ -1,0 +1,113 @@
+"""Contexts: named addresses with credentials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.testing import RunningBroker
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def guarded(run: Run) -> Iterator[RunningBroker]:
+    with RunningBroker(dev=True, listeners={"flymq": {"auth": "required"}}) as broker:
+        yield broker
+
+
+def test_a_context_logs_in_with_the_password_it_keeps_and_never_prints_it(run: Run, guarded: RunningBroker) -> None:
+    server = f"flymq://admin@{guarded.address}"
+    created = run("context", "create", "prod", "--server", server, "--password-stdin", input=b"admin\n")
+    assert (created.code, created.text) == (0, "saved context prod; it is in use now\n")
+    assert json.loads(run("user", "whoami", "--json").out)["user"] == "admin"
+    for args in (["list"], ["show"], ["list", "--json"], ["show", "prod", "--json"]):
+        result = run("context", *args)
+        assert result.code == 0
+        assert "stored" in result.text
+        assert ":admin@" not in result.text
+    wrong = run("context", "create", "wrong", "--server", server, "--password-stdin", input=b"nope\n")
+    assert wrong.text == "saved context wrong\n"
+    refused = run("--context", "wrong", "topic", "list")
+    assert refused.code == 1
+    assert "nope" not in refused.err
+
+
+def test_flags_go_before_variables_and_those_before_the_context_in_use(
+    run: Run, guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = "flymq://127.0.0.1:1"
+    run(
+        "context",
+        "create",
+        "here",
+        "--server",
+        f"flymq://admin@{guarded.address}",
+        "--password-stdin",
+        input=b"admin\n",
+    )
+    run("context", "create", "there", "--server", nowhere)
+    assert run("topic", "list").code == 0
+    assert run("--context", "there", "topic", "list").code == 1
+    assert run("-s", nowhere, "topic", "list").code == 1
+    monkeypatch.setenv("PENSTOCK_CONTEXT", "there")
+    assert run("topic", "list").code == 1
+    assert run("--context", "here", "topic", "list").code == 0
+    monkeypatch.delenv("PENSTOCK_CONTEXT")
+    monkeypatch.setenv("PENSTOCK_SERVER", nowhere)
+    assert run("topic", "list").code == 1
+    assert run("--context", "here", "topic", "list").code == 0
+
+
+def test_one_is_chosen_shown_and_deleted(run: Run) -> None:
+    run("context", "create", "a", "--server", "127.0.0.1:1", "--admin", "127.0.0.1:2")
+    run("context", "create", "b", "--server", "flymq://127.0.0.1:3")
+    assert run("context", "list").text.splitlines()[1:] == [
+        "*  a        flymq://127.0.0.1:1  http://127.0.0.1:2  -",
+        "   b        flymq://127.0.0.1:3  -                   -",
+    ]
+    assert run("context", "use", "b").text == "context b is in use\n"
+    assert json.loads(run("context", "show", "--json").out) == {
+        "context": "b",
+        "current": True,
+        "server": "flymq://127.0.0.1:3",
+        "admin": None,
+        "password": None,
+    }
+    assert run("context", "use", "--none").text == "no context is in use\n"
+    assert run("context", "show").code == 1
+    assert run("context", "delete", "a").code == 1
+    assert run("context", "delete", "a", "--yes").text == "deleted context a\n"
+    assert [each["context"] for each in json.loads(run("context", "list", "--json").out)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "error"),
+    [
+        (
+            ["create", "x", "--server", "flymq://a:secret@h:1"],
+            2,
+            "a password on the command line can be seen by others",
+        ),
+        (["create", "x", "--server", "flymq://"], 2, "is not a broker address"),
+        (["create", "x", "--server", "h:1", "--admin", "ftp://h"], 2, "is not an admin address"),
+        (["create", "x", "--server", "h:1", "--password-stdin"], 2, "there is no user for the password"),
+        (["create", "a b", "--server", "h:1"], 2, "is not a name"),
+        (["create", "a", "--server", "h:1"], 1, "context a exists"),
+        (["use", "x"], 1, "context not found: x"),
+        (["use"], 2, "name a context, or use --none"),
+        (["show", "x"], 1, "context not found: x"),
+        (["delete", "x", "--yes"], 1, "context not found: x"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Run, args: list[str], code: int, error: str) -> None:
+    run("context", "create", "a", "--server", "h:1")
+    result = run("context", *args)
+    assert (result.code, result.out) == (code, b"")
+    assert error in result.err
+    assert "secret" not in result.err
+
+
+def test_a_context_that_is_not_there_is_named(run: Run) -> None:
+    assert "context not found: x" in run("--context", "x", "topic", "list").err
