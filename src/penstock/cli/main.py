@@ -33,6 +33,7 @@ from penstock.cli import (
     restore,
     schema,
     serve,
+    spark,
     subscription,
     terminal,
     topic,
@@ -71,6 +72,7 @@ ORDER = (
     "cache",
     "audit",
     "pipeline",
+    "spark",
     "backup",
     "restore",
     "verify",
@@ -189,6 +191,7 @@ app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(spark.app, name="spark")
 app.add_typer(backup.app, name="backup")
 app.command()(restore.restore)
 app.command()(verify.verify)

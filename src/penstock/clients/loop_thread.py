@@ -7,9 +7,12 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import uvloop
-
 from penstock.errors import InvalidRequest
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # an executor that got its packages from `penstock spark pack`
+    from asyncio import new_event_loop  # type: ignore[assignment]
 
 CANCEL_S_MAX = 5.0
 """How long an interrupted caller waits for its work to unwind."""
@@ -29,7 +32,7 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._cleanups: set[asyncio.Task[None]] = set()
         """Tasks that nobody waits for; the loop itself does not keep them alive."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
