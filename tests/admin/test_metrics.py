@@ -9,11 +9,14 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-<<<<<<< HEAD
-from penstock.admin.figures import CacheFigures, DiskFigures, Figures, PartitionFigures, RequestFigures
-=======
-from penstock.admin.figures import CacheFigures, Figures, PartitionFigures, ProducerFigures, RequestFigures
->>>>>>> w-idem
+from penstock.admin.figures import (
+    CacheFigures,
+    DiskFigures,
+    Figures,
+    PartitionFigures,
+    ProducerFigures,
+    RequestFigures,
+)
 from penstock.admin.metrics import families
 from penstock.broker.access.audit import AuditStats
 from penstock.broker.access.logins import LoginStats

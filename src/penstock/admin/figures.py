@@ -72,20 +72,19 @@ class CacheFigures(NamedTuple):
     stats: CacheStats
 
 
-<<<<<<< HEAD
 class DiskFigures(NamedTuple):
     """Of the file system of the data directory; 0 if the log is not in files."""
 
     size_bytes: int = 0
     free_bytes: int = 0
-=======
+
+
 class ProducerFigures(NamedTuple):
     """Of idempotent producers."""
 
     known: int
     answers_bytes: int
     stats: ProducerStats
->>>>>>> w-idem
 
 
 class PartitionFigures(NamedTuple):

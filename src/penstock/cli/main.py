@@ -33,6 +33,7 @@ from penstock.cli import (
     role,
     schema,
     serve,
+    spark,
     status,
     subscription,
     terminal,
@@ -78,6 +79,7 @@ ORDER = (
     "audit",
     "cache",
     "pipeline",
+    "spark",
     "backup",
     "restore",
     "verify",
@@ -205,6 +207,7 @@ app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(spark.app, name="spark")
 app.add_typer(backup.app, name="backup")
 app.command()(restore.restore)
 app.command()(verify.verify)

@@ -93,7 +93,7 @@ def get(
     with connected(context, server) as client:
         schema = client.schemas.get(name, version)
     if wants_json(context, as_json):
-        terminal.print_json(_as_json(schema) | {"definition": schema.definition})
+        terminal.print_json(_as_json(schema) | {"registry_id": schema.registry_id, "definition": schema.definition})
     else:
         print("\n".join(terminal.visible(line) for line in (schema.definition or "").splitlines()))
 

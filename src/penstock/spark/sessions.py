@@ -134,8 +134,11 @@ def _connected(chosen: Mapping[str, str]) -> SparkSession:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:  # gRPC, mostly
         raise ConfigError(f'Spark Connect is not installed ({error}): run pip install "pyspark[connect]"') from None
-    builder = ConnectSession.builder.config(map=dict[str, bool | float | int | str | None](chosen))
-    session: Any = builder.getOrCreate()
+    session: Any = ConnectSession.getActiveSession()
+    if session is None:
+        session = ConnectSession.builder.config(map=dict[str, bool | float | int | str | None](chosen)).create()
+    else:
+        _warn_of_differences(session, {name: value for name, value in chosen.items() if name != "spark.remote"})
     register_source(session)
     return cast("SparkSession", session)
 
@@ -155,13 +158,17 @@ def _as_it_is(
     running: SparkSession, app_name: str, master: str | None, config: Mapping[str, str] | None
 ) -> SparkSession:
     given = {"spark.master": running.conf.get("spark.master", None) or "local", **(config or {})}
-    differing = differing_settings(running, settings(app_name, master, given, processors=os.cpu_count() or 1))
+    _warn_of_differences(running, settings(app_name, master, given, processors=os.cpu_count() or 1))
+    return running
+
+
+def _warn_of_differences(running: SparkSession, wanted: Mapping[str, str]) -> None:
+    differing = differing_settings(running, wanted)
     if differing:
         logger.warning(
             "a Spark session is running and is used as it is, without these settings: %s; stop it first to get a session with them",
             ", ".join(differing),
         )
-    return running
 
 
 def differing_settings(session: SparkSession, wanted: Mapping[str, str]) -> list[str]:

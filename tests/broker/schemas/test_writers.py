@@ -25,7 +25,7 @@ SWAPPED: Final = [
 PROTO: Final = 'syntax = "proto3"; message A { message Inner { int32 x = 1; } } message B { int32 y = 1; }'
 
 
-@pytest.fixture(params=["on the loop", "in the worker"], autouse=True)
+@pytest.fixture(params=["on the loop", "in the worker"])
 def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in the worker":
         monkeypatch.setattr(validation, "ON_LOOP_COST_MAX", -1)
@@ -90,6 +90,7 @@ async def test_unmarked_records_are_stamped_with_what_the_binding_means_and_tomb
     ]
 
 
+@pytest.mark.usefixtures("anywhere")
 async def test_a_record_that_says_which_version_wrote_it_is_checked_against_that(broker: Broker) -> None:
     ids = await bound(broker, "avro", [json.dumps(each) for each in SWAPPED])
     first, second = avro_bytes(1, id=1, quantity=2, discount=3, note=4), avro_bytes(2, id=1, discount=2)
@@ -190,6 +191,7 @@ async def test_a_schema_that_a_record_is_sent_with_stamps_it(broker: Broker) -> 
     assert [headers for _, headers in await stored(broker)] == [marked(b"order:1"), marked(b"order:2")]
 
 
+@pytest.mark.usefixtures("anywhere")
 async def test_one_record_is_validated_as_it_would_be_stored(broker: Broker) -> None:
     [first, second] = await bound(broker, "json", ["{}", '{"type": "object"}'])
 

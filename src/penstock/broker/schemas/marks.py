@@ -76,7 +76,9 @@ class Frames:
         for number, registry_id, fingerprint in versions:
             if registry_id:
                 self._by_id[registry_id] = number
-            if fingerprint and self._by_fingerprint.get(fingerprint, LATEST) != preferred:
+            if fingerprint and (
+                fingerprint not in self._by_fingerprint or self._by_fingerprint[fingerprint] != preferred
+            ):
                 self._by_fingerprint[fingerprint] = number
         self._first_bytes = frozenset({0, 0xC3} if kind == "avro" else {0})
 

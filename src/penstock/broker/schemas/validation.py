@@ -69,6 +69,8 @@ class _Run(NamedTuple):
 
     values: Sequence[bytes | None]
     units: Sequence[int] | None
+    rows: Sequence[int] | None = None
+    """Where the values are among all records; None if they are all of them."""
 
 
 class _Job(NamedTuple):
@@ -181,7 +183,7 @@ class Validation:
         by_version, _, refused = sort_by_writer(Batch([value]), self._asked(reference, self._want(reference).number))
         if refused:
             return list(refused.values())
-        [(number, [payload])] = by_version.items()
+        [(number, ([payload], _))] = by_version.items()
         assert payload is not None
         want = self._want(reference._replace(version=number))
         if self._quick([_Job(want, _Run([payload], None))]):
@@ -207,8 +209,8 @@ class Validation:
                 continue
             want = self._want(reference)
             by_version, headers, refused = sort_by_writer(batch, self._asked(reference, want.number))
-            for number, values in by_version.items():
-                jobs.append(_Job(self._want(reference._replace(version=number)), _Run(values, units)))
+            for number, (values, rows) in by_version.items():
+                jobs.append(_Job(self._want(reference._replace(version=number)), _Run(values, units, rows)))
             for row, reason in refused.items():
                 faults = faults or Faults(units)
                 unit = faults.units.of(row)
@@ -233,14 +235,14 @@ class Validation:
 
     def _quick(self, jobs: list[_Job]) -> bool:
         cost = 0
-        for (_, _, _, version), (values, _) in jobs:
-            cost += version.cost * (len(values) + sum(map(len, filter(None, values))))
+        for want, run in jobs:
+            cost += want.version.cost * (len(run.values) + sum(map(len, filter(None, run.values))))
         return cost <= ON_LOOP_COST_MAX
 
     def _check_here(self, job: _Job, faults: Faults | None) -> Faults | None:
         """Check the rows that are not in `faults`, and add those at fault."""
         want, run = job
-        rows, present = _present(run.values, faults)
+        rows, present = _present(run, faults)
         if present:
             self.stats.checked_records += len(present)
             checker = self._checker(want)
@@ -310,7 +312,7 @@ class Validation:
         if self._quick([job]):
             return self._check_here(job, faults)
         want, run = job
-        rows, present = _present(run.values, faults)
+        rows, present = _present(run, faults)
         if present:
             self.stats.checked_records += len(present)
             self.stats.worker_runs += 1
@@ -349,8 +351,13 @@ class Validation:
         return reply
 
 
-def _present(values: Sequence[bytes | None], faults: Faults | None) -> tuple[Sequence[int], list[bytes]]:
+def _present(run: _Run, faults: Faults | None) -> tuple[Sequence[int], list[bytes]]:
     """Return the rows to check and their values: a record without a value deletes its key and says nothing."""
+    values = run.values
+    if run.rows is not None:
+        refused = {} if faults is None else faults.errors
+        present = [(row, value) for row, value in zip(run.rows, values, strict=True) if row not in refused]
+        return [row for row, _ in present], [value for _, value in present]  # type: ignore[misc]
     if faults is None and None not in values:
         return range(len(values)), list(values)  # type: ignore[arg-type]
     refused = {} if faults is None else faults.errors

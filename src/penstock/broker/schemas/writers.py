@@ -35,9 +35,16 @@ class Asked(NamedTuple):
     """Where a Protobuf message is in a version. Raises MarkInvalid."""
 
 
+class Written(NamedTuple):
+    """What one version wrote, without frames."""
+
+    values: Sequence[bytes | None]
+    rows: Sequence[int] | None = None
+    """Where they are in the batch; None if they are all of it."""
+
+
 class Sorted(NamedTuple):
-    by_version: dict[int, Sequence[bytes | None]]
-    """The values to check against each version, without frames; None for rows of other versions, and for tombstones."""
+    by_version: dict[int, Written]
     headers: Sequence[bytes | None]
     """What to store with each row."""
     refused: dict[int, str]
@@ -50,26 +57,37 @@ def sort_by_writer(batch: Batch, asked: Asked) -> Sorted:
     reference = asked.reference
     stamp = stamp_of(Reference(reference.name, asked.number, reference.message))
     if not asked.frames.any(values) and (cells is None or not any(map(_matters, cells))):
-        return Sorted({asked.number: values}, _all_stamped(values, cells, stamp), {})
-    by_version: dict[int, list[bytes | None]] = {}
+        return Sorted({asked.number: Written(values)}, _all_stamped(values, cells, stamp), {})
+    by_version: dict[int, tuple[list[bytes | None], list[int]]] = {}
     headers: list[bytes | None] = [None] * len(values) if cells is None else list(cells)
     refused: dict[int, str] = {}
     stamps = {asked.number: stamp}
+    named: dict[bytes | None, tuple[int, bytes] | None] = {}
+    """What headers say, and what becomes of them: those of many records are the same."""
     for row, value in enumerate(values):
         if value is None:
             continue
+        cell = headers[row]
         try:
-            _check_room(headers[row])
-            number, size = _writer(value, headers[row], asked)
+            if cell not in named:
+                _check_room(cell)
+                named[cell] = _named(cell, asked)
+            said = named[cell]
+            number, size = (said[0], 0) if said is not None else _framed(value, asked)
         except MarkInvalid as error:
             refused[row] = str(error)
             continue
-        by_version.setdefault(number, [None] * len(values))[row] = value[size:]
+        payloads, rows = by_version.setdefault(number, ([], []))
+        payloads.append(value[size:])
+        rows.append(row)
+        if said is not None:
+            headers[row] = said[1]
+            continue
         if number not in stamps:
             stamps[number] = stamp_of(Reference(reference.name, number, reference.message))
         # A frame says it all. What another record's header said does not belong to it.
-        headers[row] = stamped(headers[row], b"" if size else stamps[number]) or None
-    return Sorted(dict(by_version), headers, refused)
+        headers[row] = stamped(cell, b"" if size else stamps[number]) or None
+    return Sorted({number: Written(*each) for number, each in by_version.items()}, headers, refused)
 
 
 def _all_stamped(
@@ -92,26 +110,31 @@ def _check_room(cell: bytes | None) -> None:
         )
 
 
-def _writer(value: bytes, cell: bytes | None, asked: Asked) -> tuple[int, int]:
-    """Return the version that wrote a value, and how many bytes stand before it. Raises MarkInvalid."""
+def _named(cell: bytes | None, asked: Asked) -> tuple[int, bytes] | None:
+    """Return the version that headers name, and the headers to store; None if they name no version of the schema. Raises MarkInvalid."""
     reference = asked.reference
     mark = header_mark(cell)
     named = None if mark is None else read_mark(mark)
-    if named is not None and named.name == reference.name:
-        if not asked.has_version(named.version):
-            raise MarkInvalid(f"the header {SCHEMA_HEADER} is {named}, which does not exist")
-        _check_version(named.version, asked)
-        if named.message != reference.message:
-            path = asked.message_path(named.version, named.message)
-            if path != asked.message_path(named.version, reference.message):
-                raise MarkInvalid(f"the header {SCHEMA_HEADER} is {named}, and {reference} is asked for")
-        return named.version, 0
+    if named is None or named.name != reference.name:
+        return None
+    if not asked.has_version(named.version):
+        raise MarkInvalid(f"the header {SCHEMA_HEADER} is {named}, which does not exist")
+    _check_version(named.version, asked)
+    if named.message != reference.message:
+        path = asked.message_path(named.version, named.message)
+        if path != asked.message_path(named.version, reference.message):
+            raise MarkInvalid(f"the header {SCHEMA_HEADER} is {named}, and {reference} is asked for")
+    return named.version, stamped(cell, stamp_of(Reference(reference.name, named.version, reference.message)))
+
+
+def _framed(value: bytes, asked: Asked) -> tuple[int, int]:
+    """Return the version that wrote a value, and how many bytes stand before it. Raises MarkInvalid."""
     frame = asked.frames.find(value)
     if frame is None:
         return asked.number, 0
     _check_version(frame.version, asked)
-    if frame.message is not None and frame.message != asked.message_path(frame.version, reference.message):
-        raise MarkInvalid(f"its frame names another message of version {frame.version} than {reference}")
+    if frame.message is not None and frame.message != asked.message_path(frame.version, asked.reference.message):
+        raise MarkInvalid(f"its frame names another message of version {frame.version} than {asked.reference}")
     return frame.version, frame.size_bytes
 
 
