@@ -157,6 +157,17 @@ def test_what_the_broker_can_tell_is_said_before_spark_starts(
         assert "is in use by process" in run("pipeline", "run", "p.toml", "--once").err
 
 
+def test_a_second_pipeline_of_one_name_is_refused_before_spark_starts(
+    run: Run, broker: RunningBroker, tmp_path: Path
+) -> None:
+    with broker.connect() as client:
+        client.create_topic("orders", 1)
+        client.pipelines.report(PipelineReport("p", "somewhere-else.1", 1, "running", "", []))
+    write_pipeline(broker, tmp_path)
+    result = run("pipeline", "run", "p.toml", "--once")
+    assert (result.code, "another pipeline named p is running, with another directory" in result.err) == (1, True)
+
+
 def test_a_replay_of_a_topic_that_is_not_there_is_refused_before_spark_starts(
     run: Run, broker: RunningBroker, tmp_path: Path
 ) -> None:

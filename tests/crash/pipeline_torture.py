@@ -44,6 +44,7 @@ LOOK_S = 0.05
 LOOK_CLOSELY_S = 0.002
 COMMIT_S_MAX = 20.0
 COMPACT_EVERY_S = 3.0
+FINISH_S_MAX = 900.0
 ACCOUNTS = 20
 WEIGHTS = {
     "fault": 22,
@@ -187,7 +188,7 @@ class Torture:
             feeder.stop()
         self._over.set()
         self._compacting.join()
-        told = self._spark.tell("finish")
+        told = self._spark.tell("finish", FINISH_S_MAX)
         if told != "finished":
             raise NoProgress("the pipeline did not come to its end; driver.log says why")
         self._spark.tell("quit")

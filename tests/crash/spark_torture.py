@@ -71,19 +71,19 @@ class Spark:
         if self._answer() != "ready":
             raise NoProgress("the driver did not start; driver.log says why")
 
-    def tell(self, command: str) -> str:
+    def tell(self, command: str, wait_s: float = ANSWER_S_MAX) -> str:
         """What the driver says it did."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n".encode())
         self._process.stdin.flush()
-        return self._answer()
+        return self._answer(wait_s)
 
-    def _answer(self) -> str:
+    def _answer(self, wait_s: float = ANSWER_S_MAX) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
         # One line is asked for at a time, so none waits in the buffer of the pipe.
-        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_S_MAX)
+        ready, _, _ = select.select([self._process.stdout], [], [], wait_s)
         if not ready:
             raise NoProgress("the driver does not answer; driver.log may say why")
         return self._process.stdout.readline().decode().strip()

@@ -118,6 +118,8 @@ def test_columns_come_from_the_log_and_the_schema_where_a_file_has_them_not(path
 def test_what_cannot_be_read_says_why(path: str) -> None:
     with pytest.raises(InvalidRequest, match="needs the path of a Delta table"):
         DeltaDataSource({}).schema()
+    with pytest.raises(ConfigError, match="there is no Delta table in"):
+        DeltaDataSource({"path": path}).schema()
     write(path, 1)
     stream = Stream(path)
     stream.run()
@@ -132,6 +134,13 @@ def test_what_cannot_be_read_says_why(path: str) -> None:
         file.unlink()
     with pytest.raises(ConfigError, match="vacuumed before it was read"):
         stream.run()
+
+
+def test_options_of_the_library_have_names_that_spark_does_not_show() -> None:
+    from penstock.spark.delta_source import _place
+
+    given = {"path": "s3://lake/orders", "Storage.Secret.AWS_REGION": "eu", "ignoreChanges": "true"}
+    assert _place(given) == ("s3://lake/orders", {"aws_region": "eu"})
 
 
 def test_spark_finds_the_source_by_itself() -> None:

@@ -24,10 +24,10 @@ def dotted(path: Path) -> str:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class that an annotation such as `Tls | None` or `list[Topic]` stands for, if any."""
+    """The section class that an annotation such as `Tls | None`, `list[Topic]` or `dict[str, Rules]` stands for, if any."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list, dict):
         return next(filter(None, map(section_of, typing.get_args(annotation))), None)
     return None
 
@@ -45,14 +45,16 @@ def unknown_setting(root: type[BaseModel], path: Path) -> str:
     key, name = dotted(path), str(path[-1])
     parent = root
     for part in path[:-1]:
-        if isinstance(part, str) and (section := section_of(parent.model_fields[part].annotation)) is not None:
+        # What is no field is the index of a list or a name that somebody gave to a section.
+        field = parent.model_fields.get(str(part))
+        if field is not None and (section := section_of(field.annotation)) is not None:
             parent = section
     if path[:-1] == ("listeners",):
         speaks = ", ".join(parent.model_fields)
         return f"{key}: Penstock does not speak {name}; it speaks {speaks}" + _did_you_mean(
             name, list(parent.model_fields), "listeners."
         )
-    siblings = list(parent.model_fields)
+    siblings = [field.alias or known for known, field in parent.model_fields.items()]
     above = key[: -len(name)]
     close = difflib.get_close_matches(name, siblings, n=SUGGESTIONS_MAX)
     close = close or [known for known in siblings if known.startswith(f"{name}_") or name.startswith(known)]

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMAT: Final = "penstock-delta"
-STORAGE_PREFIX: Final = "storage."
-"""Of options that are passed on to the deltalake library."""
+STORAGE_PREFIX: Final = "storage.secret."
+"""Of options that are passed on to the deltalake library. Spark shows no option of such a name in plans and event logs."""
 
 
 def with_delta_source(session: SparkSession) -> SparkSession:

@@ -55,12 +55,15 @@ class DeltaDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from deltalake import DeltaTable  # isort: skip
-
         path, storage = _place(self.options)
-        table = DeltaTable(path, storage_options=storage)
+        try:
+            table = DeltaTable(path, storage_options=storage)
+        except TableNotFoundError:
+            raise _missing(path) from None
         return from_arrow_schema(pa.schema(table.schema().to_arrow()), prefer_timestamp_ntz=False)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -83,7 +86,7 @@ class DeltaReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         version = self._log.version()
         if version is None:
-            raise ConfigError(f"there is no Delta table in {self._log.path}")
+            raise _missing(self._log.path)
         return _tasks(self._log.files(version))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -231,6 +234,12 @@ def _place(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         name.removeprefix(STORAGE_PREFIX): value for name, value in given.items() if name.startswith(STORAGE_PREFIX)
     }
     return path if is_url(path) else os.path.abspath(path.removeprefix("file://")), storage  # noqa: PTH100 - no links followed
+
+
+def _missing(path: str) -> ConfigError:
+    return ConfigError(
+        f"there is no Delta table in {path}: check the path, or let the pipeline that writes it run first"
+    )
 
 
 def _version(offset: Mapping[str, Any]) -> int:

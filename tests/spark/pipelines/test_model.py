@@ -140,6 +140,26 @@ def test_rules_of_silver_are_those_of_the_topic_else_those_of_all(tmp_path: Path
         load_pipeline(write(tmp_path, FILE_OF_RULES.replace("FORMAT", "iceberg")))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            'key = ["id"]|kee = ["id"]',
+            "silver.topics.orders.kee is not a setting; did you mean silver.topics.orders.key?",
+        ),
+        ('"drop"|"ignore"', "silver.expect.amount > 0 = \"ignore\" is not known: use 'drop', 'reject' or 'fail'"),
+        ('sql = "SELECT 1"|sql = "SELECT 1"\nfrm = 1', "gold[0].frm is not a setting; did you mean gold[0].from?"),
+    ],
+)
+def test_what_is_wrong_with_rules_is_said_with_its_place(tmp_path: Path, change: str, message: str) -> None:
+    before, _, after = change.partition("|")
+    text = FILE_OF_RULES.replace("FORMAT", "delta")
+    assert before in text
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(write(tmp_path, text.replace(before, after)))
+    assert message in str(caught.value)
+
+
 def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="penstock pipeline init"):
         load_pipeline(tmp_path / "gone.toml")

@@ -131,7 +131,7 @@ class Run:
                 self.reporter.say("failed", explain_failure(error))
                 raise
             else:
-                self.reporter.say(outcome.state, outcome.message)
+                self.reporter.say(outcome.state, outcome.message or "; ".join(_left_out(outcome.stages)))
             finally:
                 self._gate.close()
                 self._end_queries()
