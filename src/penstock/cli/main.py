@@ -22,6 +22,7 @@ from penstock.cli import (
     bench,
     cache,
     configuration,
+    console,
     consume,
     delayed,
     dlq,
@@ -70,6 +71,7 @@ ORDER = (
     "key",
     "cache",
     "audit",
+    "console",
     "pipeline",
     "backup",
     "restore",
@@ -188,6 +190,7 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
+app.command()(console.console)
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(backup.app, name="backup")
 app.command()(restore.restore)
