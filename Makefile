@@ -135,6 +135,14 @@ coverage: $(SETUP_DONE) ## branch coverage by package (TESTS=tests; 40 min)
 fuzz: $(SETUP_DONE) ## MINUTES=10 of new examples for every codec, session and file
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
+.PHONY: fuzz-api
+fuzz-api: $(SETUP_DONE) ## EXAMPLES=50 requests for every endpoint of the admin API (10 min)
+	@EXAMPLES=$(or $(EXAMPLES),50) $(BIN)/python -m pytest tests/admin/api/test_openapi.py
+
+.PHONY: screenshots
+screenshots: $(SETUP_DONE) ## every page of the console, in build/screenshots
+	@$(BIN)/python -m scripts.screenshots
+
 .PHONY: hostile
 hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory (2 min)
 	@$(BIN)/python -m tests.crash.hostile

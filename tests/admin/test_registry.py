@@ -192,6 +192,24 @@ def test_protobuf_as_text_and_as_a_descriptor_is_one_definition(client: SchemaRe
     assert refusal(lambda: client.register_schema("item-value", grown)) == (409, 409)
 
 
+def test_framed_records_are_decoded_by_the_version_that_wrote_them(client: SchemaRegistryClient, ask: Asking) -> None:
+    context = SerializationContext("framed", MessageField.VALUE)
+    written = [
+        AvroSerializer(client, FIRST)({"id": 1}, context),
+        AvroSerializer(client, WITH_DEFAULT)({"id": 2, "who": "ann"}, context),
+    ]
+    api = Asking(ask.broker, opened=ask.opened)
+    api.ok("POST", "/topics", {"name": "framed"})
+    records = [{"value_base64": base64.b64encode(value or b"").decode()} for value in written]
+    api.ok("POST", "/topics/framed/records", {"records": records})
+    api.ok("PUT", "/topics/framed/schema", {"schema": "framed-value"})
+    shown = api.ok("GET", "/topics/framed/records")["records"]
+    assert [(each["decoded"], each["schema"]) for each in shown] == [
+        ({"id": 1}, "framed-value:1"),
+        ({"id": 2, "who": "ann"}, "framed-value:2"),
+    ]
+
+
 def test_a_client_logs_in_with_a_password_or_a_key() -> None:
     with asking(listeners=LOGIN_REQUIRED) as ask:
         broker = ask.broker.server.broker

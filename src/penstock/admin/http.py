@@ -1,5 +1,5 @@
-"""The HTTP address: health and metrics (/livez, /readyz, /metrics), the admin API (/api/v1), and the paths that probes of a FlyMQ broker
-ask, /health and those below it.
+"""The HTTP address: health and metrics (/livez, /readyz, /metrics), the admin API (/api/v1), the schema registry (/registry), the
+console (/console), and the paths that probes of a FlyMQ broker ask, /health and those below it.
 
 The application is Starlette's and the HTTP/1.1 protocol is uvicorn's, but not uvicorn's `Server`: that one wants the process's
 signals and ticks ten times a second, and it bounds neither connections nor how long a request may take to arrive. Here every
@@ -31,6 +31,7 @@ from penstock.admin.api.application import Api, Door, problem_response
 from penstock.admin.api.logins import Logins
 from penstock.admin.api.problems import HttpProblem, problem_of
 from penstock.admin.api.table import PREFIX, Setting, Surroundings
+from penstock.admin.console import serving
 from penstock.admin.figures import Listener, SessionStats, Sources, failed_partitions
 from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
@@ -112,6 +113,7 @@ class AdminServer:
         self._served: dict[bytes, ASGIApp] = {
             f"{PREFIX}/".encode(): Api(given, self._door, secure=settings.tls is not None),
             f"{registry.PREFIX}/".encode(): RegistryApi(broker, self._door),
+            serving.PREFIX.encode(): serving.Console(),
         }
         """By the beginning of the path; the rest are pages of Starlette's."""
         self._pages = Starlette(

@@ -20,6 +20,7 @@ from penstock.cli import (
     bench,
     cache,
     configuration,
+    console,
     consume,
     context,
     delayed,
@@ -78,6 +79,7 @@ ORDER = (
     "key",
     "audit",
     "cache",
+    "console",
     "pipeline",
     "spark",
     "backup",
@@ -206,6 +208,7 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
+app.command()(console.console)
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(spark.app, name="spark")
 app.add_typer(backup.app, name="backup")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.admin.api import topics
 from tests.admin.api.asking import Asking, asking
 
 
@@ -46,6 +47,14 @@ def test_topics_are_listed_in_pages_and_searched(ask: Asking) -> None:
     assert ([each["name"] for each in first["topics"]], first["more"]) == (["page.a", "page.b"], True)
     rest = ask.ok("GET", "/topics?search=page&after=page.b")
     assert ([each["name"] for each in rest["topics"]], rest["more"]) == (["page.c"], False)
+
+
+def test_a_page_of_topics_is_bounded_in_partitions(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "PAGE_PARTITIONS_MAX", 3)
+    for name in ("many.a", "many.b", "many.c"):
+        ask.ok("POST", "/topics", {"name": name, "partitions": 2})
+    page = ask.ok("GET", "/topics?search=many")
+    assert ([each["name"] for each in page["topics"]], page["more"]) == (["many.a", "many.b"], True)
 
 
 def test_a_topic_is_truncated(ask: Asking) -> None:

@@ -169,6 +169,11 @@ async def schema_missing(operation: Callable[[], Any]) -> None:
         await finished(operation)
 
 
+async def no_user(operation: Callable[[], Any]) -> None:
+    """Likewise, that there is no such user."""
+    await let_in(UserNotFound, operation)
+
+
 async def finished(operation: Callable[[], Any]) -> None:
     result = operation()
     if isinstance(result, Awaitable):
@@ -220,11 +225,7 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "acls.get_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.get_acl(who, t)),
     "acls.delete_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.delete_acl(who, t)),
     "acls.list_acls": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.list_acls(who)),
-    "explaining.rights": (
-        Operation.ADMIN,
-        WHOLE,
-        lambda b, who, t: let_in(UserNotFound, lambda: b.explaining.rights(who, "gone")),
-    ),
+    "explaining.rights": (Operation.ADMIN, WHOLE, lambda b, who, t: no_user(lambda: b.explaining.rights(who, "gone"))),
     "audit.query": (Operation.ADMIN, WHOLE, lambda b, who, t: b.audit.query(who, AuditQuery())),
     "dead_letters.letters": (Operation.READ, TOPIC, lambda b, who, t: b.dead_letters.letters(who, t, 10)),
     "dead_letters.replay": (
@@ -257,26 +258,14 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     ),
     "cluster.leave": (Operation.ADMIN, WHOLE, lambda b, who, t: let_in(NotSupported, lambda: b.cluster.leave(who))),
     "users.create_user": (Operation.ADMIN, WHOLE, lambda b, who, t: b.users.create_user(who, "new", "secret", [])),
-    "users.delete_user": (
-        Operation.ADMIN,
-        WHOLE,
-        lambda b, who, t: let_in(UserNotFound, lambda: b.users.delete_user(who, "gone")),
-    ),
-    "users.update_user": (
-        Operation.ADMIN,
-        WHOLE,
-        lambda b, who, t: let_in(UserNotFound, lambda: b.users.update_user(who, "gone")),
-    ),
+    "users.delete_user": (Operation.ADMIN, WHOLE, lambda b, who, t: no_user(lambda: b.users.delete_user(who, "gone"))),
+    "users.update_user": (Operation.ADMIN, WHOLE, lambda b, who, t: no_user(lambda: b.users.update_user(who, "gone"))),
     "users.list_users": (Operation.ADMIN, WHOLE, lambda b, who, t: b.users.list_users(who)),
-    "users.get_user": (
-        Operation.ADMIN,
-        WHOLE,
-        lambda b, who, t: let_in(UserNotFound, lambda: b.users.get_user(who, "gone")),
-    ),
+    "users.get_user": (Operation.ADMIN, WHOLE, lambda b, who, t: no_user(lambda: b.users.get_user(who, "gone"))),
     "users.set_password": (
         Operation.ADMIN,
         WHOLE,
-        lambda b, who, t: let_in(UserNotFound, lambda: b.users.set_password(who, "gone", "secret")),
+        lambda b, who, t: no_user(lambda: b.users.set_password(who, "gone", "secret")),
     ),
     "users.change_own_password": (
         Operation.DESCRIBE,

@@ -238,7 +238,9 @@ def _number(text: str, what: str) -> int:
 
 
 async def _records(call: Call, topic: str, rows: Sequence[Row], cell_bytes: int | None) -> list[Record]:
-    decoded = await call.broker.schemas.decode(call.principal, topic, [row.value for row in rows])
+    decoded = await call.broker.schemas.decode(
+        call.principal, topic, [row.value for row in rows], [row.headers for row in rows]
+    )
     return [_record(row, each, cell_bytes) for row, each in zip(rows, decoded, strict=True)]
 
 

@@ -30,6 +30,8 @@ from penstock.log.api import PARTITIONS_MAX, TopicInfo
 
 TOPICS_MAX: Final = 1_000
 """Of one page."""
+PAGE_PARTITIONS_MAX: Final = 5_000
+"""A page ends with the topic that reaches it: looking at so many takes some milliseconds of the event loop."""
 SETTINGS_MAX: Final = 32
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
@@ -129,7 +131,14 @@ async def list_topics(call: Call, query: TopicsQuery) -> TopicPage:
         wanted = query.search.lower()
         names = [name for name in names if wanted in name.lower()]
     rest = names[bisect_right(names, query.after) :]
-    return TopicPage([_summary(call, name) for name in islice(rest, query.limit)], len(rest) > query.limit)
+    page: list[TopicSummary] = []
+    partitions = 0
+    for name in islice(rest, query.limit):
+        page.append(_summary(call, name))
+        partitions += page[-1].partitions
+        if partitions >= PAGE_PARTITIONS_MAX:
+            break
+    return TopicPage(page, len(rest) > len(page))
 
 
 def _summary(call: Call, name: str) -> TopicSummary:

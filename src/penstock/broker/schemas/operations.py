@@ -27,10 +27,11 @@ from penstock.broker.access.checks import (
 )
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.schemas.decoded import NOT_DECODED, Decoded
+from penstock.broker.schemas.marks import MarkInvalid, header_mark, read_mark
 from penstock.broker.schemas.reference import LATEST, Compatibility, Reference, parse_reference
 from penstock.broker.schemas.registry import Registry, SchemaVersion
 from penstock.broker.schemas.validation import Validation
-from penstock.errors import PenstockError, SchemaNotFound, TopicNotFound
+from penstock.errors import CorruptBlock, PenstockError, SchemaNotFound, TopicNotFound
 from penstock.log.api import Engine, TopicInfo
 from penstock.workers import WorkerPool
 
@@ -176,16 +177,53 @@ class Schemas:
             await self._registry.bind(topic, info.id, schema)
 
     @on_topic(Operation.READ)
-    async def decode(self, principal: Principal, topic: str, values: Sequence[bytes | None]) -> list[Decoded]:
-        """Values of the topic's records as JSON, each read with the schema that the topic is bound to."""
-        reference = self._registry.bound.get(self._topic(topic).name)
-        if reference is None:
-            return [NOT_DECODED] * len(values)
-        number, version = self._registry.resolve(reference)
-        schema = str(Reference(reference.name, number, reference.message))
-        from penstock.broker.schemas.decoding import decode_values  # by now imported, see Registry
+    async def decode(
+        self,
+        principal: Principal,
+        topic: str,
+        values: Sequence[bytes | None],
+        headers: Sequence[bytes | None] | None = None,
+    ) -> list[Decoded]:
+        """Values of the topic's records as JSON, if it is bound to a schema.
 
-        return await self._workers.worker().run(partial(decode_values, version, reference.message, schema, values))
+        Each is read with the version that wrote it, if a header or a frame before the value says which, else with the version that the
+        topic is bound to.
+        """
+        bound = self._registry.bound.get(self._topic(topic).name)
+        if bound is None:
+            return [NOT_DECODED] * len(values)
+        from penstock.broker.schemas.decoding import Writing, decode_values  # by now imported, see Registry
+
+        number, _ = self._registry.resolve(bound)
+        frames = self._registry.frames(bound.name, number)
+        writings: list[Writing | Decoded] = []
+        for value, cell in zip(values, headers or [None] * len(values), strict=True):
+            if value is None:
+                writings.append(NOT_DECODED)
+                continue
+            path, written = None, bound._replace(version=number)
+            try:
+                mark = header_mark(cell)
+                frame = frames.find(value) if mark is None else None
+                if mark is not None:
+                    written = read_mark(mark)
+                    if written.name != bound.name:
+                        raise MarkInvalid(
+                            f"its header names the schema {written.name}, and the topic is bound to {bound.name}"
+                        )
+                    written = written._replace(message=written.message or bound.message)
+                elif frame is not None:
+                    written, path, value = (
+                        written._replace(version=frame.version),
+                        frame.message,
+                        value[frame.size_bytes :],
+                    )
+                stored = self._registry.resolve(written)[1]
+            except (MarkInvalid, CorruptBlock, SchemaNotFound) as error:
+                writings.append(Decoded(None, str(written), str(error)))
+                continue
+            writings.append(Writing(value, stored, written.message, path, str(written)))
+        return await self._workers.worker().run(partial(decode_values, writings))
 
     @on_topic(Operation.DESCRIBE)
     def bound_to(self, principal: Principal, topic: str) -> str | None:

@@ -101,6 +101,16 @@ class ProtobufDefinition(Definition):
             descriptor = around
         return tuple(path)
 
+    def message_at(self, path: Sequence[int]) -> str:
+        """The full name of the message at a place, the inverse of `message_path`. Raises InvalidRequest."""
+        beside, descriptor = list(self._file.message_types_by_name.values()), None
+        for index in path:
+            if not 0 <= index < len(beside):
+                raise InvalidRequest(f"the definition has no message at {'.'.join(map(str, path))}")
+            descriptor = beside[index]
+            beside = list(descriptor.nested_types)
+        return "" if descriptor is None else str(descriptor.full_name)
+
     def _message(self, name: str) -> Any:
         package = self._file.package
         for full_name in (name, f"{package}.{name}"):

@@ -1,0 +1,62 @@
+// Dead letters: by topic and reason, one in full, replayed alone or by filter after a dry run, purged.
+
+import { get, post, query, remove, topicPath } from "./api.js";
+import { button, confirmName, field, fill, h, head, link, moment, panel, segment, table, tag, toast } from "./dom.js";
+import { bytes, cell, hex, number, pretty, time } from "./format.js";
+import { pair } from "./topics.js";
+
+export async function deadLettersPage(context) {
+  const topics = await get("/dead-letters");
+  return {
+    title: "Dead letters",
+    content: [head("Dead letters"), table([
+      ["topic", (each) => link(`/dead-letters/${segment(each.topic)}`, each.topic)],
+      ["dead-letter topic", (each) => link(`/topics/${segment(each.dead_letter_topic)}`, each.dead_letter_topic)],
+      ["records", (each) => number(each.letters), "num"],
+    ], topics, { open: (each) => context.go(`/dead-letters/${segment(each.topic)}`), caption: "Topics with dead letters", empty: "No topic has dead letters." })],
+  };
+}
+
+export async function deadLetterPage(context) {
+  const name = context.names.topic;
+  const letters = await get(topicPath(name, `/dead-letters${query({ limit: 500 })}`));
+  const reasons = new Map();
+  for (const each of letters) reasons.set(each.reason, (reasons.get(each.reason) ?? 0) + 1);
+  const filter = h("input", { type: "search", value: context.query.get("filter") ?? "", placeholder: "all, or text of the record or the reason", "data-search": true });
+  const outcome = h("div", { "aria-live": "polite" });
+  const detail = h("div", { "aria-live": "polite" });
+  const replay = (body) => post(topicPath(name, "/dead-letters/replay"), body);
+  const guarded = (action) => async () => { try { await action(); } catch (error) { fill(outcome, h("div", { class: "error", role: "alert" }, error.message)); } };
+  const dryRun = guarded(async () => {
+    context.keep({ filter: filter.value });
+    const { count } = await replay({ filter: filter.value, dry_run: true });
+    fill(outcome, h("p", {}, `${number(count)} dead letters would be written to ${name} again. `),
+      count ? button("Replay them", guarded(async () => { const done = await replay({ filter: filter.value }); toast(`${number(done.count)} dead letters replayed.`); await context.reload(); }), "primary") : null);
+  });
+  const replayOne = (letter) => guarded(async () => { await replay({ id: letter.id }); toast("The dead letter is replayed."); await context.reload(); });
+  const inspect = (letter) => fill(detail, h("section", { class: "panel", "aria-label": "One dead letter" },
+    h("h2", {}, letter.reason || "No reason was given"),
+    h("dl", {}, pair("id", h("span", { class: "mono" }, letter.id)), pair("from", letter.origin_offset === null ? "–" : link(`/topics/${segment(name)}/records?at=offset&partition=${letter.origin_partition}&offset=${letter.origin_offset}`, `partition ${letter.origin_partition}, offset ${letter.origin_offset}`)),
+      pair("attempts", number(letter.attempts)), pair("first failed", time(letter.first_failed_ms)), pair("failed", time(letter.failed_ms)),
+      pair("key", letter.key === null ? "none" : h("span", { class: "mono" }, cell(letter.key))), letter.headers.map((each) => pair(`header ${each.name}`, cell(each.value)))),
+    h("pre", { tabindex: "0", "aria-label": "Value" }, letter.value === null ? "null" : letter.value.text === null ? hex(letter.value.base64) : pretty(letter.value.text)),
+    h("div", { class: "row" }, button("Replay", replayOne(letter), "primary"), button("Close", () => fill(detail)))));
+  return {
+    title: `Dead letters of ${name}`,
+    content: [
+      head(name, { crumbs: [["Dead letters", "/dead-letters"]], actions: [button("Purge", () => confirmName(`Delete the dead letters of ${name}`, name, "Purge", async () => { await remove(topicPath(name, "/dead-letters")); toast("Purged."); await context.go("/dead-letters"); }), "danger")] }),
+      h("p", {}, [...reasons].map(([reason, count]) => tag(`${reason || "no reason"}: ${number(count)}`, "warn"))),
+      panel(h("div", { class: "row" }, field("Replay those that match", filter, "grow"), button("Dry run", dryRun)), outcome),
+      detail,
+      table([
+        ["failed", (each) => moment(time(each.failed_ms)), "nowrap mono"],
+        ["reason", (each) => each.reason],
+        ["attempts", (each) => number(each.attempts), "num"],
+        ["key", (each) => each.key === null ? "–" : cell(each.key), "key mono wide"],
+        ["value", (each) => each.value === null ? tag("tombstone") : cell(each.value), "cut mono"],
+        ["size", (each) => bytes(each.value?.size ?? 0), "num wide"],
+        ["", (each) => button("Replay", replayOne(each))],
+      ], letters, { open: inspect, caption: "Dead letters", empty: "Every dead letter was replayed." }),
+    ],
+  };
+}

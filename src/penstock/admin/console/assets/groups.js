@@ -1,0 +1,123 @@
+// Consumer groups and subscriptions: lag, members, and a reset that shows first what it would change.
+
+import { get, post, query, remove } from "./api.js";
+import { button, confirmName, field, fill, h, head, link, segment, select, table, tag, toast } from "./dom.js";
+import { duration, number } from "./format.js";
+
+export async function groupsPage(context) {
+  const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search groups", "data-search": true, value: context.query.get("search") ?? "" });
+  const [groups, subscriptions] = [await everything("groups"), await everything("subscriptions")];
+  const content = h("div");
+  const draw = () => {
+    const wanted = (each) => `${each.name} ${each.topic}`.toLowerCase().includes(search.value.toLowerCase());
+    fill(content, h("h2", {}, "Consumer groups"), table([
+      ["group", (each) => link(`/groups/${segment(each.name)}`, each.name)],
+      ["topic", (each) => link(`/topics/${segment(each.topic)}`, each.topic)],
+      ["state", (each) => tag(each.state, each.members.length || each.sessions ? "good" : "")],
+      ["members", (each) => number(each.members.length + each.sessions), "num"],
+      ["lag", (each) => number(each.lag), "num"],
+      ["oldest unread", (each) => duration(each.lag_s), "num"],
+    ], groups.filter(wanted), { open: (each) => context.go(`/groups/${segment(each.name)}`), caption: "Consumer groups", empty: "No group has committed an offset." }),
+    h("h2", {}, "Subscriptions"), table([
+      ["subscription", (each) => each.name],
+      ["topic", (each) => link(`/topics/${segment(each.topic)}`, each.topic)],
+      ["owner", (each) => each.owner, "wide"],
+      ["lag", (each) => number(each.lag), "num"],
+      ["oldest", (each) => duration(each.lag_s), "num"],
+      ["in flight", (each) => number(each.in_flight), "num"],
+      ["redeliveries", (each) => number(each.redeliveries), "num wide"],
+      ["dead letters", (each) => number(each.dead_letters), "num"],
+      ["", (each) => button("Delete", () => destroy(context, each.name.replace(/^#/, ""), each.topic), "danger"), "num"],
+    ], subscriptions.filter(wanted), { caption: "Subscriptions", empty: "There is no subscription: BlipMQ, Fujin and Felix clients make them." }));
+  };
+  search.addEventListener("input", () => { context.keep({ search: search.value }); draw(); });
+  draw();
+  return { title: "Groups", content: [head("Groups and subscriptions", { actions: [search] }), content] };
+}
+
+const PAGES_MAX = 50;
+
+async function everything(kind) {
+  const found = [];
+  let after = {};
+  for (let page = 0; page < PAGES_MAX; page += 1) {
+    const { [kind]: items, more } = await get(`/${kind}${query(after)}`);
+    found.push(...items);
+    if (!more || !items.length) break;
+    after = { after_topic: items.at(-1).topic, after_name: items.at(-1).name };
+  }
+  return found;
+}
+
+export async function groupPage(context) {
+  const name = context.names.group;
+  const topics = await get(`/groups/${segment(name)}`);
+  return {
+    title: name,
+    content: [head(name, { crumbs: [["Groups", "/groups"]], actions: [button("Delete group", () => destroy(context, name), "danger")] }), topics.map((each) => inTopic(context, each))],
+  };
+}
+
+function inTopic(context, group) {
+  return h("section", {},
+    h("h2", {}, "In ", link(`/topics/${segment(group.topic)}`, group.topic), " ", tag(group.state, group.members.length ? "good" : ""), ` ${number(group.lag)} behind, the oldest for ${duration(group.lag_s)}`),
+    table([
+      ["partition", (each) => each.partition],
+      ["committed", (each) => number(each.committed), "num"],
+      ["high watermark", (each) => number(each.high_watermark), "num"],
+      ["lag", (each) => number(each.lag), "num"],
+      ["oldest unread", (each) => duration(each.lag_s), "num"],
+      ["member", (each) => each.owner || "–", "mono"],
+    ], group.partitions, { caption: `Partitions of ${group.topic}` }),
+    group.members.length ? table([
+      ["member", (each) => each.id, "mono"],
+      ["instance", (each) => each.instance || "–"],
+      ["principal", (each) => each.principal],
+      ["last heartbeat", (each) => `${duration(each.silent_ms / 1000)} ago`, "num"],
+    ], group.members, { caption: "Members" }) : null,
+    resetForm(context, group));
+}
+
+function resetForm(context, group) {
+  const to = select([["earliest", "the earliest record"], ["latest", "after the latest record"], ["offset", "an offset"], ["time", "a time"], ["shift", "some records further or back"]], "earliest");
+  const partition = select([["", "all"], ...group.partitions.map((each) => [String(each.partition), each.partition])], "");
+  const offset = h("input", { type: "number", min: "0", value: "0" });
+  const moment = h("input", { type: "datetime-local", step: "0.001" });
+  const shift = h("input", { type: "number", value: "-1" });
+  const inputs = { offset: field("Offset", offset), time: field("Time", moment), shift: field("Records, negative for back", shift) };
+  const outcome = h("div", { "aria-live": "polite" });
+  const shown = () => { for (const [key, element] of Object.entries(inputs)) element.hidden = key !== to.value; fill(outcome); };
+  const body = (preview) => {
+    const sent = { topic: group.topic, to: to.value, preview };
+    if (partition.value !== "") sent.partition = Number(partition.value);
+    if (to.value === "offset") sent.offset = Number(offset.value);
+    if (to.value === "time") sent.time_ms = moment.value ? new Date(moment.value).getTime() : 0;
+    if (to.value === "shift") sent.shift = Number(shift.value);
+    return sent;
+  };
+  const run = (preview) => async () => {
+    try {
+      const result = await post(`/groups/${segment(group.name)}/reset`, body(preview));
+      if (!preview) { toast("The group is reset."); await context.reload(); return; }
+      fill(outcome, table([
+        ["partition", (each) => each.partition],
+        ["committed now", (each) => number(each.before), "num"],
+        ["after the reset", (each) => number(each.after), "num"],
+        ["change", (each) => each.before === null ? "–" : `${each.after > each.before ? "+" : ""}${number(each.after - each.before)}`, "num"],
+      ], result.partitions, { caption: "What the reset would change" }), button("Reset the group", run(false), "danger"));
+    } catch (error) { fill(outcome, h("div", { class: "error", role: "alert" }, error.message)); }
+  };
+  to.addEventListener("change", shown);
+  partition.addEventListener("change", shown);
+  shown();
+  return h("section", { class: "panel", "aria-label": `Reset in ${group.topic}` }, h("h2", {}, "Reset"),
+    h("div", { class: "row" }, field("Continue at", to), inputs.offset, inputs.time, inputs.shift, field("Partition", partition), button("Preview", run(true))), outcome);
+}
+
+function destroy(context, name, topic = "") {
+  return confirmName(`Forget where ${name} is`, name, "Delete", async () => {
+    await remove(`/groups/${segment(name)}${query({ topic })}`);
+    toast(`${name} is deleted.`);
+    await context.go("/groups");
+  });
+}

@@ -1,0 +1,150 @@
+// Records of a topic: jump to an offset, a time or the latest; filter; follow the tail; look at one; produce.
+
+import { get, post, query, topicPath } from "./api.js";
+import { ask, button, copy, field, fill, h, head, moment as when, segment, select, table, tag, toast } from "./dom.js";
+import { bytes, cell, hex, isJson, number, time } from "./format.js";
+import { pair } from "./topics.js";
+
+const TAIL_MS = 1000;
+const TAIL_ROWS = 500;
+const PLACES = [["latest", "Latest"], ["earliest", "Earliest"], ["offset", "Offset"], ["time", "Time"]];
+
+export async function recordsPage(context) {
+  const name = context.names.topic;
+  const topic = await get(topicPath(name));
+  const given = (key, fallback = "") => context.query.get(key) ?? fallback;
+  const at = select(PLACES, PLACES.some(([key]) => key === given("at")) ? given("at") : "latest", { "aria-label": "Begin at" });
+  const partition = select([["", "all"], ...topic.partitions.map((each) => [String(each.partition), each.partition])], given("partition"));
+  const offset = h("input", { type: "number", min: "0", value: given("offset") });
+  const moment = h("input", { type: "datetime-local", step: "0.001", value: given("time") });
+  const filter = h("input", { type: "search", placeholder: "text, $.path or regular expression", value: given("filter"), "data-search": true });
+  const limit = select([["20", "20"], ["50", "50"], ["100", "100"], ["500", "500"]], given("limit", "50"));
+  const places = { offset: field("Offset", offset), time: field("Time", moment) };
+  const list = h("div");
+  const detail = h("div", { "aria-live": "polite" });
+  const note = h("span", { class: "dim", role: "status" });
+  const state = { rows: [], next: "", tailing: false, timer: 0 };
+
+  const place = () => {
+    const values = { at: at.value, partition: partition.value, filter: filter.value, limit: limit.value };
+    if (at.value === "offset") values.offset = offset.value || "0";
+    if (at.value === "time") values.time = moment.value;
+    return values;
+  };
+  const asked = ({ time: text, ...values }) => ({ ...values, ...(values.at === "time" ? { time_ms: text ? new Date(text).getTime() : 0 } : {}) });
+  const load = async () => {
+    stopTail();
+    const values = place();
+    context.keep(values);
+    try { take(await get(topicPath(name, `/records${query(asked(values))}`)), true); } catch (error) { fill(list, h("div", { class: "notice bad", role: "alert" }, error.message)); }
+  };
+  const take = (page, anew) => {
+    if (!context.isCurrent()) return;
+    state.rows = anew ? page.records : [...state.rows, ...page.records].slice(-TAIL_ROWS);
+    state.next = page.next_positions;
+    more.disabled = page.end;
+    fill(note, `${number(state.rows.length)} records shown`, filter.value ? `, ${number(page.scanned)} looked at` : "", page.end ? ", up to the end" : "");
+    draw();
+  };
+  const follow = async () => {
+    try {
+      const page = await get(topicPath(name, `/records${query({ at: "positions", positions: state.next, filter: filter.value, limit: 500 })}`));
+      if (!state.tailing) return;
+      if (page.records.length || !page.end) take(page, false);
+      if (!page.end) {
+        // Faster than a page can show: jump to the newest, and say so.
+        take(await get(topicPath(name, `/records${query({ at: "latest", partition: partition.value, filter: filter.value, limit: 100 })}`)), false);
+        fill(note, "Records arrive faster than they can be read: this is a sample of them.");
+      }
+    } catch (error) { toast(error.message, "bad"); stopTail(); return; }
+    state.timer = setTimeout(follow, TAIL_MS);
+  };
+  const stopTail = () => {
+    state.tailing = false;
+    clearTimeout(state.timer);
+    tail.setAttribute("aria-pressed", "false");
+    fill(tail, "Live tail");
+  };
+  const tail = button("Live tail", async () => {
+    if (state.tailing) { stopTail(); return; }
+    at.value = "latest";
+    shown();
+    await load();
+    state.tailing = true;
+    tail.setAttribute("aria-pressed", "true");
+    fill(tail, "Pause");
+    state.timer = setTimeout(follow, TAIL_MS);
+  }, "", { "aria-pressed": "false" });
+  const more = button("Next page", async () => take(await get(topicPath(name, `/records${query({ at: "positions", positions: state.next, filter: filter.value, limit: limit.value })}`)), true), "", { disabled: true });
+  const draw = () => {
+    const newestFirst = state.tailing || at.value === "latest";
+    fill(list, table([
+      ["time", (each) => when(time(each.timestamp_ms)), "nowrap mono"],
+      ["partition", (each) => each.partition, "num wide"],
+      ["offset", (each) => each.offset, "num mono"],
+      ["key", (each) => each.key === null ? h("span", { class: "dim" }, "–") : cell(each.key), "key mono"],
+      ["value", (each) => each.value === null ? tag("tombstone") : [each.fault ? tag("not as its schema", "warn") : null, inOneLine(each)], "cut mono"],
+      ["size", (each) => bytes(each.value?.size ?? 0), "num wide"],
+    ], newestFirst ? [...state.rows].reverse() : state.rows, { open: (each, row) => openRecord(each, row), caption: "Records", empty: "No record is here. Choose another place, or produce one." }));
+  };
+  const openRecord = async (each, row) => {
+    for (const other of list.querySelectorAll("tr[aria-selected]")) other.removeAttribute("aria-selected");
+    row?.setAttribute("aria-selected", "true");
+    try { fill(detail, recordPanel(name, await get(topicPath(name, `/partitions/${each.partition}/records/${each.offset}`)), () => fill(detail))); detail.scrollIntoView({ block: "nearest" }); } catch (error) { toast(error.message, "bad"); }
+  };
+  const shown = () => { for (const [key, element] of Object.entries(places)) element.hidden = at.value !== key; };
+  at.addEventListener("change", shown);
+  shown();
+  const form = h("form", { class: "row panel", onsubmit: (event) => { event.preventDefault(); load(); } },
+    field("Begin at", at), places.offset, places.time, field("Partition", partition), field("Filter", filter, "grow"), field("Records", limit),
+    h("button", { class: "primary" }, "Go"), tail);
+  await load();
+  return {
+    title: `Records of ${name}`, stop: stopTail,
+    content: [head("Records", { crumbs: [["Topics", "/topics"], [name, `/topics/${segment(name)}`]], actions: [button("Produce", () => produce(name, load), "primary")] }),
+      form, detail, list, h("div", { class: "row" }, more, note)],
+  };
+}
+
+// JSON is shown as it was written: numbers are not what they were once JavaScript has read them.
+const isPlain = (record) => record.decoded === null || (record.value?.text !== null && isJson(record.value.text));
+const inOneLine = (record) => (isPlain(record) ? cell(record.value) : JSON.stringify(record.decoded));
+
+function shellQuote(text) { return `'${text.replaceAll("'", "'\\''")}'`; }
+
+function recordPanel(topic, record, close) {
+  const place = `--partition ${record.partition} --from ${record.offset} --max 1`;
+  const codes = {
+    CLI: `penstock consume ${shellQuote(topic)} ${place}`,
+    Python: `import penstock\n\nwith penstock.connect("flymq://127.0.0.1:9092") as client:\n    [record] = client.fetch(${JSON.stringify(topic)}, ${record.partition}, ${record.offset}, max_records=1).records\n    print(record.key, record.value)\n`,
+    Spark: `record = (spark.read.format("penstock").option("subscribe", ${JSON.stringify(topic)}).load()\n    .where("partition = ${record.partition} AND offset = ${record.offset}"))\n`,
+  };
+  const value = record.value;
+  const shown = value === null ? null : isPlain(record) ? value.text : JSON.stringify(record.decoded, null, 2);
+  return h("section", { class: "panel", "aria-label": "One record" },
+    h("div", { class: "row" }, h("h2", { class: "grow" }, `Partition ${record.partition}, offset ${record.offset}`),
+      Object.entries(codes).map(([name, code]) => button(`Copy as ${name}`, () => copy(code))), button("Close", close)),
+    h("dl", {}, pair("time", time(record.timestamp_ms)), pair("key", record.key === null ? "none" : h("span", { class: "mono" }, cell(record.key))),
+      pair("size", bytes(value?.size ?? 0)), record.schema ? pair("schema", record.schema) : null, record.fault ? pair("fault", h("span", { class: "bad" }, record.fault)) : null,
+      record.headers.map((each) => pair(`header ${each.name}`, h("span", { class: "mono" }, cell(each.value))))),
+    h("h2", {}, isPlain(record) ? "Value" : "Value, decoded"),
+    h("pre", { tabindex: "0", "aria-label": "Value" }, value === null ? "null (a tombstone)" : shown ?? hex(value.base64)));
+}
+
+function produce(topic, done) {
+  const key = h("input", { autocomplete: "off", placeholder: "none" });
+  const value = h("textarea", { autofocus: true });
+  const partition = h("input", { type: "number", min: "0", placeholder: "by key, or in turn" });
+  const headers = h("input", { placeholder: "name=value, name=value" });
+  return ask(`Produce to ${topic}`, [field("Key", key), field("Value", value), field("Headers", headers), field("Partition", partition)], {
+    action: "Produce",
+    submit: async () => {
+      const pairs = headers.value.split(",").map((text) => text.trim()).filter(Boolean).map((text) => { const at = text.indexOf("="); return { name: at < 0 ? text : text.slice(0, at), value: at < 0 ? null : text.slice(at + 1) }; });
+      const record = { value: value.value, key: key.value || null, headers: pairs };
+      if (partition.value !== "") record.partition = Number(partition.value);
+      const [placed] = await post(topicPath(topic, "/records"), { records: [record] });
+      toast(`Stored in partition ${placed.partition} at offset ${placed.offset}.`);
+      await done();
+    },
+  });
+}
