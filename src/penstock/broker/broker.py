@@ -391,7 +391,7 @@ class Broker:
         self._validation.screen(
             topic,
             None if schema is None else parse_reference(schema),
-            batch.values,
+            list(batch.values),
             units,
             append,
             lambda error: done([Placement(ANY_PARTITION, ALL_ROWS, error)]),

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from penstock.columns import UniformCells
 from penstock.errors import CorruptBlock
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
@@ -282,6 +283,8 @@ def _assemble(
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
     count = len(cells)
+    if isinstance(cells, UniformCells):
+        return struct.pack("<i", cells.cell_bytes) * count, cells.data
     try:
         if count <= _FEW_CELLS_MAX:
             return struct.pack(f"<{count}i", *map(len, cells)), b"".join(cells)  # type: ignore[arg-type]

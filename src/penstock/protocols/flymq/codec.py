@@ -2,8 +2,9 @@
 
 `feed` takes a whole read and returns the messages that are complete, up to a bound; the rest is kept (`more`). Producing is the hot path,
 so consecutive PRODUCE frames for one topic become one `ProduceRun`, found in three steps: the first frame is read field by field; if the
-frames behind it look the same, all of them are checked and cut by one array operation; the rest are matched one by one against the first
-frame's constant bytes. Frames that no step recognises go the long way, where every field is named in the error.
+frames behind it look the same, all of them are checked and cut by one array operation, and their values stay one column; the rest are
+matched one by one against the first frame's constant bytes. Frames that no step recognises go the long way, where every field is named
+in the error.
 
 A frame that is half received is kept as it came. Nothing is allocated by the length a peer announces, and the header of a kept
 frame is looked at once, so a peer that drips bytes costs no more than one that does not.
@@ -25,6 +26,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns import UniformCells
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import I32, U16, U32
 from penstock.protocols.flymq.limits import (
@@ -282,7 +284,7 @@ def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRu
 def _join(run: ProduceRun, more: ProduceRun) -> None:
     _add_partitions(run, len(run.values), [more.partition] * len(more.values))
     _add_keys(run, more.keys, len(more.values))
-    run.values += more.values
+    run.values = [*run.values, *more.values]
     run.request_bytes += more.request_bytes
 
 
@@ -327,12 +329,18 @@ def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic
     for start, stop in _growing_steps(count):
         rows = frames[start:stop]
         rows = rows[: _leading_true((rows["head"] == model["head"]) & (rows["value_size"] == model["value_size"]))]
-        _add_partitions(run, len(run.values), rows["partition"].tolist())
-        _add_keys(run, rows["key"].tolist() if key_bytes else None, len(rows))
-        run.values += rows["value"].tolist() if dtype["value"].itemsize else [b""] * len(rows)
         taken += len(rows)
         if start + len(rows) < stop:
             break
+    rows = frames[:taken]
+    value_bytes = dtype["value"].itemsize
+    _add_partitions(run, len(run.values), rows["partition"].tolist())
+    _add_keys(run, rows["key"].tolist() if key_bytes else None, taken)
+    values = UniformCells(value_bytes, taken, rows["value"].tobytes() if value_bytes else b"")
+    if len(run.values) == 1:  # the model, with which they become one column
+        run.values = UniformCells(value_bytes, 1 + taken, run.values[0] + values.data)
+    else:
+        run.values = [*run.values, *values]
     run.request_bytes += taken * size
     return position + taken * size
 
@@ -388,14 +396,14 @@ def _take_alike(
     topic_field = data[first + HEADER_BYTES : first + HEADER_BYTES + topic_field_bytes]
     frame_start = data[first : first + 4]
     fixed_bytes = topic_field_bytes + PRODUCE_FIXED_BYTES
-    values = run.values
+    values: list[bytes] = []
     keys = run.keys
     add_value = values.append
     partitions: list[int] = []
     add_partition = partitions.append
     end = len(data)
     last_head = end - head_bytes
-    count_before = len(values)
+    count_before = len(run.values)
     started = position
     while position <= last_head:
         partition_before, found_start, length, found_topic, key_bytes, value_bytes = unpack(data, position - 4)
@@ -411,7 +419,7 @@ def _take_alike(
             if length != fixed_bytes + key_bytes + value_bytes:
                 break
             if keys is None:
-                keys = run.keys = [None] * len(values)
+                keys = run.keys = [None] * (count_before + len(values))
             keys.append(data[value_at - 4 : key_end])
             value_at = key_end + 4
         elif length != fixed_bytes + value_bytes:
@@ -425,6 +433,7 @@ def _take_alike(
         partitions[:1] = []
         partitions += I32.unpack_from(data, position - 4)
         _add_partitions(run, count_before, partitions)
+        run.values = [*run.values, *values]
         run.request_bytes += position - started
     return position
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns import UniformCells
 from penstock.errors import ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import I32, U32, U64, ByteReader, blob32, text16
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
@@ -45,7 +46,7 @@ class ProduceRun:
     partition: int
     """The partition field of the first frame, and of all others unless `partitions` is there."""
     keys: list[bytes | None] | None
-    values: list[bytes]
+    values: list[bytes] | UniformCells
     request_bytes: int
     partitions: list[int] | None = None
     """The partition field of each frame, where they differ."""
@@ -334,7 +335,10 @@ def _metadata_rows(
     count = len(values)
     rows = np.frombuffer(bytearray((head + fields) * count), _metadata_dtype(len(head)))
     rows["offset"] = offsets
-    rows["value_size"] = np.fromiter(map(len, values), np.int32, count)
+    if isinstance(values, UniformCells):
+        rows["value_size"] = values.cell_bytes
+    else:
+        rows["value_size"] = np.fromiter(map(len, values), np.int32, count)
     if keys is not None:
         rows["key_size"] = np.fromiter((len(key) if key else -1 for key in keys), np.int32, count)
     return rows
