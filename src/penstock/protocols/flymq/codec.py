@@ -37,7 +37,7 @@ from penstock.protocols.flymq.limits import (
 from penstock.protocols.flymq.operations.blocks import ReadPlan
 from penstock.protocols.flymq.operations.groups import GroupCommit, GroupHeartbeat
 from penstock.protocols.flymq.operations.operation import BadRequest, Operation, decode_request
-from penstock.protocols.flymq.operations.records import Produce, ProduceRecords
+from penstock.protocols.flymq.operations.records import FetchRecords, Produce, ProduceRecords
 from penstock.protocols.flymq.operations.spark import StageCommit
 from penstock.protocols.flymq.operations.transactions import TxnCommit, TxnProduce, take_alike
 from penstock.protocols.flymq.record_layouts import ProduceRun, decode_produced
@@ -55,6 +55,9 @@ from penstock.protocols.flymq.wire import (
 from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
 
 _PRODUCE = Produce.opcode
+_FETCH_RECORDS = FetchRecords.opcode
+_FETCH_FIELDS = struct.Struct(">iQiH")
+"""Of FETCH_RECORDS, between topic and filter, and the length of the filter."""
 _UNIFORM_FRAMES_MIN = 16
 """Below this many frames, setting up arrays costs more than it saves."""
 _LONG_LISTS = frozenset(
@@ -236,6 +239,10 @@ class RequestDecoder(_FrameDecoder[Request]):
             payload = data[position + HEADER_BYTES : frame_end]
             messages.append(Call(opcode, Undecoded(payload, gzip=False), frame_end - position))
             return frame_end
+        if opcode == _FETCH_RECORDS:
+            body = _fetch_records(data, position + HEADER_BYTES, frame_end)
+            messages.append(Call(opcode, body, frame_end - position))
+            return frame_end
         if opcode != _PRODUCE:
             body = decode_request(opcode, data, position + HEADER_BYTES, frame_end)
             first, position = position, frame_end
@@ -257,6 +264,22 @@ class RequestDecoder(_FrameDecoder[Request]):
             return frame_end
         frame_end = _take_uniform(run, data, position, frame_end, topic_field_bytes)
         return _take_alike(run, data, position, frame_end, topic_field_bytes, self.payload_bytes_max)
+
+
+def _fetch_records(data: bytes, start: int, end: int) -> Operation[Any] | BadRequest:
+    """The FETCH_RECORDS request whose payload is `data[start:end]`, or what is wrong with it."""
+    try:
+        # A length that lies may lead out of the frame here; then the sum of all of them does not fit.
+        topic_end = start + 2 + U16.unpack_from(data, start)[0]
+        partition, offset, max_records, filter_bytes = _FETCH_FIELDS.unpack_from(data, topic_end)
+        filter_at = topic_end + _FETCH_FIELDS.size
+        if filter_at + filter_bytes == end:
+            topic, wanted = data[start + 2 : topic_end].decode(), data[filter_at:end].decode()
+            return FetchRecords(topic, partition, offset, max_records, wanted)
+    except (struct.error, UnicodeDecodeError):
+        pass
+    # Something is wrong with it: read it again, slowly, to say what.
+    return decode_request(_FETCH_RECORDS, data, start, end)
 
 
 def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRun | Call, int]:

@@ -216,9 +216,11 @@ class WholeRows:
     @property
     def size_bytes(self) -> int:
         """What the rows take in a reply."""
-        return len(self.offsets) * WHOLE_ROW_FIXED_BYTES + sum(
-            len(column.data) for column in self.cells if column is not None
-        )
+        size_bytes = len(self.offsets) * WHOLE_ROW_FIXED_BYTES
+        for column in (self.keys, self.values, self.headers):
+            if column is not None:
+                size_bytes += len(column.data)
+        return size_bytes
 
 
 @dataclass(slots=True)
@@ -410,22 +412,27 @@ def _offset_vector(offsets: Sequence[int]) -> Int64s:
 
 def encode_fetched_records(parts: Sequence[WholeRows], next_offset: int) -> bytes:
     """The reply as `FetchedRecords` declares it."""
-    count = U32.pack(sum(len(part.offsets) for part in parts))
-    pieces: list[bytes | memoryview] = [U64.pack(next_offset), count]
-    pieces += [_offset_vector(part.offsets).astype(">i8").tobytes() for part in parts]
-    pieces.append(count)
-    pieces += [np.array(part.timestamps_ms, ">i8").tobytes() for part in parts]
+    # Loops, no comprehensions: most replies have one part, and each comprehension costs a call.
+    rows = 0
+    offsets: list[bytes] = []
+    timestamps: list[bytes] = []
+    for part in parts:
+        rows += len(part.offsets)
+        offsets.append(_offset_vector(part.offsets).astype(">i8").tobytes())
+        timestamps.append(np.array(part.timestamps_ms, ">i8").tobytes())
+    count = U32.pack(rows)
+    pieces: list[bytes | memoryview] = [U64.pack(next_offset), count, *offsets, count, *timestamps]
     for column in range(3):
-        cells = [part.cells[column] for part in parts]
-        if all(each is None for each in cells):
-            pieces.append(U32.pack(0))
-            continue
-        pieces.append(count)
-        pieces += [
-            I32.pack(-1) * len(part.offsets) if each is None else each.lengths.astype(">i4").tobytes()
-            for part, each in zip(parts, cells, strict=True)
-        ]
-        pieces += [each.data for each in cells if each is not None]
+        lengths: list[bytes] = []
+        data: list[bytes | memoryview] = []
+        for part in parts:
+            cells = (part.keys, part.values, part.headers)[column]
+            if cells is None:
+                lengths.append(I32.pack(-1) * len(part.offsets))
+            else:
+                lengths.append(cells.lengths.astype(">i4").tobytes())
+                data.append(cells.data)
+        pieces += (count, *lengths, *data) if data else (U32.pack(0),)
     return b"".join((header(FetchRecords.opcode, sum(map(len, pieces))), *pieces))
 
 
