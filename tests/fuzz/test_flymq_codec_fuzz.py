@@ -36,7 +36,7 @@ from penstock.protocols.flymq.operations.operation import (
     encode_reply,
     encode_request,
 )
-from penstock.protocols.flymq.operations.records import Fetch, Produce
+from penstock.protocols.flymq.operations.records import Fetch, FetchRecords, Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce, encode_txn_produces
 from penstock.protocols.flymq.record_layouts import (
     Fetched,
@@ -190,6 +190,20 @@ def test_any_payload_of_any_opcode_is_a_request_or_says_what_is_wrong(opcode: in
                 "unknown opcode: ",
             )
         )
+
+
+fetches = st.builds(FetchRecords, names, numbers, st.integers(0, (1 << 64) - 1), numbers, names).map(
+    lambda request: encode_request(request)[HEADER_BYTES:]
+)
+
+
+@given(fetches, st.integers(0, 60), st.binary(max_size=3), st.binary(max_size=4))
+def test_fetch_records_is_read_by_hand_as_it_is_declared(payload: bytes, at: int, put: bytes, more: bytes) -> None:
+    """Sound ones, and those with bytes changed, cut off and added."""
+    for each in (payload, payload[:at] + put + payload[at + len(put) :], payload[:at], payload + more):
+        [call] = RequestDecoder(LIMITS).feed(frame(FetchRecords.opcode, each) + frame(FetchRecords.opcode, payload))[:1]
+        assert isinstance(call, Call)
+        assert call.body == decode_request(FetchRecords.opcode, each)
 
 
 @given(st.integers(0, 255), st.binary(max_size=80))

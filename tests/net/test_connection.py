@@ -113,7 +113,9 @@ async def test_a_bug_in_a_session_ends_its_connection_and_no_other() -> None:
         with capture_logs() as lines:
             writer.write(b"bug\n")
             await until(lambda: session.is_closed)
-        assert [(line["event"], line["exc_info"]) for line in lines] == [("session_failed", True)]
+        assert [(line["event"], str(line["exc_info"])) for line in lines] == [
+            ("session_failed", "a bug of the session")
+        ]
         assert service.stats.session_errors == 1
         assert not other.is_closed
         await hang_up(writer)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
+from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, NotSupported, PenstockError
 from penstock.log.block import PLACED_FLAGS, Block
 from penstock.stats import BATCH_BOUNDS, DURATION_BOUNDS_S, Histogram
@@ -99,7 +100,10 @@ class Batch:
         self.expiries = expiries
         self.count = len(values)
         if size_bytes is None:
-            size_bytes = sum(map(len, filter(None, values)))
+            if isinstance(values, UniformCells):
+                size_bytes = len(values.data)
+            else:
+                size_bytes = sum(map(len, filter(None, values)))
             if keys is not None:
                 size_bytes += sum(map(len, filter(None, keys)))
             if headers is not None:

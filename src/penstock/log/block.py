@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from penstock.columns import UniformCells
 from penstock.errors import CorruptBlock
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
@@ -282,6 +283,8 @@ def _assemble(
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
     count = len(cells)
+    if isinstance(cells, UniformCells):
+        return struct.pack("<i", cells.cell_bytes) * count, cells.data
     try:
         if count <= _FEW_CELLS_MAX:
             return struct.pack(f"<{count}i", *map(len, cells)), b"".join(cells)  # type: ignore[arg-type]
@@ -386,7 +389,7 @@ def whole_checksum(header: BlockHeader, seal: int = 0) -> int:
 class Block(BlockHeader):
     """A whole block whose checksum has been checked; columns are decoded when asked for."""
 
-    __slots__ = ("_body", "_cuts", "_head", "_stored")
+    __slots__ = ("_binaries", "_body", "_cuts", "_head", "_stored")
 
     def __init__(self, data: bytes, at: int = 0, body: bytes | None = None, *, checked: bool = False) -> None:
         """`body` is what follows the header, where it was read by itself and need not be cut out of `data`.
@@ -408,6 +411,7 @@ class Block(BlockHeader):
             raise CorruptBlock("block fails its checksum")
         self._body: bytes | None = None
         self._cuts: dict[int, list[int]] = {}
+        self._binaries: dict[int, BinaryColumn | None] = {}
 
     @property
     def data(self) -> bytes:
@@ -452,6 +456,14 @@ class Block(BlockHeader):
             return end - self.header_bytes, self.header_bytes
         end -= self.header_bytes + self.value_bytes
         return (end, self.value_bytes) if column == 0 else (end - self.key_bytes, self.key_bytes)
+
+    def binary(self, column: int) -> BinaryColumn | None:
+        """The cells of a column (0: values), None if no record has one. Kept: readers come back for the next rows."""
+        try:
+            return self._binaries[column]
+        except KeyError:
+            binary = self._binaries[column] = self._binary(column)
+            return binary
 
     def _binary(self, column: int) -> BinaryColumn | None:
         cells = self.stored_cells(column)

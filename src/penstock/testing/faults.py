@@ -79,7 +79,7 @@ class FaultyDisk(Disk):
         self._fsync_gate.set()
 
     def flushes_quickly(self) -> bool:
-        """Whoever holds or slows flushes down means the commit thread: the event loop of the test must go on."""
+        """False while flushes are held or slowed down: they wait in the commit thread, and the event loop goes on."""
         return self._fsync_gate.is_set() and not self._fsync_delay_s and super().flushes_quickly()
 
     # -- the operations they act on --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.keys import VECTOR_RUN_MIN, fnv1a
 from penstock.broker.records.spreading import ALL_ROWS, Placement, Scattered, errors_by_row, offsets_by_unit
+from penstock.columns import UniformCells
 from penstock.errors import (
     InvalidRequest,
     NotWritten,
@@ -54,6 +55,16 @@ async def test_records_without_keys_go_round_from_partition_zero_and_on_in_the_n
     await produce(broker, "t", [b"x", b"y"])
     held = [await read_values(broker.partition(ANONYMOUS, "t", index)) for index in range(3)]
     assert held == [[b"0", b"3"], [b"1", b"x"], [b"2", b"y"]]
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 4)], ids=["one size", "two sizes"])
+async def test_columns_of_values_of_one_size_are_spread_as_lists_are(broker: Broker, sizes: tuple[int, int]) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=3))
+    runs = [[b"%0*d" % (size, number) for number in range(20)] for size in sizes]
+    columns = [UniformCells(size, 20, b"".join(run)) for size, run in zip(sizes, runs, strict=True)]
+    await asyncio.gather(*(produce(broker, "t", column) for column in columns))
+    held = [await read_values(broker.partition(ANONYMOUS, "t", index)) for index in range(3)]
+    assert held == [[*runs[0], *runs[1]][index::3] for index in range(3)]
 
 
 async def test_turns_begin_again_at_zero_for_a_topic_created_again(broker: Broker) -> None:

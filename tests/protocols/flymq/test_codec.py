@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, ProtocolViolation, RecordTooLarge
 from penstock.protocols.flymq.codec import (
     Call,
@@ -106,6 +107,20 @@ def test_a_run_ends_where_the_topic_changes(count: int) -> None:
         ("orders", 0, None, values),
     ]
     assert sum(request.request_bytes for request in requests) == len(data)
+
+
+def test_values_of_one_size_stay_one_column_until_one_of_another_size_comes() -> None:
+    frames = [encode_produce("t", b"v%04d" % number) for number in range(40)]
+    [run] = RequestDecoder().feed(b"".join(frames))
+    assert isinstance(run, ProduceRun)
+    assert isinstance(run.values, UniformCells)
+    [mixed] = RequestDecoder().feed(b"".join([*frames, encode_produce("t", b"longer"), *frames]))
+    assert isinstance(mixed, ProduceRun)
+    assert mixed.values == [*run.values, b"longer", *run.values]
+    half = RequestDecoder().feed(b"".join(frames) + frames[0][:20])
+    assert half == [run], "the start of another frame leaves the column as it is"
+    assert isinstance(half[0], ProduceRun)
+    assert isinstance(half[0].values, UniformCells)
 
 
 @pytest.mark.parametrize("at", [0, 1, 5, 16, 17, 30, 39])

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.broker.records.keys import Partitions
+from penstock.columns import UniformCells, are_uniform, joined
 from penstock.errors import PenstockError
 from penstock.log.api import Appended, Batch, Engine
 
@@ -196,11 +197,10 @@ class _Group:
 
 def _split(batches: list[Batch], order: list[int], bounds: list[int]) -> list[Batch]:
     """The records of all batches in the order given, cut at the bounds."""
-    values = _arranged(batches, [batch.values for batch in batches], None, order)
+    values = _arranged_values(batches, order)
     keys = _arranged(batches, [batch.keys for batch in batches], None, order)
     headers = _arranged(batches, [batch.headers for batch in batches], None, order)
     expiries = _arranged(batches, [batch.expiries for batch in batches], 0, order)
-    assert values is not None
     return [
         Batch(
             values[start:stop],
@@ -210,6 +210,18 @@ def _split(batches: list[Batch], order: list[int], bounds: list[int]) -> list[Ba
         )
         for start, stop in itertools.pairwise(bounds)
     ]
+
+
+def _arranged_values(batches: list[Batch], order: list[int]) -> Sequence[bytes | None]:
+    columns = [batch.values for batch in batches]
+    if are_uniform(columns):
+        cells = joined(columns)
+        if cells.cell_bytes:
+            rows = np.frombuffer(cells.data, f"V{cells.cell_bytes}").take(order)
+            return UniformCells(cells.cell_bytes, cells.rows, rows.tobytes())
+    values = _arranged(batches, columns, None, order)
+    assert values is not None
+    return values
 
 
 def _arranged(

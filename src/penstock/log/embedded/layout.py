@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import structlog
 
+from penstock.columns import are_uniform, joined
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppended, OnAppended, Partition
 from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, place_block, seal_at, whole_checksum
@@ -303,9 +304,12 @@ def _stored_bytes(batch: Batch | BlockBatch | LateBatch) -> int:
 def _join(batches: list[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    values: list[bytes | None] = []
-    for batch in batches:
-        values += batch.values
+    columns = [batch.values for batch in batches]
+    values: Sequence[bytes | None]
+    if are_uniform(columns):
+        values = joined(columns)
+    else:
+        values = list(itertools.chain.from_iterable(columns))
     return Batch(
         values,
         _join_column(batches, [batch.keys for batch in batches], None),

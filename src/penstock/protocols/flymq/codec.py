@@ -2,8 +2,9 @@
 
 `feed` takes a whole read and returns the messages that are complete, up to a bound; the rest is kept (`more`). Producing is the hot path,
 so consecutive PRODUCE frames for one topic become one `ProduceRun`, found in three steps: the first frame is read field by field; if the
-frames behind it look the same, all of them are checked and cut by one array operation; the rest are matched one by one against the first
-frame's constant bytes. Frames that no step recognises go the long way, where every field is named in the error.
+frames behind it look the same, all of them are checked and cut by one array operation, and their values stay one column; the rest are
+matched one by one against the first frame's constant bytes. Frames that no step recognises go the long way, where every field is named
+in the error.
 
 A frame that is half received is kept as it came. Nothing is allocated by the length a peer announces, and the header of a kept
 frame is looked at once, so a peer that drips bytes costs no more than one that does not.
@@ -25,6 +26,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns import UniformCells
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import I32, U16, U32
 from penstock.protocols.flymq.limits import (
@@ -35,7 +37,7 @@ from penstock.protocols.flymq.limits import (
 from penstock.protocols.flymq.operations.blocks import ReadPlan
 from penstock.protocols.flymq.operations.groups import GroupCommit, GroupHeartbeat
 from penstock.protocols.flymq.operations.operation import BadRequest, Operation, decode_request
-from penstock.protocols.flymq.operations.records import Produce, ProduceRecords
+from penstock.protocols.flymq.operations.records import FetchRecords, Produce, ProduceRecords
 from penstock.protocols.flymq.operations.spark import StageCommit
 from penstock.protocols.flymq.operations.transactions import TxnCommit, TxnProduce, take_alike
 from penstock.protocols.flymq.record_layouts import ProduceRun, decode_produced
@@ -53,6 +55,9 @@ from penstock.protocols.flymq.wire import (
 from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
 
 _PRODUCE = Produce.opcode
+_FETCH_RECORDS = FetchRecords.opcode
+_FETCH_FIELDS = struct.Struct(">iQiH")
+"""Of FETCH_RECORDS, between topic and filter, and the length of the filter."""
 _UNIFORM_FRAMES_MIN = 16
 """Below this many frames, setting up arrays costs more than it saves."""
 _LONG_LISTS = frozenset(
@@ -234,6 +239,10 @@ class RequestDecoder(_FrameDecoder[Request]):
             payload = data[position + HEADER_BYTES : frame_end]
             messages.append(Call(opcode, Undecoded(payload, gzip=False), frame_end - position))
             return frame_end
+        if opcode == _FETCH_RECORDS:
+            body = _fetch_records(data, position + HEADER_BYTES, frame_end)
+            messages.append(Call(opcode, body, frame_end - position))
+            return frame_end
         if opcode != _PRODUCE:
             body = decode_request(opcode, data, position + HEADER_BYTES, frame_end)
             first, position = position, frame_end
@@ -255,6 +264,22 @@ class RequestDecoder(_FrameDecoder[Request]):
             return frame_end
         frame_end = _take_uniform(run, data, position, frame_end, topic_field_bytes)
         return _take_alike(run, data, position, frame_end, topic_field_bytes, self.payload_bytes_max)
+
+
+def _fetch_records(data: bytes, start: int, end: int) -> Operation[Any] | BadRequest:
+    """The FETCH_RECORDS request whose payload is `data[start:end]`, or what is wrong with it."""
+    try:
+        # A length that lies may lead out of the frame here; then the sum of all of them does not fit.
+        topic_end = start + 2 + U16.unpack_from(data, start)[0]
+        partition, offset, max_records, filter_bytes = _FETCH_FIELDS.unpack_from(data, topic_end)
+        filter_at = topic_end + _FETCH_FIELDS.size
+        if filter_at + filter_bytes == end:
+            topic, wanted = data[start + 2 : topic_end].decode(), data[filter_at:end].decode()
+            return FetchRecords(topic, partition, offset, max_records, wanted)
+    except (struct.error, UnicodeDecodeError):
+        pass
+    # Something is wrong with it: read it again, slowly, to say what.
+    return decode_request(_FETCH_RECORDS, data, start, end)
 
 
 def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRun | Call, int]:
@@ -282,7 +307,7 @@ def _first_of_run(data: bytes, position: int, frame_end: int) -> tuple[ProduceRu
 def _join(run: ProduceRun, more: ProduceRun) -> None:
     _add_partitions(run, len(run.values), [more.partition] * len(more.values))
     _add_keys(run, more.keys, len(more.values))
-    run.values += more.values
+    run.values = [*run.values, *more.values]
     run.request_bytes += more.request_bytes
 
 
@@ -327,12 +352,18 @@ def _take_uniform(run: ProduceRun, data: bytes, first: int, position: int, topic
     for start, stop in _growing_steps(count):
         rows = frames[start:stop]
         rows = rows[: _leading_true((rows["head"] == model["head"]) & (rows["value_size"] == model["value_size"]))]
-        _add_partitions(run, len(run.values), rows["partition"].tolist())
-        _add_keys(run, rows["key"].tolist() if key_bytes else None, len(rows))
-        run.values += rows["value"].tolist() if dtype["value"].itemsize else [b""] * len(rows)
         taken += len(rows)
         if start + len(rows) < stop:
             break
+    rows = frames[:taken]
+    value_bytes = dtype["value"].itemsize
+    _add_partitions(run, len(run.values), rows["partition"].tolist())
+    _add_keys(run, rows["key"].tolist() if key_bytes else None, taken)
+    values = UniformCells(value_bytes, taken, rows["value"].tobytes() if value_bytes else b"")
+    if len(run.values) == 1:  # the model, with which they become one column
+        run.values = UniformCells(value_bytes, 1 + taken, run.values[0] + values.data)
+    else:
+        run.values = [*run.values, *values]
     run.request_bytes += taken * size
     return position + taken * size
 
@@ -388,14 +419,14 @@ def _take_alike(
     topic_field = data[first + HEADER_BYTES : first + HEADER_BYTES + topic_field_bytes]
     frame_start = data[first : first + 4]
     fixed_bytes = topic_field_bytes + PRODUCE_FIXED_BYTES
-    values = run.values
+    values: list[bytes] = []
     keys = run.keys
     add_value = values.append
     partitions: list[int] = []
     add_partition = partitions.append
     end = len(data)
     last_head = end - head_bytes
-    count_before = len(values)
+    count_before = len(run.values)
     started = position
     while position <= last_head:
         partition_before, found_start, length, found_topic, key_bytes, value_bytes = unpack(data, position - 4)
@@ -411,7 +442,7 @@ def _take_alike(
             if length != fixed_bytes + key_bytes + value_bytes:
                 break
             if keys is None:
-                keys = run.keys = [None] * len(values)
+                keys = run.keys = [None] * (count_before + len(values))
             keys.append(data[value_at - 4 : key_end])
             value_at = key_end + 4
         elif length != fixed_bytes + value_bytes:
@@ -425,6 +456,7 @@ def _take_alike(
         partitions[:1] = []
         partitions += I32.unpack_from(data, position - 4)
         _add_partitions(run, count_before, partitions)
+        run.values = [*run.values, *values]
         run.request_bytes += position - started
     return position
 

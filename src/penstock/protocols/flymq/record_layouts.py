@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns import UniformCells
 from penstock.errors import ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import I32, U32, U64, ByteReader, blob32, text16
 from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
@@ -45,7 +46,7 @@ class ProduceRun:
     partition: int
     """The partition field of the first frame, and of all others unless `partitions` is there."""
     keys: list[bytes | None] | None
-    values: list[bytes]
+    values: list[bytes] | UniformCells
     request_bytes: int
     partitions: list[int] | None = None
     """The partition field of each frame, where they differ."""
@@ -215,9 +216,11 @@ class WholeRows:
     @property
     def size_bytes(self) -> int:
         """What the rows take in a reply."""
-        return len(self.offsets) * WHOLE_ROW_FIXED_BYTES + sum(
-            len(column.data) for column in self.cells if column is not None
-        )
+        size_bytes = len(self.offsets) * WHOLE_ROW_FIXED_BYTES
+        for column in (self.keys, self.values, self.headers):
+            if column is not None:
+                size_bytes += len(column.data)
+        return size_bytes
 
 
 @dataclass(slots=True)
@@ -334,7 +337,10 @@ def _metadata_rows(
     count = len(values)
     rows = np.frombuffer(bytearray((head + fields) * count), _metadata_dtype(len(head)))
     rows["offset"] = offsets
-    rows["value_size"] = np.fromiter(map(len, values), np.int32, count)
+    if isinstance(values, UniformCells):
+        rows["value_size"] = values.cell_bytes
+    else:
+        rows["value_size"] = np.fromiter(map(len, values), np.int32, count)
     if keys is not None:
         rows["key_size"] = np.fromiter((len(key) if key else -1 for key in keys), np.int32, count)
     return rows
@@ -406,22 +412,27 @@ def _offset_vector(offsets: Sequence[int]) -> Int64s:
 
 def encode_fetched_records(parts: Sequence[WholeRows], next_offset: int) -> bytes:
     """The reply as `FetchedRecords` declares it."""
-    count = U32.pack(sum(len(part.offsets) for part in parts))
-    pieces: list[bytes | memoryview] = [U64.pack(next_offset), count]
-    pieces += [_offset_vector(part.offsets).astype(">i8").tobytes() for part in parts]
-    pieces.append(count)
-    pieces += [np.array(part.timestamps_ms, ">i8").tobytes() for part in parts]
+    # Loops, no comprehensions: most replies have one part, and each comprehension costs a call.
+    rows = 0
+    offsets: list[bytes] = []
+    timestamps: list[bytes] = []
+    for part in parts:
+        rows += len(part.offsets)
+        offsets.append(_offset_vector(part.offsets).astype(">i8").tobytes())
+        timestamps.append(np.array(part.timestamps_ms, ">i8").tobytes())
+    count = U32.pack(rows)
+    pieces: list[bytes | memoryview] = [U64.pack(next_offset), count, *offsets, count, *timestamps]
     for column in range(3):
-        cells = [part.cells[column] for part in parts]
-        if all(each is None for each in cells):
-            pieces.append(U32.pack(0))
-            continue
-        pieces.append(count)
-        pieces += [
-            I32.pack(-1) * len(part.offsets) if each is None else each.lengths.astype(">i4").tobytes()
-            for part, each in zip(parts, cells, strict=True)
-        ]
-        pieces += [each.data for each in cells if each is not None]
+        lengths: list[bytes] = []
+        data: list[bytes | memoryview] = []
+        for part in parts:
+            cells = (part.keys, part.values, part.headers)[column]
+            if cells is None:
+                lengths.append(I32.pack(-1) * len(part.offsets))
+            else:
+                lengths.append(cells.lengths.astype(">i4").tobytes())
+                data.append(cells.data)
+        pieces += (count, *lengths, *data) if data else (U32.pack(0),)
     return b"".join((header(FetchRecords.opcode, sum(map(len, pieces))), *pieces))
 
 

@@ -19,7 +19,7 @@ from penstock.broker.records.visibility import is_visible, visible_rows
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition
-from penstock.log.block import KEYS, BinaryColumn, Block
+from penstock.log.block import HEADERS, KEYS, BinaryColumn, Block
 from penstock.protocols.flymq.record_layouts import (
     RawCells,
     Rows,
@@ -111,13 +111,14 @@ class WholeForm:
     __slots__ = ()
 
     def rows(self, block: Block, start: int, stop: int) -> WholeRows:
-        columns = block.columns()
+        keys, values, headers = block.binary(KEYS), block.binary(0), block.binary(HEADERS)
+        assert values is not None, "every block has values"
         return WholeRows(
             block.offsets(start, stop),
             block.timestamps(start, stop),
-            None if columns.keys is None else _raw_cells(columns.keys, start, stop),
-            _raw_cells(columns.values, start, stop),
-            None if columns.headers is None else _raw_cells(columns.headers, start, stop),
+            None if keys is None else _raw_cells(keys, start, stop),
+            _raw_cells(values, start, stop),
+            None if headers is None else _raw_cells(headers, start, stop),
         )
 
     def picked(self, block: Block, rows: Sequence[int]) -> WholeRows:

@@ -1,0 +1,67 @@
+"""A column of byte strings that all have one size, kept as they lie in memory.
+
+Records of one kind often have one size. A read that brings a hundred of them is cut out of the socket's bytes as one piece, and stays one
+piece through the batch, the block and the reply: no byte string is made for a record. To whoever looks at cells it is a sequence of
+byte strings as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard, overload
+
+
+class UniformCells(Sequence[bytes]):
+    """`rows` cells of `cell_bytes` each, back to back in `data`."""
+
+    __slots__ = ("cell_bytes", "data", "rows")
+
+    def __init__(self, cell_bytes: int, rows: int, data: bytes) -> None:
+        assert len(data) == cell_bytes * rows, "cells of one size do not fill their data"
+        self.cell_bytes = cell_bytes
+        self.rows = rows
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[bytes]: ...
+
+    def __getitem__(self, at: int | slice) -> bytes | Sequence[bytes]:
+        size = self.cell_bytes
+        picked = range(self.rows)[at]
+        if isinstance(picked, int):
+            return self.data[picked * size : (picked + 1) * size]
+        if picked.step == 1:
+            return UniformCells(
+                size, len(picked), self.data[picked.start * size : picked.stop * size] if picked else b""
+            )
+        return [self[row] for row in picked]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, size = self.data, self.cell_bytes
+        if not size:
+            return iter([b""] * self.rows)
+        return iter([data[at : at + size] for at in range(0, len(data), size)])
+
+
+def are_uniform(columns: Sequence[object]) -> TypeGuard[Sequence[UniformCells]]:
+    """Return whether columns hold cells of one size, the same for all of them; at least one column is given."""
+    first = columns[0]
+    return isinstance(first, UniformCells) and all(
+        isinstance(column, UniformCells) and column.cell_bytes == first.cell_bytes for column in columns
+    )
+
+
+def joined(columns: Sequence[UniformCells]) -> UniformCells:
+    """Return the cells of all columns, one column after the other."""
+    data = b"".join([column.data for column in columns])
+    return UniformCells(columns[0].cell_bytes, sum([column.rows for column in columns]), data)
