@@ -20,10 +20,9 @@ ROOTS = (
     "penstock/protocols/*/client/*.py",
     "penstock/protocols/*/sync.py",
     "penstock/spark/*.py",
-    "pyspark_penstock/__init__.py",
+    "pyspark_penstock*/__init__.py",
 )
-PACKAGES = ("penstock", "pyspark_penstock")
-MARK_OF_TYPES = "py.typed"
+MARKS_OF_TYPES = "*/py.typed"
 
 
 def client_modules() -> set[Path]:
@@ -54,8 +53,6 @@ def _imported_by(path: Path) -> Iterator[Path]:
 def _files_of(name: str) -> Iterator[Path]:
     """The file of a module of ours and those of the packages it is in; what is not a module has none."""
     parts = name.split(".")
-    if parts[0] not in PACKAGES:
-        return
     for end in range(1, len(parts) + 1):
         place = SOURCE.joinpath(*parts[:end])
         yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.exists())
@@ -65,7 +62,7 @@ class ClientModules(BuildHookInterface[Any]):
     """What hatchling calls before it builds the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        marks = {SOURCE / package / MARK_OF_TYPES for package in PACKAGES}
         build_data["force_include"] |= {
-            str(path): path.relative_to(SOURCE).as_posix() for path in client_modules() | marks
+            str(path): path.relative_to(SOURCE).as_posix()
+            for path in client_modules() | set(SOURCE.glob(MARKS_OF_TYPES))
         }

@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 import structlog
 
 from penstock.errors import PenstockError
+from penstock.futures import shield
 
 RETRY_S_MIN: Final = 0.2
 RETRY_S_MAX: Final = 2.0
@@ -158,7 +159,7 @@ class Background:
         self._operations.add(task)
         task.add_done_callback(self._operations.discard)
         try:
-            return await asyncio.shield(task)
+            return await shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(_report_abandoned)
             raise

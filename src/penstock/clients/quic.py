@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from penstock.errors import ConnectionLost, InvalidRequest, LimitExceeded, Unreachable
+from penstock.futures import shield
 from penstock.quic.connection import Connection
 from penstock.quic.core import QuicCore, StreamRefused
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK, QuicSettings
@@ -96,7 +97,7 @@ class QuicStream(Stream):
         while not self.writable and self.can_send:
             if self._drained is None:
                 self._drained = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._drained)
+            await shield(self._drained)
         if self._refused is not None:
             raise self._refused
 
@@ -122,7 +123,7 @@ class QuicStream(Stream):
                 return b""
             if self._readable is None:
                 self._readable = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._readable)
+            await shield(self._readable)
         data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._chunks_bytes = 0
@@ -227,7 +228,7 @@ class QuicConnection(Connection):
             except LimitExceeded:
                 if self._room is None:
                     self._room = asyncio.get_running_loop().create_future()
-                await asyncio.shield(self._room)
+                await shield(self._room)
 
     async def accept_stream(self) -> QuicStream:
         """The next stream that the server opened. Raises ConnectionLost."""
@@ -236,12 +237,12 @@ class QuicConnection(Connection):
                 raise self.loss
             if self._acceptor is None:
                 self._acceptor = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._acceptor)
+            await shield(self._acceptor)
         return self._accepted.popleft()
 
     async def wait_closed(self) -> None:
         """Wait until the connection is gone, for whatever reason."""
-        await asyncio.shield(self._over)
+        await shield(self._over)
 
     async def __aenter__(self) -> Self:
         return self
@@ -367,7 +368,7 @@ async def connect_quic(
     connection = QuicConnection(endpoint, core, settings, f"{host}:{port}")
     connection.touch()
     try:
-        await asyncio.wait_for(asyncio.shield(connection.connected), timeout_s)
+        await asyncio.wait_for(shield(connection.connected), timeout_s)
     except TimeoutError:
         connection.close()
         raise Unreachable(f"cannot connect to {host}:{port}: no answer within {timeout_s:g} s") from None

@@ -19,6 +19,7 @@ from penstock.clients.retry import SUBMISSIONS_MAX, NewAttempts
 from penstock.clients.url import Address
 from penstock.clients.window import Window
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
+from penstock.futures import shield
 
 OnLost = Callable[[Pipeline[Message]], None]
 
@@ -122,7 +123,7 @@ class Requests(Generic[Message]):
             self._connecting = asyncio.create_task(self._connect_with_retries(attempts_max))
             self._connecting.add_done_callback(self._connected)
         try:
-            return await asyncio.shield(self._connecting)
+            return await shield(self._connecting)
         except asyncio.CancelledError:
             if self._closed:
                 raise InvalidRequest("this client was closed while it was connecting") from None

@@ -62,6 +62,7 @@ from penstock.errors import (
     PenstockError,
     TopicNotFound,
 )
+from penstock.futures import shield
 from penstock.log.api import Engine
 from penstock.names import NAME_BYTES_MAX, validate_group_name, validate_name
 
@@ -510,7 +511,7 @@ class Coordinator:
                 member.stored = True
             try:
                 for at in range(0, len(changes), CHANGES_PER_APPEND_MAX):
-                    await asyncio.shield(self._table.change(changes[at : at + CHANGES_PER_APPEND_MAX]))
+                    await shield(self._table.change(changes[at : at + CHANGES_PER_APPEND_MAX]))
             except BaseException:
                 state.stored = False
                 state.removed |= removed

@@ -37,6 +37,7 @@ from penstock.errors import (
     PartitionNotFound,
     PenstockError,
 )
+from penstock.futures import shield
 from penstock.log.api import PARTITIONS_MAX, Engine, TopicInfo
 from penstock.names import validate_group_name, validate_topic_name
 
@@ -165,7 +166,7 @@ class Groups:
             return future
         future.add_done_callback(lambda _: self._settle(arriving))
         # Who cancels the wait does not cancel the commit: the group keeps its place under the limit until that has come back.
-        return asyncio.shield(future)
+        return shield(future)
 
     def prepare(self, offsets: Mapping[OffsetKey, int]) -> PreparedOffsets:
         """The commit of several offsets as one part of a larger append. Raises where `commit` of one of them would."""

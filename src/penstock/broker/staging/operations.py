@@ -47,6 +47,7 @@ from penstock.broker.table import Table
 from penstock.broker.transactions.applications import Application, Applications, Once
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
+from penstock.futures import shield
 from penstock.log.api import Engine
 from penstock.names import validate_name
 
@@ -220,7 +221,7 @@ class Staging:
         deciding = self._run(self._decide(publication, staged, principal, once))
         deciding.add_done_callback(lambda _: self._applications.release(application))
         # Whoever waits here may give up; the commit goes on.
-        await asyncio.shield(deciding)
+        await shield(deciding)
         return Committed.NOW if await self._finished(staged, publication) else Committed.GOES_ON
 
     @on_broker(Operation.WRITE)

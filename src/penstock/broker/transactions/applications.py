@@ -25,6 +25,7 @@ from penstock.broker.limits import INT64_MAX
 from penstock.broker.table import PreparedChange, Table
 from penstock.clock import Clock
 from penstock.errors import AccessDenied, InvalidRequest, PenstockError, ProducerFenced
+from penstock.futures import shield
 from penstock.log.api import Engine
 from penstock.names import NAME_BYTES_MAX, validate_name
 
@@ -122,7 +123,7 @@ class Applications:
             return entry
         # Whoever waits here may give up; the change may not, and until it has come back nobody else may look.
         changing.add_done_callback(lambda _: self.release(application))
-        await asyncio.shield(changing)
+        await shield(changing)
         return entry
 
     def prepare(self, principal: Principal, once: Once) -> PreparedChange[str, Application] | None:

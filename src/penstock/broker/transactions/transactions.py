@@ -60,6 +60,7 @@ from penstock.errors import (
     TransactionNotActive,
     TransactionNotFound,
 )
+from penstock.futures import shield
 from penstock.log.api import Appended, Batch, BatchFor, Engine
 
 TRANSACTIONS_TOPIC: Final = "__transactions"
@@ -324,7 +325,7 @@ class Transactions:
         if once is not None:
             done.add_done_callback(lambda _: self._applications.release(once.application))
         # Whoever waits here may give up; the commit goes on.
-        await asyncio.shield(done)
+        await shield(done)
         return ours
 
     @on_broker(Operation.WRITE)

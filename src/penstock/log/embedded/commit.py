@@ -36,6 +36,7 @@ import structlog
 
 from penstock.clock import Clock
 from penstock.errors import NotWritten, OutcomeUnknown
+from penstock.futures import shield
 from penstock.log.api import EngineStats
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
 from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
@@ -187,7 +188,7 @@ class Committer:
                 self._loop.call_soon_threadsafe(future.set_result, result)
 
         self._tasks.put(task)
-        return await asyncio.shield(future)
+        return await shield(future)
 
     def stop(self) -> None:
         """End the thread after what it was given; blocks until it has."""

@@ -34,6 +34,7 @@ from penstock.errors import (
     TopicExists,
     TopicNotFound,
 )
+from penstock.futures import shield
 from penstock.log.api import (
     BatchFor,
     Engine,
@@ -373,7 +374,7 @@ class EmbeddedEngine(Engine):
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        return await shield(task)
 
     def _check_open(self) -> None:
         if self._closing:

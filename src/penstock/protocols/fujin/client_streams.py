@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from penstock.clients.quic import QuicStream
 from penstock.errors import ConnectionLost, PenstockError, ProtocolViolation, ShuttingDown
+from penstock.futures import shield
 from penstock.protocols.fujin.reply_decoding import (
     Answer,
     Batch,
@@ -156,7 +157,7 @@ class ClientStream(ABC):
         self._say_goodbye(stream)
         try:
             async with asyncio.timeout(DISCONNECT_S_MAX):
-                await asyncio.shield(self._over)
+                await shield(self._over)
         except TimeoutError:
             self.fail(ConnectionLost("the broker did not say goodbye"))
         self._end()
@@ -301,7 +302,7 @@ class ReaderStream(ClientStream):
 
     async def connected(self) -> None:
         """Raises what the broker refuses with."""
-        await asyncio.shield(self._connected)
+        await shield(self._connected)
 
     async def next(self, records_max: int = 1) -> list[Delivered]:
         """The next messages that were pushed, at least one. Raises ConnectionLost once there will be no more."""
@@ -312,7 +313,7 @@ class ReaderStream(ClientStream):
                 raise ConnectionLost("the broker stops")
             if self._arrived is None:
                 self._arrived = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._arrived)
+            await shield(self._arrived)
         taken = self._hand_out(self._messages, records_max)
         if len(self._messages) <= WAITING_LOW and self._stream is not None and self._stream.is_paused:
             self._stream.resume_receiving()

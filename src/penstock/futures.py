@@ -1,0 +1,36 @@
+"""Waiting for a future that others wait for too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def shield(inner: asyncio.Future[T]) -> asyncio.Future[T]:
+    """Return a future with the outcome of `inner`, which goes on if the returned one is cancelled.
+
+    `asyncio.shield` does the same, but since Python 3.14 it also reports an error of `inner` to the event loop once the waiter has been
+    cancelled. Here whoever owns `inner` handles its errors: a client that hangs up while its write fails is no bug to be logged.
+    """
+    if inner.done():
+        return inner
+    outer: asyncio.Future[T] = inner.get_loop().create_future()
+
+    def pass_on(inner: asyncio.Future[T]) -> None:
+        if outer.done():
+            return
+        if inner.cancelled():
+            outer.cancel()
+        elif (error := inner.exception()) is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(inner.result())
+
+    def let_go(_: asyncio.Future[T]) -> None:
+        inner.remove_done_callback(pass_on)
+
+    inner.add_done_callback(pass_on)
+    outer.add_done_callback(let_go)
+    return outer
