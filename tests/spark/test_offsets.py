@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.spark.offsets import EARLIEST, START, StreamOffset, group_offsets, is_start
+from penstock.spark.offsets import EARLIEST, START, StreamOffset, is_start
 
 
 def test_topics_partitions_and_offsets_are_written_as_kafka_writes_them() -> None:
@@ -69,8 +69,3 @@ def test_what_another_source_has_written_is_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match="use a new one"):
             StreamOffset.decode(other)
-
-
-def test_a_group_has_read_what_the_offset_says_and_nothing_at_the_start() -> None:
-    assert group_offsets(START) == {}
-    assert group_offsets(StreamOffset({"orders": {0: 23}}, {"orders": "ab"}).encode()) == {"orders": {0: 23}}

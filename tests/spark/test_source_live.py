@@ -13,7 +13,6 @@ from pyspark.errors import PySparkException
 
 import penstock.spark
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.listener import OffsetPublisher
 from penstock.testing import BrokerProcess, RunningBroker
 from tests.log.embedded.storage import cut_log
 
@@ -311,20 +310,12 @@ def test_a_power_cut_that_took_what_was_read_stops_the_query_unless_it_may_go_on
         assert query.offsets(1)["__epochs__"] == {"orders": {"0": broker.server.engine.partition("orders", 0).epoch}}
 
 
-def test_the_last_batch_of_a_query_that_ends_is_published_by_a_listener(
-    spark: SparkSession,
-    broker: BrokerProcess,
-    client: FlyMQClient,
-    fresh_topic: FreshTopic,
-    query: Callable[..., Query],
+def test_the_last_batch_of_a_query_that_ends_is_published(
+    client: FlyMQClient, fresh_topic: FreshTopic, query: Callable[..., Query]
 ) -> None:
     topic = fresh_topic("orders")
     client.send_many(topic, [b"a", b"b", b"c"])
-    listener = OffsetPublisher({"penstock.bootstrap": broker.addresses["flymq"]}, group="nightly")
-    spark.streams.addListener(listener)
-    try:
-        stream = query(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2", group="")
-        assert stream.run() == ["a", "b", "c"]
-        until_committed(client, topic, "nightly", 3)
-    finally:
-        spark.streams.removeListener(listener)
+    stream = query(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    assert stream.run() == ["a", "b", "c"]
+    group = f"spark-{topic}-{stream.offsets(0)['__query__']}"
+    assert dict(client.describe_group(group, topic)[0].offsets) == {0: 3}

@@ -74,11 +74,11 @@ def test_offsets_are_written_as_kafkas_with_the_ids_of_topics(client: FlyMQClien
     topic_id = client.describe_topic("orders").config["id"]
     assert json.dumps(stream.offsets[0], separators=(",", ":")) == (
         '{"__epochs__":{"orders":{"0":0,"1":0}},"__from__":{"orders":{"0":0,"1":0}},'
-        f'"__ids__":{{"orders":"{topic_id}"}},"orders":{{"0":0,"1":1}}}}'
+        f'"__ids__":{{"orders":"{topic_id}"}},"__query__":"{stream.offsets[0]["__query__"]}","orders":{{"0":0,"1":1}}}}'
     )
     send(client, b"y", partition=0)
     stream.batch()
-    assert list(stream.offsets[1]) == ["__epochs__", "__ids__", "orders"]
+    assert list(stream.offsets[1]) == ["__epochs__", "__ids__", "__query__", "orders"]
     assert stream.offsets[1]["orders"] == {"0": 1, "1": 1}
 
 
@@ -432,7 +432,7 @@ def test_a_topic_that_is_no_longer_subscribed_to_is_left_out_and_no_loss(
     one.offsets = both.offsets
     client.send("b", b"three")
     assert one.values() == [b"three"]
-    assert list(one.offsets[-1]) == ["__epochs__", "__ids__", "b"]
+    assert list(one.offsets[-1]) == ["__epochs__", "__ids__", "__query__", "b"]
 
 
 def test_a_pattern_that_matches_nothing_yet(running: RunningBroker, client: FlyMQClient) -> None:

@@ -86,6 +86,7 @@ def test_a_lenient_stream_continues_at_the_cut_with_a_warning(broker: RunningBro
         "__epochs__": {"orders": {"0": log_epoch(broker)}},
         "__from__": {"orders": {"0": 3}},
         "__ids__": stream.offsets[0]["__ids__"],
+        "__query__": stream.offsets[0]["__query__"],
         "orders": {"0": 6},
     }
     assert [row["value"] for row in stream.replay(*stream.offsets)] == [b"x", b"y", b"z"], "done again after a crash"

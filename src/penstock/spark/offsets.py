@@ -2,13 +2,14 @@
 
     {"orders":{"0":120},"__ids__":{"orders":"9b0c..."},"__epochs__":{"orders":{"0":2}},"__from__":{"orders":{"0":0}}}
 
-Topics, partitions and offsets are those of Kafka's connector. There are three more entries, under names that no topic can have. `__ids__`
+Topics, partitions and offsets are those of Kafka's connector. There are more entries, under names that no topic can have. `__ids__`
 tells a topic from one that was created under its name later. `__epochs__` are the log epochs of the partitions: whether the log was cut
 since, so that other records may have these offsets. Checkpoints of earlier releases do not have them. `__from__` is where a batch begins
 in partitions that no batch before it has seen, or that were cut below the end of the batch before it. In
 the first one that is all of them: Spark asks for the start of the first batch again and again until that batch is committed, so it is
 always answered the same (`{"__start__":"options"}`), and what that has meant is written down with the end of the batch. Later it is
 topics that were created meanwhile. So a batch that is done again after a crash is the same batch, or fails where it no longer can be.
+`__query__` tells the query from others that read the same topics, where its group is named after it.
 
 Spark compares offsets as texts. Keys are therefore always sorted, and who has nothing new returns the offset it was given.
 """
@@ -29,7 +30,8 @@ _IDS: Final = "__ids__"
 _EPOCHS: Final = "__epochs__"
 _FROM: Final = "__from__"
 _START: Final = "__start__"
-OFFSET_KEYS: Final = frozenset({_IDS, _EPOCHS, _FROM, _START})
+_QUERY: Final = "__query__"
+OFFSET_KEYS: Final = frozenset({_IDS, _EPOCHS, _FROM, _START, _QUERY})
 
 Positions = Mapping[str, Mapping[int, int]]
 """Offsets by topic and partition."""
@@ -49,6 +51,8 @@ class StreamOffset:
     began: Positions = field(default_factory=dict)
     """Where the batch that ends here begins in partitions that it is the first to read, or to read again from a cut."""
     epochs: Epochs = field(default_factory=dict)
+    query: str = ""
+    """Made up when the query began; checkpoints of earlier releases do not have it."""
 
     def encode(self) -> dict[str, Any]:
         encoded: dict[str, Any] = _encode(self.positions)
@@ -58,6 +62,8 @@ class StreamOffset:
             encoded[_EPOCHS] = _encode(self.epochs)
         if self.ids:
             encoded[_IDS] = dict(sorted(self.ids.items()))
+        if self.query:
+            encoded[_QUERY] = self.query
         return dict(sorted(encoded.items()))
 
     @classmethod
@@ -69,6 +75,7 @@ class StreamOffset:
                 cls.ids_in(offset),
                 {topic: _decode(numbers) for topic, numbers in offset.get(_FROM, {}).items()},
                 cls.epochs_in(offset),
+                str(offset.get(_QUERY, "")),
             )
         except (AttributeError, TypeError, ValueError):
             raise InvalidRequest(
@@ -113,8 +120,3 @@ def _encode(positions: Positions) -> dict[str, Any]:
 
 def _decode(numbers: Mapping[str, Any]) -> dict[int, int]:
     return {int(partition): int(offset) for partition, offset in numbers.items()}
-
-
-def group_offsets(offset: Mapping[str, Any]) -> Positions:
-    """What a group has read once a batch with this end is done."""
-    return {} if is_start(offset) else StreamOffset.decode(offset).positions

@@ -116,6 +116,8 @@ class SourceOptions:
     fail_on_data_loss: bool
     group: str | None
     """Under which the offsets of a stream are published; None: nowhere."""
+    group_is_given: bool
+    """If not, the id of the query is added to it."""
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -156,6 +158,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         include_headers=flag(given, "includeHeaders", default=False),
         fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
         group=_group(given, subscription),
+        group_is_given="group" in given,
     )
 
 

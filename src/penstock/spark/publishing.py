@@ -42,6 +42,8 @@ class BackgroundPublisher:
         self._waiting: Positions | None = None
         self._published: Positions | None = None
         self._at_work = False
+        self._idle = threading.Event()
+        self._idle.set()
 
     def __reduce__(self) -> tuple[type[BackgroundPublisher], tuple[ConnectionSettings, str]]:
         return BackgroundPublisher, (self._settings, self._group)  # in another process it begins anew
@@ -52,7 +54,12 @@ class BackgroundPublisher:
             if self._at_work or positions == self._published:
                 return
             self._at_work = True
+            self._idle.clear()
         threading.Thread(target=self._work, name="penstock-publish", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once nothing waits to be published, or after the timeout."""
+        self._idle.wait(timeout_s)
 
     def _work(self) -> None:
         while True:
@@ -60,6 +67,7 @@ class BackgroundPublisher:
                 positions, self._waiting = self._waiting, None
                 if positions is None or positions == self._published:
                     self._at_work = False
+                    self._idle.set()
                     return
             try:
                 publish(pooled_client(self._settings), self._group, positions)

@@ -4,12 +4,14 @@ Spark keeps one reader for the life of a query and asks it, over and over, how f
 and why. An answer waits a moment for new records, so an idle query costs next to nothing and a new record is seen at once. While batches
 are done it does not wait: the query may have another source, which has records.
 
-What a batch has read is published as offsets of a group once Spark begins the batch after it, so tools that watch groups see the lag of
-the query. It is for them only: the query goes on from its checkpoint, whatever the group says, and does not wait for it.
+What a batch has read is published as offsets of a group when Spark asks for the batch after it, which it does once the batch is done, also
+after the last one of a query that ends (`Trigger.AvailableNow`). So tools that watch groups see the lag of the query. It is for them only:
+the query continues from its checkpoint, whatever the group says, and does not wait for it.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,10 +37,14 @@ from penstock.spark.holdings import (
     without_lost,
 )
 from penstock.spark.limits import waiting_rows, within_bytes, within_rows
-from penstock.spark.offsets import START, Positions, StreamOffset, group_offsets, is_start
+from penstock.spark.offsets import START, Positions, StreamOffset, is_start
 from penstock.spark.options import SourceOptions
 from penstock.spark.publishing import BackgroundPublisher
 from penstock.spark.source import planned, read_task
+
+QUERY_ID_BYTES = 4
+PUBLISH_S_MAX = 5.0
+"""How long the end of a query waits until its last offsets are published."""
 
 
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -57,7 +63,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When a batch was last begun."""
         self._at_work = False
         """Whether Spark has done a batch since it last asked how far to go, maybe for the sake of another source of the query."""
-        self._publisher = None if options.group is None else BackgroundPublisher(options.connection, options.group)
+        self._publisher: BackgroundPublisher | None = None
+        self._told: Positions = {}
+        """What the publisher was told last."""
 
     @property
     def _client(self) -> FlyMQClient:
@@ -87,6 +95,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_start(start):
             return self._first_batch(limit)
         before = StreamOffset.decode(start)
+        self._publish(before)
         known = self._idle[1] if self._idle is not None and self._idle[0] == start else None
         wait_ms = 0 if self._at_work or self._target is not None else options.poll_wait_ms
         holdings = self._look(before, known, wait_ms)
@@ -104,12 +113,14 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = {topic: {**left.get(topic, {}), **new.get(topic, {})} for topic in holdings}
         end = self._limited(begin, self._available(holdings, begin), limit, first=False)
         if end == before.positions and not new:
+            if self._target is not None and self._publisher is not None:
+                self._publisher.wait(PUBLISH_S_MAX)  # Spark ends this process next
             missing: Positions = {topic: {} for topic in options.subscription.topics}
             self._idle = start, {**missing, **{topic: held.ends for topic, held in holdings.items()}}
             return start
         if waiting_rows(begin, end):
             self._batch_s = time.monotonic()
-        return _stream_offset(end, holdings, new).encode()
+        return _stream_offset(end, holdings, new, before.query).encode()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         return self._seen
@@ -120,14 +131,27 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._began is None:
             holdings = self._look(options.starting.reached)
             check_all_exist(holdings, options.subscription)
-            self._began = _stream_offset(starting_positions(self._client, holdings, options), holdings)
+            query = "" if options.group is None or options.group_is_given else secrets.token_hex(QUERY_ID_BYTES)
+            self._began = _stream_offset(starting_positions(self._client, holdings, options), holdings, query=query)
         else:
             holdings = self._look(self._began)
         begin = without_lost(holdings, self._began.positions, self._began.ids, fail=options.fail_on_data_loss)
         available = {topic: numbers for topic, numbers in self._available(holdings, begin).items() if topic in begin}
         end = self._limited(begin, available, limit, first=True)
         self._batch_s = time.monotonic()
-        return _stream_offset(end, holdings, begin).encode()
+        return _stream_offset(end, holdings, begin, self._began.query).encode()
+
+    def _publish(self, done: StreamOffset) -> None:
+        """Publish what was read, as offsets of the query's group."""
+        options = self._options
+        if options.group is None or done.positions == self._told:
+            return
+        self._told = done.positions
+        if self._publisher is None:
+            is_own = done.query and not options.group_is_given
+            group = f"{options.group}-{done.query}" if is_own else options.group
+            self._publisher = BackgroundPublisher(options.connection, group)
+        self._publisher.publish(done.positions)
 
     def _look(self, reached: StreamOffset, known: Positions | None = None, wait_ms: int = 0) -> Holdings:
         holdings = look(self._client, self._options.subscription, reached=reached, known=known, wait_ms=wait_ms)
@@ -177,20 +201,20 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         self._at_work = True
-        if self._publisher is not None:
-            self._publisher.publish(group_offsets(end))
 
     def stop(self) -> None:
         """Spark ends the process instead of calling this."""
 
 
-def _stream_offset(positions: Positions, holdings: Holdings, began: Positions | None = None) -> StreamOffset:
+def _stream_offset(
+    positions: Positions, holdings: Holdings, began: Positions | None = None, query: str = ""
+) -> StreamOffset:
     """An offset in topics as they are now."""
     ids = {topic: holdings[topic].id for topic in positions}
     epochs = {
         topic: {index: holdings[topic].epochs[index] for index in numbers} for topic, numbers in positions.items()
     }
-    return StreamOffset(positions, ids, began or {}, epochs)
+    return StreamOffset(positions, ids, began or {}, epochs, query)
 
 
 def _starts_after_cuts(topic: str, held: TopicHoldings, left: Positions, before: StreamOffset) -> Mapping[int, int]:
