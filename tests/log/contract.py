@@ -423,8 +423,7 @@ class EngineContract(TopicContract, ChangeContract, ExtentContract):
             return Batch([b"%d" % made[-1]])
 
         # What cannot be encoded is found when the part is laid out, and takes its other part with it.
-        wrong = Batch([b"x"], headers=["no bytes"])  # type: ignore[list-item]
-        wrong._size_bytes = 1
+        wrong = Batch([b"x"], headers=["no bytes"], size_bytes=1)  # type: ignore[list-item]
         refused = start_atomic_append(engine, [BatchFor(one, Batch([b"left out"])), BatchFor(gone, wrong)])
         kept = start_atomic_append(engine, [BatchFor(one, Batch([b"a"])), BatchFor(table, LateBatch(telling, 10))])
         with pytest.raises(InvalidRequest):
