@@ -10,27 +10,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from aioquic.quic.packet import QuicFrameType
-from aioquic.quic.packet_builder import QuicPacketBuilder
 from qh3.tls import Epoch
 
 from penstock.errors import ConnectionLost, Unreachable
 from penstock.net import quic_connection
 from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import QuicLimits
-from penstock.net.quic_connection import (
-    EARLY_BYTES_MAX,
-    WAITING_EVENT_BYTES_MIN,
-    WAITING_EVENTS_FREE,
-    Code,
-    QuicServerConnection,
-)
-from penstock.net.windows import WINDOW_BYTES_MIN, WINDOWS_LEFT
+from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
 from penstock.quic.core import CONNECTION_REFUSED, QuicCore
 from penstock.quic.packets import long_header
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
-from tests.interop.quic.aioquic_peer import Connection as AioquicConnection
 from tests.interop.quic.aioquic_peer import aioquic_connection, aioquic_peer
 from tests.interop.quic.conversation import echo
 from tests.net.line_session import until
@@ -190,75 +180,6 @@ async def test_a_connection_with_too_much_unanswered_gives_its_client_no_more_cr
                     session.answer()
                 await asyncio.sleep(0)
         assert len(await answer) == 1_001 * total
-
-
-async def test_the_more_connections_there_are_the_less_a_new_one_may_send_unread(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path, QuicLimits(in_flight_total_bytes_max=16 * MIB)) as service:
-        windows = service.listener.budget.windows
-        before_bytes = windows.left_bytes
-        granted = []
-        for number in range(3):
-            client = await service.client()
-            connection = connection_of(service, number)
-            connection.pause_reading()
-            client.open_stream().send(bytes(1 * MIB))
-            stream_window_bytes = connection.settings.stream_window_bytes
-            while client.unsent_bytes != 1 * MIB - stream_window_bytes:
-                await asyncio.sleep(0)
-            granted.append(connection.settings.connection_window_bytes)
-            assert 2 * stream_window_bytes == granted[-1]
-        assert granted[0] == before_bytes // WINDOWS_LEFT
-        assert granted == sorted(granted, reverse=True)
-        assert len(set(granted)) == 3
-        assert windows.left_bytes == before_bytes - sum(granted)
-        for client in service.clients:
-            client.close()
-        await until(lambda: windows.left_bytes == before_bytes)
-
-
-async def test_a_peer_that_is_not_read_cannot_fill_memory_with_frames_that_flow_control_does_not_bound(
-    tmp_path: Path,
-) -> None:
-    async with serving_quic(tmp_path, QuicLimits(in_flight_total_bytes_max=1 * MIB)) as service:
-        connection = aioquic_connection(alpn=ALPN)
-        async with aioquic_peer(service.listener.address, connection=connection) as peer:
-            await until(lambda: bool(service.sessions))
-            told = send_blocked_frames(connection)
-            frames_max = WAITING_EVENTS_FREE + WINDOW_BYTES_MIN // WAITING_EVENT_BYTES_MIN
-
-            async def tell(count: int) -> None:
-                told.to_send += count
-                while told.to_send and peer.terminated is None:
-                    connection.send_ping(0)
-                    peer.transmit()
-                    await asyncio.sleep(0)
-
-            await tell(2 * frames_max)
-            await until(lambda: connection_of(service).core.waiting_events == 0)
-            assert peer.terminated is None, "what is read may be as much as the peer likes"
-            connection_of(service).pause_reading()
-            await tell(frames_max // 2)
-            assert peer.terminated is None
-            await tell(frames_max)
-            assert (await peer.ended()).error_code == Code.TOO_MUCH
-            assert service.stats.protocol_errors == 1
-
-
-class ToldBlocked:
-    to_send = 0
-
-
-def send_blocked_frames(connection: AioquicConnection) -> ToldBlocked:
-    """Let every packet of a connection carry as many DATA_BLOCKED frames as fit, until so many are sent."""
-    told = ToldBlocked()
-
-    def write(builder: QuicPacketBuilder, space: object) -> None:
-        while told.to_send and builder.remaining_flight_space > 40:
-            builder.start_frame(QuicFrameType.DATA_BLOCKED, capacity=9).push_uint_var(0)
-            told.to_send -= 1
-
-    connection._write_connection_limits = write  # type: ignore[method-assign]
-    return told
 
 
 async def test_the_whole_server_has_a_bound_too(tmp_path: Path) -> None:

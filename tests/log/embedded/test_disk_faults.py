@@ -8,14 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from penstock.errors import NoSpace, NotWritten, OutcomeUnknown, PenstockError
 from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import AppendFile, SpaceReserve
 from penstock.log.embedded.journal import journal_paths
-from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.descriptors import open_files
 from tests.log.embedded.conftest import OpenEngine
@@ -207,24 +205,6 @@ async def test_a_failed_flush_of_an_interval_topic_stops_its_writes(open_engine:
         await asyncio.sleep(0)
     with pytest.raises(NotWritten):
         await append(engine.partition("loose", 0), [b"y"])
-
-
-async def test_a_failed_flush_of_a_roll_by_age_is_told_once_and_final(
-    open_engine: OpenEngine, faults: SuffixFaults, clock: ManualClock
-) -> None:
-    engine = await open_engine(disk=faults)
-    await engine.create_topic("orders", TopicConfig(segment_ms=1000))
-    partition = engine.partition("orders", 0)
-    await append(partition, [b"old"])
-    clock.advance(2)
-    faults.fail("flush", ".log", errno.EIO)
-    with capture_logs() as lines:
-        await engine.maintain()
-        await engine.maintain()
-    assert [line["event"] for line in lines] == ["partition refuses writes"], "maintenance itself has not failed"
-    with pytest.raises(NotWritten, match="the flush failed"):
-        await append(partition, [b"new"])
-    assert await read_values(partition) == [b"old"]
 
 
 async def test_a_full_disk_reported_by_a_flush_is_a_failed_flush(open_engine: OpenEngine, faults: SuffixFaults) -> None:

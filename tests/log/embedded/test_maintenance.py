@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.errors import CorruptBlock, OffsetOutOfRange
+from penstock.errors import CorruptBlock, NotWritten, OffsetOutOfRange
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.testing.clock import ManualClock
@@ -69,6 +69,35 @@ async def test_segments_are_rolled_by_age_by_a_write_or_without_one(
     await engine.maintain()
     assert len(partition.segments) == 3, "an empty one has no age"
     assert await read_values(partition) == [b"a", b"b", b"c"]
+
+
+async def test_a_failed_flush_of_a_roll_by_age_is_told_once_and_final(
+    open_engine: OpenEngine, clock: ManualClock
+) -> None:
+    class FailsOnce(CountingDisk):
+        fails = False
+
+        def fdatasync(self, fd: int) -> None:
+            if self.fails:
+                self.fails = False
+                raise OSError(errno.EIO, "Input/output error")
+            super().fdatasync(fd)
+
+    disk = FailsOnce()
+    engine = await open_engine(disk=disk)
+    await engine.create_topic("orders", TopicConfig(segment_ms=1000))
+    partition = engine.partition("orders", 0)
+    await append(partition, [b"old"])
+    clock.advance(2)
+    disk.fails = True
+    with capture_logs() as lines:
+        await engine.maintain()
+        await engine.maintain()
+    assert not disk.fails
+    assert [line["event"] for line in lines] == ["partition refuses writes"], "maintenance itself has not failed"
+    with pytest.raises(NotWritten, match="the flush failed"):
+        await append(partition, [b"new"])
+    assert await read_values(partition) == [b"old"]
 
 
 # -- retention ----------------------------------------------------------------------------------------------------------
