@@ -9,8 +9,8 @@ from prometheus_client.core import Metric
 from penstock.admin.figures import CacheFigures, Figures, ProducerFigures
 from penstock.admin.metrics import SECTIONS
 from penstock.broker.cache.cache import CacheStats
-from penstock.broker.idempotence.producers import ProducerStats
 from penstock.broker.groups.lag import LagReport
+from penstock.broker.idempotence.producers import ProducerStats
 from penstock.stats import DURATION_BOUNDS_S, Histogram
 from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table
 
