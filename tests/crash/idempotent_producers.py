@@ -2,8 +2,8 @@
 
 `python -m tests.crash.idempotent_producers --kills 200` makes more kills than the tests do, and prints what happened. Clients write all
 the time, through a relay: single records at once, batches with keys, batches with headers, to a topic with one partition and to one with
-three. Each round waits until a client was answered since the last kill, and kills again after a moment: each fourth time the broker
-with SIGKILL (`--broker-every`), otherwise all connections, of which the relay keeps back the answers for a moment, so that records are stored whose
+three. Each round waits until a client was answered since the last kill, and kills again after a moment: each fourth time the broker with
+SIGKILL (`--broker-every`), otherwise all connections, whose answers the relay keeps back for a moment, so that records are stored whose
 acknowledgement nobody gets. At the end each record must be there exactly once, where its acknowledgement says, also for readers of a
 broker that was started once more.
 """
