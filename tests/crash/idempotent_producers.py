@@ -2,8 +2,8 @@
 
 `python -m tests.crash.idempotent_producers --kills 200` makes more kills than the tests do, and prints what happened. Clients write all
 the time, through a relay: single records at once, batches with keys, batches with headers, to a topic with one partition and to one with
-three. Each round waits until every client was answered since the last kill, and kills again after a moment: each fourth time the broker
-with SIGKILL, otherwise all connections, of which the relay keeps back the answers for a moment, so that records are stored whose
+three. Each round waits until a client was answered since the last kill, and kills again after a moment: each fourth time the broker with
+SIGKILL (`--broker-every`), otherwise all connections, whose answers the relay keeps back for a moment, so that records are stored whose
 acknowledgement nobody gets. At the end each record must be there exactly once, where its acknowledgement says, also for readers of a
 broker that was started once more.
 """
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from penstock.testing.process import BrokerProcess
 TOPICS = {"single": 1, "spread": 3}
 ROUND_S_MAX = 90.0
 BROKER_EVERY = 4
-"""Of so many kills, one is of the broker."""
+"""Of so many kills, one is of the broker, by default."""
 PAUSE_S_MAX = 0.05
 SILENCE_S_MAX = 0.03
 """How long answers are kept back before connections are cut."""
@@ -46,6 +46,7 @@ class Relay:
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._writers: set[asyncio.StreamWriter] = set()
+        self._conversations: set[asyncio.Task[None]] = set()
         self._silent = False
         self.cuts = 0
 
@@ -64,13 +65,19 @@ class Relay:
     async def close(self) -> None:
         self._server.close()
         self._abort()
+        await asyncio.gather(*self._conversations)
         await self._server.wait_closed()
 
     def _abort(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        conversation = asyncio.create_task(self._converse(reader, writer))
+        self._conversations.add(conversation)
+        conversation.add_done_callback(self._conversations.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
         except OSError:
@@ -170,7 +177,14 @@ class Outcome(NamedTuple):
     twice: list[bytes]
 
 
-async def run(directory: Path, *, kills: int, seed: int, report: Callable[[str], None] = lambda _: None) -> Outcome:
+async def run(
+    directory: Path,
+    *,
+    kills: int,
+    seed: int,
+    broker_every: int = BROKER_EVERY,
+    report: Callable[[str], None] = lambda _: None,
+) -> Outcome:
     """Write through so many kills, and read everything."""
     chance = random.Random(seed)
     broker = BrokerProcess(directory / "data")
@@ -189,16 +203,16 @@ async def run(directory: Path, *, kills: int, seed: int, report: Callable[[str],
         running = [asyncio.create_task(producer.run(url)) for producer in producers]
         crashes = 0
         for number in range(kills):
-            await _all_answered(producers, running)
+            await _answered(producers, running, any)
             await asyncio.sleep(chance.uniform(0.0, PAUSE_S_MAX))
-            if number % BROKER_EVERY == BROKER_EVERY - 1:
+            if number % broker_every == broker_every - 1:
                 await asyncio.to_thread(broker.kill9)
                 await asyncio.to_thread(broker.start)
                 crashes += 1
             else:
                 await relay.cut(chance.uniform(0.0, SILENCE_S_MAX))
             report(f"kill {number + 1}: {sum(len(each.acknowledged) for each in producers)} records acknowledged\n")
-        await _all_answered(producers, running)
+        await _answered(producers, running, all)
         for producer in producers:
             producer.stopping = True
         await asyncio.gather(*running)
@@ -210,11 +224,13 @@ async def run(directory: Path, *, kills: int, seed: int, report: Callable[[str],
         await asyncio.to_thread(broker.close)
 
 
-async def _all_answered(producers: list[Producer], running: list[asyncio.Task[None]]) -> None:
-    """Wait until each producer has been answered once more than now."""
+async def _answered(
+    producers: list[Producer], running: list[asyncio.Task[None]], wanted: Callable[[Iterable[bool]], bool]
+) -> None:
+    """Wait until any producer, or all, were answered once more than now."""
     before = [len(producer.acknowledged) for producer in producers]
     until_s = time.monotonic() + ROUND_S_MAX
-    while any(len(producer.acknowledged) == count for producer, count in zip(producers, before, strict=True)):
+    while not wanted(len(each.acknowledged) > count for each, count in zip(producers, before, strict=True)):
         for task in running:
             if task.done():
                 task.result()
@@ -249,6 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--broker-every", type=int, default=BROKER_EVERY, help="of so many kills, one is of the broker")
     arguments = parser.parse_args()
 
     def report(line: str) -> None:
@@ -257,7 +274,15 @@ def main() -> None:
 
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-producers-") as directory:
-        outcome = asyncio.run(run(Path(directory), kills=arguments.kills, seed=arguments.seed, report=report))
+        outcome = asyncio.run(
+            run(
+                Path(directory),
+                kills=arguments.kills,
+                seed=arguments.seed,
+                broker_every=arguments.broker_every,
+                report=report,
+            )
+        )
     report(
         f"{outcome.kills} kills of the broker and {outcome.cuts} of all connections in {time.monotonic() - started_s:.0f} s: "
         f"{outcome.acknowledged} records acknowledged, {len(outcome.lost)} lost, {len(outcome.twice)} stored twice, "

@@ -33,7 +33,7 @@ from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.record_headers import encode_headers
 
 ITEMS = 3
-BOUNDS = {"B": (0, 0xFF), "i": (-(1 << 31), (1 << 31) - 1), "I": (0, (1 << 32) - 1)}
+BOUNDS = {"B": (0, 0xFF), "H": (0, 0xFFFF), "i": (-(1 << 31), (1 << 31) - 1), "I": (0, (1 << 32) - 1)}
 BOUNDS |= {"q": (-(1 << 63), (1 << 63) - 1), "Q": (0, (1 << 64) - 1)}
 OFFSET_MAX = (1 << 48) - 1
 """Above it, the first bytes of an offset may be the length of an id."""

@@ -223,7 +223,7 @@ async def test_a_request_that_is_refused_before_it_is_numbered_does_not_hold_up_
     client = await client_of(orders)
     refused, behind = client.request("__groups", [b"a"]), client.request("orders", [b"b"])
     with pytest.raises(AccessDenied):
-        await client.start(orders, refused)
+        await client.send(orders, refused)
     await client.send(orders, behind)
     await client.send(orders, behind)
     assert sum(len(part) for part in await stored(orders)) == 1

@@ -45,9 +45,11 @@ from penstock.protocols.flymq.operations.records import (
     FetchRecords,
     Produce,
     ProduceDelayed,
+    ProduceOnce,
     ProduceRecords,
     ProduceWithTtl,
     PurgeDlq,
+    RegisterProducer,
     ReplayDlq,
 )
 from penstock.protocols.flymq.operations.schemas import (
@@ -137,6 +139,8 @@ ATTEMPTS: dict[int, Attempt] = {
     Fetch.opcode: Attempt(encode_request(Fetch("orders", 0, 0, 1)), READERS),
     FetchRecords.opcode: Attempt(encode_request(FetchRecords("orders", 0, 0, 1)), READERS),
     ProduceRecords.opcode: Attempt(encode_request(ProduceRecords("orders", [b"x"])), WRITERS),
+    ProduceOnce.opcode: Attempt(encode_request(ProduceOnce(bytes(16), 0, 0, False, "orders", [b"x"])), WRITERS),
+    RegisterProducer.opcode: Attempt(encode_request(RegisterProducer()), WRITERS),
     FetchBinary.opcode: Attempt(encode_request(FetchBinary("orders", 0, 0, 1)), READERS),
     ListTopics.opcode: Attempt(encode_request(ListTopics()), EVERYONE),
     TopicList.opcode: Attempt(encode_request(TopicList()), EVERYONE),
