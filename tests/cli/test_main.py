@@ -22,7 +22,8 @@ from tests.cli.conftest import Run
 from tests.manual import ROOT, blocks, commands_in, page
 
 COMMAND = re.compile(
-    r"""(?:^|[|;] )penstock (?:--json |(?:--server|-s) \S+ )*((?:'[^']*'|"[^"]*"|[^|;&<>#\n'"])*)""", re.MULTILINE
+    r"""(?:^|[|;] )penstock (?:--json |(?:--server|-s|--context) \S+ )*((?:'[^']*'|"[^"]*"|[^|;&<>#\n'"])*)""",
+    re.MULTILINE,
 )
 """A command with its arguments, up to what is the shell's."""
 

@@ -191,11 +191,11 @@ def diff(
         else:
             first = client.schemas.get(name, version)
             second = client.schemas.get(*_name_and_version(newer))
-    older_side = Side(first.id, first.type, first.definition or "")
+    older_side = Side(f"{first.name}:{first.version}", first.type, first.definition or "")
     newer_side = (
         Side(str(newer), first.type, _text(Path(str(newer))))
         if second is None
-        else Side(second.id, second.type, second.definition or "")
+        else Side(f"{second.name}:{second.version}", second.type, second.definition or "")
     )
     found = compare(older_side, newer_side)
     wanted = latest.compatibility or "backward"
