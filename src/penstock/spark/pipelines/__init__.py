@@ -5,7 +5,8 @@ running.py     one run, from start to stop        topics.py      which topics it
 assembly.py    its stages, and those of topics that appear later
 stages.py      bronze and silver: what each batch does            gold.py    the same of gold
 schemas.py     which schema a topic follows       decoding.py    records to typed columns, on executors
-decoded_rows.py  decoding as seen by Spark
+decoded_rows.py  decoding as seen by Spark        encoding.py    typed columns to records
+avro_reading.py  Avro records of one version read as another
 shapes.py, json_shapes.py, avro_shapes.py, protobuf_shapes.py    what becomes of each type of each kind of schema
 tables/        Delta, Iceberg                     dead_letters.py  what did not fit
 replay.py      a table or a time range back into topics
