@@ -14,5 +14,7 @@ reference.py              "orders", "orders:3", "orders:shop.Order"
 registry.py               versions, compatibility and bindings to topics, in the table `__schemas`
 worker.py, worker_main.py a process for what may take long or end badly
 validation.py             records against schemas, on the write path
+marks.py                  how a record says which version wrote it
+writers.py                which version each record is checked against, and the stamp it gets
 operations.py             what clients may ask for, each behind the access check
 """

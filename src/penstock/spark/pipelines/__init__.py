@@ -8,7 +8,8 @@ stages.py      what queries have in common        topic_stage.py the query that 
 gold.py        the queries of gold                silver.py      which records become rows of silver
 rebuild.py     silver made anew from bronze       rebuild_hold.py  how it gets its turn
 schemas.py     which schema a topic follows       decoding.py    records to typed columns, on executors
-decoded_rows.py  decoding as seen by Spark
+decoded_rows.py  decoding as seen by Spark        encoding.py    typed columns to records
+avro_reading.py  Avro records of one version read as another
 shapes.py, json_shapes.py, avro_shapes.py, protobuf_shapes.py    what becomes of each type of each kind of schema
 tables/        Delta, Iceberg                     dead_letters.py  what did not fit
 replay.py      a table or a time range back into topics
