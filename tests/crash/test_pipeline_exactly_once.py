@@ -8,7 +8,7 @@ import pytest
 
 from tests.crash.pipeline_torture import Torture
 
-KINDS = ("rebuild", "fault", "broker", "forget", "commit")
+KINDS = ("rebuild", "fault", "forget", "commit")
 
 
 @pytest.mark.jvm
