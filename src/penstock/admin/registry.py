@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -188,7 +189,7 @@ class RegistryApi:
             caller = await self._door.admit(request)
             path = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
             found, parameters = self._routes.find(request.method, path)
-            body = await read_body(request)
+            body = await read_body(request, caller)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if request.method in ("POST", "PUT") and kind not in BODY_TYPES:
                 raise HttpProblem(
@@ -202,6 +203,8 @@ class RegistryApi:
             return _refused(refusal.status, refusal.status, str(refusal), refusal.headers)
         except PenstockError as error:
             return _refused(*_status_and_code(error), error.message)
+        except ClientDisconnect:
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # which nobody reads
         except Exception:
             log.exception("registry_request_failed", method=request.method, path=request.url.path)
             return _refused(500, 50001, "the broker could not answer because of a bug: its log has the details")

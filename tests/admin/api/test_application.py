@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
 
 from penstock.admin.api import application
 from penstock.admin.api.table import PREFIX
-from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking
+from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,31 @@ def test_a_body_that_cannot_be_read_is_refused(ask: Asking, body: bytes) -> None
 def test_a_body_beyond_the_bound_is_refused(ask: Asking) -> None:
     answer = ask("POST", "/topics", b" " * (application.BODY_BYTES_MAX + 1))
     assert (answer.status, answer.code) == (413, "body_too_large")
+
+
+def test_a_stranger_may_send_little() -> None:
+    with asking(listeners=LOGIN_REQUIRED) as ask:
+        body = b" " * (application.STRANGER_BODY_BYTES_MAX + 1)
+        assert ask("POST", "/topics", body).code == "body_too_large"
+        assert ask.with_key(new_key(ask.broker, "worker", "admin"))("POST", "/topics", body).code == "invalid_request"
+
+
+@pytest.mark.parametrize("path", [f"{PREFIX}/topics", "/registry/subjects/x/versions"])
+def test_a_client_that_goes_away_is_no_bug(ask: Asking, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    host, _, port = ask.broker.addresses["admin"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{{"
+        client.sendall(head.encode())
+        assert has_connections(ask, 2)
+    assert has_connections(ask, 1)
+    assert "request_failed" not in "".join(capsys.readouterr())
+
+
+def has_connections(ask: Asking, count: int) -> bool:
+    """Whether the address has so many connections, that of `ask` among them, before so many requests are answered."""
+    admin = ask.broker.server.admin
+    assert admin is not None
+    return any(ask("GET", "/session").status == 200 and len(admin._http.connections) == count for _ in range(300))
 
 
 @pytest.mark.parametrize("query", ["colour=red", "limit=0", "limit=1&limit=2", "limit=%ff", "limit=" + "1" * 9000])

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -36,6 +37,8 @@ from penstock.units import Address, is_loopback, parse_address
 MODULES: Final = (status, sessions, topics, records, groups, dead_letters, schemas, access)
 """Importing them fills the table."""
 BODY_BYTES_MAX: Final = 8 << 20
+STRANGER_BODY_BYTES_MAX: Final = 16 << 10
+"""Of callers who have not said who they are: enough for a login."""
 QUERY_BYTES_MAX: Final = 8 << 10
 OPENAPI_PATH: Final = "/openapi.json"
 SECURITY_HEADERS: Final = {
@@ -123,6 +126,8 @@ class Api:
             return problem_response(refusal.problem, refusal.headers)
         except PenstockError as error:
             return problem_response(problem_of(error))
+        except ClientDisconnect:
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # which nobody reads
         except Exception:
             log.exception("api_request_failed", method=request.method, path=request.url.path)
             phrase = HTTPStatus.INTERNAL_SERVER_ERROR.phrase
@@ -139,7 +144,7 @@ class Api:
             arguments["query"] = _decoded_query(request.url.query, endpoint.query)
         elif request.url.query:
             raise InvalidRequest(f"{endpoint.method} {endpoint.path} has no query parameters: leave them out")
-        body = await read_body(request)
+        body = await read_body(request, caller)
         if endpoint.body is not None:
             arguments["body"] = _decoded_body(request, body, endpoint.body)
         elif body:
@@ -167,17 +172,18 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
     return Response(msgspec.json.encode(problem), problem.status, sent, media_type=CONTENT_TYPE)
 
 
-async def read_body(request: HttpRequest) -> bytes:
+async def read_body(request: HttpRequest, caller: Caller) -> bytes:
     """Return the body. Raises HttpProblem for one that is too large, without reading all of it."""
+    bytes_max = BODY_BYTES_MAX if caller.principal.name else STRANGER_BODY_BYTES_MAX
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > BODY_BYTES_MAX:
+        if size > bytes_max:
             raise HttpProblem(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 "body_too_large",
-                f"the body has more than {BODY_BYTES_MAX} bytes: send less at a time",
+                f"the body has more than {bytes_max} bytes: send less at a time",
                 {"connection": "close"},
             )
         chunks.append(chunk)
