@@ -47,8 +47,8 @@ QUICK_TESTS := $(addprefix tests/,admin clients net protocols quic test_backgrou
 test-fast: lint ## style, types, import rules and the quick tests (3 min)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(QUICK_TESTS)
 
-# In an environment of its own below build/. TESTS=tests/net takes other tests than the quick ones.
-OTHER_TESTS = $(if $(filter command,$(firstword $(origin TESTS))),$(TESTS),$(QUICK_TESTS))
+# In an environment of its own below build/: the quick tests and those of what leans most on libraries. TESTS=tests/net takes others.
+OTHER_TESTS = $(if $(filter command,$(firstword $(origin TESTS))),$(TESTS),$(QUICK_TESTS) tests/broker/schemas tests/broker/access)
 .PHONY: test-python
 test-python: ## the quick tests with another Python (PYTHON=python3.13; 10 min)
 	@scripts/test-elsewhere $(or $(PYTHON),python3) constraints.txt $(OTHER_TESTS)

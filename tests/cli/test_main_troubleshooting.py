@@ -51,11 +51,11 @@ def test_a_directory_and_a_port_that_are_in_use(run: Run, tmp_path: Path) -> Non
     config = '[admin]\nbind = "127.0.0.1:0"\n'
     with BrokerProcess(tmp_path / "data", config=config) as broker:
         admin = broker.addresses["admin"]
-        flags = ("--set", "listeners.flymq.bind=127.0.0.1:0", "--set", f"admin.bind={admin}")
-        for directory, expected in (
-            (tmp_path / "data", shown(DIRECTORY, DIRECTORY, str(tmp_path / "data"))),
-            (tmp_path / "other", shown("admin.bind", ADMIN, admin)),
+        for directory, bind, expected in (
+            (tmp_path / "data", "127.0.0.1:0", shown(DIRECTORY, DIRECTORY, str(tmp_path / "data"))),
+            (tmp_path / "other", admin, shown("admin.bind", ADMIN, admin)),
         ):
             (tmp_path / "penstock.toml").write_text(f'data_dir = "{directory}"\n')
+            flags = ("--set", "listeners.flymq.bind=127.0.0.1:0", "--set", f"admin.bind={bind}")
             printed = run("serve", "--config", str(tmp_path / "penstock.toml"), *flags)
             assert (printed.code, printed.err.splitlines(keepends=True)[-1]) == (1, expected)
