@@ -273,7 +273,7 @@ async def test_time_is_a_bound_on_connecting_too() -> None:
 async def test_a_connection_that_is_closed_as_soon_as_it_is_made_is_made_again() -> None:
     async with scripted(in_order()) as broker:
         broker.refusals = 2
-        client = AsyncFlyMQClient(broker.url, random=Random(1), sleep=no_sleep)
+        client = AsyncFlyMQClient(broker.url, idempotent=False, random=Random(1), sleep=no_sleep)
         assert (await client.send("t", b"a")).offset == 0
         assert len(broker.peers) == 3
         await client.close()
@@ -288,7 +288,7 @@ async def test_opening_tries_once() -> None:
 
 async def test_requests_that_wait_for_a_connection_share_it() -> None:
     async with scripted(in_order()) as broker:
-        client = AsyncFlyMQClient(broker.url)
+        client = AsyncFlyMQClient(broker.url, idempotent=False)
         await asyncio.gather(*(client.send("t", b"a") for _ in range(10)))
         assert len(broker.peers) == 1
         await client.close()
@@ -423,7 +423,7 @@ async def test_closing_while_connecting_ends_the_wait() -> None:
 
     async with scripted(never) as broker:
         await broker.stop()
-        client = AsyncFlyMQClient(broker.url, sleep=sleep)
+        client = AsyncFlyMQClient(broker.url, idempotent=False, sleep=sleep)
         asking = asyncio.create_task(client.topics())
         await reached.wait()
         await client.close()
