@@ -167,7 +167,9 @@ class History:
             epoch = sum(cut_s <= sent_s for cut_s in cuts_s)
             place = attempt.topic, attempt.partition, epoch
             if (attempt.topic, attempt.value) in by_value or epoch == len(cuts_s):
-                kept.append((place, attempt))
+                # One that was sent before a power cut and acknowledged after it may have been received on either side.
+                if epoch == sum(cut_s <= self._acked_s[attempt.id] for cut_s in cuts_s):
+                    kept.append((place, attempt))
                 continue
             self._judge_loss(attempt, cuts_s[epoch] - self._acked_s[attempt.id], flushes_failed=flushes_failed)
             attempt.state = "unknown"
