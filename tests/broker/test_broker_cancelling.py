@@ -45,6 +45,11 @@ SAFE_BY_THEMSELVES = {
     "snapshot",  # runs in a task of the engine's own
     "release_snapshot",  # the removal is done by a thread; what is left, maintenance removes
     "pipelines.stop",
+    "producers.register",  # one append
+    "schedule.list_pending",
+    "schemas.check",
+    "schemas.decode",
+    "schemas.find",
     "schemas.validate",
     "staging.abort",
     "staging.commit",  # decides and publishes in tasks of its own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from penstock.broker.deliveries.subscriptions import Subscriptions
 from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
 from penstock.broker.groups.monitoring import Filter, Monitoring
+from penstock.broker.idempotence.producers import IdempotentProducers, Sequenced
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines, Report
 from penstock.broker.schedule.schedule import Schedule
@@ -52,9 +54,10 @@ from penstock.errors import (
     SchemaNotFound,
     TopicNotFound,
     TransactionNotFound,
+    UnknownProducer,
     UserNotFound,
 )
-from penstock.log.api import TopicConfig
+from penstock.log.api import Batch, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 
@@ -77,6 +80,7 @@ PARTS: dict[str, type] = {
     "coordinator": Coordinator,
     "monitoring": Monitoring,
     "explaining": Explaining,
+    "producers": IdempotentProducers,
 }
 # What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
 # taking back what it was granted, and saying who one is, which comes before every check.
@@ -84,7 +88,14 @@ NOT_OPERATIONS = {
     "start",
     "close",
     "has_topic",
+    "now_ms",
     "unsubscribe",
+    "producers.start",
+    "producers.close",
+    "producers.select",
+    "producers.handle",
+    "producers.append",
+    "producers.settle",
     "staging.start",
     "staging.close",
     "staging.sweep",
@@ -151,27 +162,15 @@ WHOLE = Resource(ResourceKind.BROKER)
 Call = Callable[[Broker, Principal, str], Any]
 
 
-def found_missing(operation: Callable[[], object]) -> None:
-    """The operation got past the access check, as far as finding that there is no such transaction."""
-    with pytest.raises(TransactionNotFound):
-        operation()
-
-
 async def let_in(outcome: type[PenstockError], operation: Callable[[], Any]) -> None:
-    """Likewise, as far as an outcome that has nothing to do with access."""
+    """The operation got past the access check, as far as an outcome that has nothing to do with access."""
     with pytest.raises(outcome):
         await finished(operation)
 
 
-async def schema_missing(operation: Callable[[], Any]) -> None:
-    """Likewise, that there is no such schema."""
-    with pytest.raises(SchemaNotFound):
-        await finished(operation)
-
-
-async def no_user(operation: Callable[[], Any]) -> None:
-    """Likewise, that there is no such user."""
-    await let_in(UserNotFound, operation)
+found_missing = partial(let_in, TransactionNotFound)
+schema_missing = partial(let_in, SchemaNotFound)
+no_user = partial(let_in, UserNotFound)
 
 
 async def finished(operation: Callable[[], Any]) -> None:
@@ -250,6 +249,7 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         TOPIC,
         lambda b, who, t: let_in(EntryNotFound, lambda: b.schedule.cancel(who, t, "gone")),
     ),
+    "schedule.list_pending": (Operation.ADMIN, WHOLE, lambda b, who, t: b.schedule.list_pending(who)),
     "cluster.status": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.cluster.status(who)),
     "cluster.join": (
         Operation.ADMIN,
@@ -320,6 +320,18 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         lambda b, who, t: b.transactions.commit(who, b.transactions.begin(who)),
     ),
     "transactions.rollback": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.rollback(who, "txn")),
+    "transactions.list_open": (Operation.ADMIN, WHOLE, lambda b, who, t: b.transactions.list_open(who)),
+    "producers.register": (Operation.WRITE, WHOLE, lambda b, who, t: b.producers.register(who)),
+    "producers.produce": (
+        Operation.WRITE,
+        TOPIC,
+        lambda b, who, t: let_in(
+            UnknownProducer,
+            lambda: b.producers.produce(
+                who, t, Sequenced(bytes(16), 0, 0, resent=False), 0, Batch([b"v"]), done=lambda written: None
+            ),
+        ),
+    ),
     "transactions.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.begin_run(who, "app")),
     "staging.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.begin_run(who, "app", "run")),
     "staging.stage": (

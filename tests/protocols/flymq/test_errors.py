@@ -14,10 +14,12 @@ from penstock.errors import (
     ServerError,
     TopicNotFound,
 )
+from penstock.protocols.flymq.client.once import NotIdempotent
 from penstock.protocols.flymq.errors import OPENINGS, error_for, error_text
 
 NEVER_ANSWERED = {
     errors.BatchFailed,  # made by clients
+    NotIdempotent,
     errors.ConnectionLost,
     errors.RequestTimeout,
     errors.ServerError,
