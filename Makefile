@@ -96,10 +96,6 @@ bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 	@scripts/install-kafka
 	@$(BIN)/python -m bench
 
-.PHONY: spark-cluster
-spark-cluster: $(SETUP_DONE) ## a standalone Spark cluster: batch, stream, speculation, killed executor (3 min, as root)
-	@$(BIN)/python -m tests.crash.spark_cluster
-
 .PHONY: torture-spark
 torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min)
 	@$(BIN)/python -m tests.crash.spark_torture --kills 200
