@@ -223,12 +223,7 @@ class Server:
     """One broker as its configuration describes it. Not reusable: once stopped, make another."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        clock: Clock | None = None,
-        disk: Disk | None = None,
-        threads: Threads | None = None,
+        self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None, threads: Threads | None = None
     ) -> None:
         self.config = config
         self._clock = clock or SystemClock()
@@ -407,8 +402,7 @@ def declared_topics(config: Config) -> list[Declared]:
 
 
 def _admin_settings(config: Config, settings: Admin) -> AdminSettings:
-    tls = settings.tls
-    origins = config.origins
+    tls, origins = settings.tls, config.origins
     return AdminSettings(
         settings.bind,
         None if tls is None else server_context(tls.cert, tls.key, tls.client_ca),
