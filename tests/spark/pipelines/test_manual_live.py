@@ -26,7 +26,7 @@ def test_a_backfill_and_a_stream_that_begins_where_a_batch_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    topic = fresh_topic("orders")
+    topic = fresh_topic("backfill")
     client.create_topic(topic, 2)
     (tmp_path / "orders-2025").mkdir()
     (tmp_path / "orders-2025" / "january.json").write_text('{"id": 1}\n{"id": 2}\n')
