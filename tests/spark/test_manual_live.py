@@ -48,15 +48,13 @@ def test_the_programs_run(
         # Where the page leaves the broker to the default, it is another one here.
         code = code.replace('.option("subscribe"', f'.option("penstock.bootstrap", "{address}").option("subscribe"')
         code = code.replace('spark, "orders",', f'spark, "orders", options={{"penstock.bootstrap": "{address}"}},')
-        # The session is everybody's: what is added to it must be taken away again.
-        exec(code.replace("spark.streams.addListener(", "listener = ("), names)
+        exec(code, names)
     assert names["orders"].count() == 10
     assert names["decoded"].where("_reason IS NULL").count() == 10
     assert [record.value for record in orders.records("invoices")] == [b'{"id":7,"amount":19.99}']
     assert names["recent"].columns == ["value", "timestamp"]
     assert names["recent"].count() == 10
     query = names["query"]
-    spark.streams.addListener(names["listener"])
     try:
         query.processAllAvailable()
         orders.send("orders", b"{}", partition=0)
@@ -64,7 +62,6 @@ def test_the_programs_run(
         assert spark.read.parquet(f"{tmp_path}/tables/orders").count() == 11
     finally:
         query.stop()
-        spark.streams.removeListener(names["listener"])
         spark.catalog.dropTempView("orders")
     assert sum(orders.describe_group("billing", "orders")[0].offsets.values()) >= 10
 

@@ -108,7 +108,7 @@ def test_a_task_writes_files_with_the_credentials_of_the_driver(store: ObjectSto
 def test_a_pipeline_writes_to_an_object_store_and_keeps_checkpoints_on_disk(
     bench: Callable[..., Bench], store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.pipelines.stages.is_small", lambda rows: False)
+    monkeypatch.setattr("penstock.spark.pipelines.topic_stage.is_small", lambda rows: False)
     made = bench(directory=URL, checkpoints=str(tmp_path / "checkpoints"), storage=store.options, bronze={})
     made.client.send_many(made.topic, [order(n) for n in range(10)])
     made.run_once()
