@@ -9,10 +9,11 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.options import JsonOption, wants_json
+from penstock.cli.program import Program
 from penstock.errors import ConfigError
 from penstock.spark.packing import NAME, pack
 
-app = typer.Typer(no_args_is_help=True, help="Prepare Spark clusters.")
+app = Program(help="Prepare Spark clusters.")
 
 
 @app.command("pack")
