@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import NotWritten
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.disk import Disk
@@ -163,7 +164,7 @@ async def test_a_segment_that_cannot_be_removed_stays_the_oldest_one(
     before = await read_all(partition)
     clock.advance(10.5)
     disk.armed = True
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(NotWritten, match=os.strerror(errno.EIO)):
         await engine.maintain()
     assert not disk.armed
     assert partition.start_offset == 0
