@@ -12,21 +12,13 @@ import structlog
 
 from penstock import logs
 from penstock.errors import ConfigError
+from tests.logging_state import logging_as_before
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    levels = {name: logging.getLogger(name).level for name in logs.LIBRARY_LEVELS}
-    # Handlers of the test runner stay out of the way: configure() closes those it replaces.
-    root.handlers = []
-    yield
-    root.handlers = handlers
-    root.setLevel(level)
-    for name, before in levels.items():
-        logging.getLogger(name).setLevel(before)
-    structlog.reset_defaults()
+def own_logging() -> Iterator[None]:
+    with logging_as_before():
+        yield
 
 
 class Terminal(io.StringIO):

@@ -38,7 +38,8 @@ def test_the_two_minutes_of_the_readme_are_as_shown(penstock_broker: RunningBrok
     readme = page("README.md")
     printed, shown = run_shown(readme, penstock_broker.url, tmp_path, leave_out=not_for_a_shell_of_tests)
     assert printed.startswith(shown)
-    assert len(printed.removeprefix(shown).splitlines()) == 4  # the group, which the page leaves to be seen
+    # The group and the address of the console, which the page leaves to be seen.
+    assert len(printed.removeprefix(shown).splitlines()) == 5
     program = next(code for code in blocks("python", readme) if "penstock.connect" in code)
     exec(program.replace("127.0.0.1:9092", penstock_broker.address), {})
     (billing,) = penstock_broker.connect().describe_group("billing")

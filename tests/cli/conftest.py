@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.testing import RunningBroker
+from tests.logging_state import logging_as_before
 
 COLOUR_VARIABLES = ("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "NO_COLOR")
 
@@ -30,7 +31,7 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Iterator[Run]:
     """`run("topic", "list")` is what `penstock topic list` does, with `input` on its standard input."""
     for name in os.environ:
         if name.startswith("PENSTOCK_") or name in COLOUR_VARIABLES:
@@ -53,7 +54,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
         assert isinstance(code, int)
         return Result(code, captured.out, captured.err.decode())
 
-    return run
+    with logging_as_before():
+        yield run
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from penstock import logs
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 from tests.cli.test_program import LEAVES
+from tests.logging_state import logging_as_before
 
 FAILS: dict[str, str] = {
     "audit export": "--format=csv",
@@ -108,8 +109,8 @@ WORKS: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    logs.configure("error", form="json")  # what the broker logs is not what the command prints
-    with RunningBroker(admin=True, dev=True) as broker:
+    with logging_as_before(), RunningBroker(admin=True, dev=True) as broker:
+        logs.configure("error", form="json")  # what the broker logs is not what the command prints
         client = broker.connect()
         client.create_topic("orders", 3)
         client.access.create_user("ann", "secret", ["consumer"])

@@ -128,7 +128,8 @@ def names(requirements: Iterable[str]) -> set[str]:
 
 
 def test_the_wheel_of_the_broker_has_all_modules_and_nothing_else(wheels: Wheels) -> None:
-    expected = {path.relative_to(SOURCE).as_posix() for kind in ("*.py", "py.typed") for path in SOURCE.rglob(kind)}
+    files = [path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    expected = {path.relative_to(SOURCE).as_posix() for path in files}
     assert set(contents(wheels.broker)) == expected
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InvalidRequest, NoSpace, NotWritten, OutcomeUnknown
-from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
+from penstock.log.api import Appended, Batch, BatchFor, Durability, LateBatch, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import CountingDisk, path_of, settled
@@ -110,6 +110,26 @@ async def test_an_atomic_append_of_which_one_part_cannot_be_prepared_is_not_writ
     assert (await after).base_offset == 2
     assert engine.partition("x", 0).failure is None
     assert await read_values(engine.partition("x", 0)) == [b"alone", b"together", b"alone too"]
+
+
+async def test_a_record_that_tells_of_a_part_that_failed_takes_no_other_with_it(
+    open_engine: OpenEngine, faults: TopicFaults
+) -> None:
+    engine = await open_engine(disk=faults)
+    await three_topics(engine)
+    x, y, z = (engine.partition(topic, 0) for topic in ("x", "y", "z"))
+    faults.failing = ("truncate", "z")
+
+    def telling(*parts: Partition) -> LateBatch:
+        return LateBatch(lambda places: Batch([b" ".join(b"%d" % places[part].base_offset for part in parts)]), 10)
+
+    doomed = start_atomic_append(
+        engine, [*parts(engine, "x"), BatchFor(z, Batch([b"z" * 1500])), BatchFor(y, telling(x, z))]
+    )
+    also = start_atomic_append(engine, [*parts(engine, "x"), BatchFor(y, telling(x))])
+    assert type(await outcome(doomed)) is NotWritten
+    assert [each.base_offset for each in await also] == [0, 0]
+    assert (await read_values(x), await read_values(y)) == ([b"together"], [b"0"])
 
 
 async def test_a_full_disk_refuses_an_atomic_append_and_no_partition(

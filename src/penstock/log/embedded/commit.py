@@ -233,6 +233,7 @@ class Committer:
             for part in laid_out:
                 self._lay_out(part, now_ms)
             for part in late:
+                part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
             laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]

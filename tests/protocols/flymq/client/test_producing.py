@@ -93,7 +93,8 @@ async def test_one_record_at_fault_fails_alone(client: AsyncFlyMQClient) -> None
         "ValidationFailed",
         "RecordMetadata",
     ]
-    assert [(record.value, record.headers) for record in await read(client, "users")] == [(good, (("h", b"1"),))] * 2
+    stored = (good, (("h", b"1"), ("penstock-schema", b"user:1")))
+    assert [(record.value, record.headers) for record in await read(client, "users")] == [stored] * 2
     with pytest.raises(ValidationFailed):
         await client.send("users", bad, headers={"h": b"1"})
 
