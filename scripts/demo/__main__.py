@@ -79,7 +79,7 @@ def run_pipeline(narrator: Narrator, broker: BrokerProcess, directory: Path, sen
         results.show_dead_letters(narrator, client, sent)
         results.show_lag(narrator, client)
     narrator.step(
-        "Silver, made anew",
+        "Silver, rebuilt",
         "A refund was no order by the schema; by its next version it is. Bronze has every record, for good.",
     )
     pipeline.rebuild(narrator, broker, file)

@@ -54,7 +54,7 @@ log = structlog.get_logger("penstock.admin.api")
 
 
 class Door:
-    """What every request to the admin address passes before it is looked at: rate, host and origin."""
+    """Check the rate, host and origin of every request to the admin address."""
 
     def __init__(self, clock: Clock, logins: Logins, *, exposed: bool) -> None:
         """`exposed`: other machines can reach the address."""

@@ -510,7 +510,7 @@ class Monitoring(SyncObject[AsyncMonitoring]):
         return self._thread.run(self._async.subscriptions(name, topic))
 
     def delayed(self, topic: str = "", limit: int = 1000) -> list[PendingRecord]:
-        """Return the delayed records that are due next, of all topics or of one; at most so many."""
+        """Return the delayed records that are due next, at most `limit`, of one topic or of all."""
         return self._thread.run(self._async.delayed(topic, limit))
 
     def transactions(self) -> list[OpenTransaction]:

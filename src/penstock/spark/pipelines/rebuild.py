@@ -1,4 +1,4 @@
-"""Silver made anew from bronze, while the pipeline runs: with another version of the schema, other rules, or because it was lost.
+"""Rebuild silver from bronze, while the pipeline runs: with another version of the schema, other rules, or because it was lost.
 
 Bronze is decoded up to the batch N that silver is at, into files that no version of silver names. One commit then replaces every row, with
 the number N, from the handle that N was read with. If the query has added batch N+1 meanwhile, the commit is refused: that batch is decoded

@@ -46,7 +46,7 @@ class AsyncMonitoring:
         return found
 
     async def delayed(self, topic: str = "", limit: int = 1000) -> list[PendingRecord]:
-        """Return the delayed records that are due next, of all topics or of one; at most so many."""
+        """Return the delayed records that are due next, at most `limit`, of one topic or of all."""
         found: list[PendingRecord] = []
         after, more = "", True
         while more:

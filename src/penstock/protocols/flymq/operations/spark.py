@@ -31,7 +31,7 @@ class BeginRun(Operation[Run], opcode=0xD2):
     lasting: Bool
     """False: the application has one epoch, and is soon forgotten."""
     query: Annotated[Str, TAIL] = ""
-    """The query that writes: the first to write under the application is told to those that come later. Empty for none."""
+    """The query that writes: replies to later queries of the application name the first one. Empty for none."""
     replaces: Annotated[Bool, TAIL] = False
     """From now on the application belongs to this query."""
 
