@@ -97,10 +97,11 @@ class SimThread:
         self._handed_over.acquire()
 
     def pause(self, seconds: float) -> None:
-        self._loop.call_later(seconds, self.step)
-        self._handed_over.release()
-        self._resumed.acquire()
-        if self._is_abandoned:
+        if not self._is_abandoned:
+            self._loop.call_later(seconds, self.step)
+            self._handed_over.release()
+            self._resumed.acquire()
+        if self._is_abandoned:  # also before: cleaning up after the end of the process may want to pause again
             raise ProcessEnded
 
     def abandon(self) -> None:

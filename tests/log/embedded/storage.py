@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from penstock.errors import CorruptBlock
 from penstock.log.api import Engine
 from penstock.log.block import SEAL_AT, SUMMED_AT, Block, seal_at
 from penstock.log.embedded import EmbeddedEngine
+from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.salts import PartitionSalts
 from penstock.testing.faults import FaultyDisk
@@ -112,3 +114,23 @@ def cut_log(data_dir: Path, topic: str, end_offset: int, partition: int = 0) -> 
         position += block.size_bytes
     assert block.base_offset == end_offset
     path.write_bytes(data[:position])
+
+
+class TimedDisk(CountingDisk):
+    """Flushes take as long as the test says, by a clock of the disk's own. Notes which threads write segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flush_takes_s = QUICK_FLUSH_S_MAX / 10
+        self.time_s = 0.0
+        self.now_s = lambda: self.time_s
+        self.threads: list[str] = []
+
+    def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+        if path_of(fd).suffix == ".log":
+            self.threads.append(threading.current_thread().name)
+        return super().pwrite(fd, data, position)
+
+    def fdatasync(self, fd: int) -> None:
+        super().fdatasync(fd)
+        self.time_s += self.flush_takes_s

@@ -52,7 +52,5 @@ async def test_a_damaged_mark_is_reported_and_not_believed(
     assert (finding.severity, finding.path) == ("damage", CLEAN_STOP_FILE)
     with capture_logs() as lines:
         engine = await open_engine()
-    assert [line["event"] for line in lines if line["log_level"] == "error"] == [
-        "mark of a clean stop damaged; the log is checked as after a crash"
-    ]
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["clean_shutdown_marker_damaged"]
     assert await everything(engine) == expected

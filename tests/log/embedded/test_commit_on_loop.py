@@ -15,30 +15,10 @@ from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.commit import WRITTEN_ON_LOOP_BYTES_MAX
 from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import CountingDisk, path_of
+from tests.log.embedded.storage import TimedDisk
 from tests.log.records import append, read_values, start_append
 
 THERE = "penstock-commit"
-
-
-class TimedDisk(CountingDisk):
-    """Flushes take as long as the test says, by a clock of the disk's own. Notes which threads write segments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flush_takes_s = QUICK_FLUSH_S_MAX / 10
-        self.time_s = 0.0
-        self.now_s = lambda: self.time_s
-        self.threads: list[str] = []
-
-    def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
-        if path_of(fd).suffix == ".log":
-            self.threads.append(threading.current_thread().name)
-        return super().pwrite(fd, data, position)
-
-    def fdatasync(self, fd: int) -> None:
-        super().fdatasync(fd)
-        self.time_s += self.flush_takes_s
 
 
 @pytest.fixture
@@ -103,6 +83,19 @@ async def test_other_commits_go_to_the_commit_thread(
     engine: EmbeddedEngine, disk: TimedDisk, appends: list[tuple[str, int, int]]
 ) -> None:
     assert await writers(engine, disk, *appends) == {THERE}
+
+
+async def test_an_append_for_which_nobody_waits_does_not_hold_the_loop(engine: EmbeddedEngine, disk: TimedDisk) -> None:
+    disk.threads.clear()
+    partition = engine.partition("safe", 0)
+    relaxed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    partition.append(Batch([b"relaxed"]), relaxed.set_result, relaxed=True)
+    await relaxed
+    assert disk.threads == [THERE]
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}
+    partition.append(Batch([b"relaxed"]), lambda _: None, relaxed=True)
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}, "somebody waits for one of the two"
+    assert await read_values(partition) == [b"first", b"relaxed", b"v", b"relaxed", b"v"]
 
 
 async def test_the_first_flush_is_not_trusted_to_be_quick(open_engine: OpenEngine, disk: TimedDisk) -> None:

@@ -31,10 +31,12 @@ class SuffixFaults(CountingDisk):
     def fail(self, operation: str, suffix: str, number: int, times: int = 1) -> None:
         self._faults[operation, suffix] = [number] * times
 
+    def fail_second(self, operation: str, suffix: str, number: int) -> None:
+        self._faults[operation, suffix] = [number, 0]
+
     def _check(self, operation: str, path: Path) -> None:
         due = self._faults.get((operation, path.suffix))
-        if due:
-            number = due.pop()
+        if due and (number := due.pop()):
             raise OSError(number, os.strerror(number))
 
     def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
@@ -485,6 +487,56 @@ async def test_a_full_disk_does_not_keep_a_log_from_opening(
     recovered = await open_engine(image, disk=disk)
     assert await everything(recovered) == expected
     disk.disk_full_off()
+
+
+async def fill_up_behind_the_journal(engine: EmbeddedEngine, faults: SuffixFaults) -> None:
+    """An atomic append whose second segment has no space, after the journal and the first segment have it."""
+    faults.fail_second("write", ".log", errno.ENOSPC)
+    topics = [engine.partition(topic, 0) for topic in ("orders", "other")]
+    await start_atomic_append(engine, [BatchFor(topic, Batch([b"both"])) for topic in topics])
+
+
+async def test_segments_without_space_for_what_the_journal_has_refuse_it(
+    open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(disk=faults)
+    await two_topics(engine)
+    await append_both(engine, b"first")
+    expected = await everything(engine)
+    with pytest.raises(NoSpace) as refused:
+        await fill_up_behind_the_journal(engine, faults)
+    assert refused.value.retriable
+    assert await everything(engine) == expected
+    assert await everything(await open_engine(crash_image(data_dir, tmp_path / "refused"))) == expected
+    await append_both(engine, b"second")
+    expected = await everything(engine)
+    await settled(engine)
+    recovered = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    assert await everything(recovered) == expected
+    assert recovered.stats.torn_tails == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "suffix"), [("truncate", ".log"), ("flush", ".log"), ("truncate", ".journal"), ("flush", ".journal")]
+)
+async def test_what_cannot_be_taken_back_is_unknown_until_a_restart(
+    open_engine: OpenEngine, faults: SuffixFaults, operation: str, suffix: str
+) -> None:
+    engine = await open_engine(disk=faults)
+    await two_topics(engine)
+    before = await everything(engine)
+    if (operation, suffix) == ("flush", ".journal"):
+        faults.fail_second(operation, suffix, errno.EIO)  # the first one makes the record durable
+    else:
+        faults.fail(operation, suffix, errno.EIO)
+    with pytest.raises(OutcomeUnknown, match="recorded in the journal"):
+        await fill_up_behind_the_journal(engine, faults)
+    assert await everything(engine) == before
+    assert all(engine.partition(topic, 0).failure is not None for topic in ("orders", "other"))
+    await engine.close()
+    engine = await open_engine()
+    values = [await read_values(engine.partition(topic, 0)) for topic in ("orders", "other")]
+    assert values in ([[b"before"]] * 2, [[b"before", b"both"]] * 2)
 
 
 # -- space held back ------------------------------------------------------------------------------------------------------

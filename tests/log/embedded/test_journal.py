@@ -19,6 +19,7 @@ from penstock.log.embedded.journal import (
     read_records,
 )
 from penstock.log.embedded.recovery import redo_journal
+from penstock.log.embedded.syncs import Syncs
 from penstock.testing.faults import FaultyDisk
 
 TOPIC = bytes(range(16))
@@ -162,9 +163,8 @@ def test_a_journal_goes_from_file_to_file(tmp_path: Path) -> None:
     assert journal.retire() is None
     assert journal_paths(tmp_path) == []
     journal.write(JournalRecord(RECORDS[0]))
-    end = journal.end
     journal.write(JournalRecord(RECORDS[1]))
-    journal.undo(end)
+    journal.undo_last()
     journal.write(JournalRecord(RECORDS[2]))
     journal.sync()
     first = journal.retire()
@@ -217,7 +217,7 @@ def test_redo_puts_blocks_in_their_place_however_often(tmp_path: Path) -> None:
         return tmp_path if (topic_id, partition) == (TOPIC, 0) else None
 
     for _ in range(3):
-        assert redo_journal(Disk(), tmp_path / "journal", directory_of) == []
+        assert redo_journal(Disk(), tmp_path / "journal", directory_of, Syncs(Disk())) == []
         assert segment.read_bytes() == b"12345abcdefghi"
 
 
@@ -227,7 +227,7 @@ def test_redo_leaves_segments_alone_that_have_been_sealed_since(tmp_path: Path) 
     older.write_bytes(b"sealed")
     segment.write_bytes(b"newer")
     (tmp_path / "journal" / "0.journal").write_bytes(journal_of([JournalEntry(TOPIC, 0, 100, 0, b"older")]))
-    redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path)
+    redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path, Syncs(Disk()))
     assert (older.read_bytes(), segment.read_bytes()) == (b"sealed", b"newer")
 
 
@@ -240,7 +240,7 @@ def test_redo_passes_over_a_segment_that_a_failed_roll_left(tmp_path: Path, cont
     (tmp_path / "journal" / "0.journal").write_bytes(
         journal_of([JournalEntry(TOPIC, 0, 100, 5, b"abc")], [JournalEntry(TOPIC, 0, 200, 0, b"def")])
     )
-    redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path)
+    redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path, Syncs(Disk()))
     assert segment.read_bytes() == b"12345abc"
     assert unused.read_bytes().rstrip(b"\0") == b"def", "what was written to it after all is put back too"
 
@@ -253,7 +253,7 @@ def test_redo_names_a_damaged_journal_and_applies_what_it_can(tmp_path: Path) ->
     data[len(HEAD) + 24] ^= 1
     path = tmp_path / "journal" / "0.journal"
     path.write_bytes(data)
-    assert redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path) == [path]
+    assert redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path, Syncs(Disk())) == [path]
     assert segment.read_bytes() == b"12345\0\0\0def"
 
 
@@ -264,8 +264,10 @@ def test_what_redo_wrote_is_flushed(tmp_path: Path) -> None:
     (tmp_path / "journal" / "0.journal").write_bytes(journal_of([JournalEntry(TOPIC, 0, 100, 0, b"abc")]))
     disk = FaultyDisk()
     disk.fail_next_fsync()
+    syncs = Syncs(disk)
+    redo_journal(disk, tmp_path / "journal", lambda *_: tmp_path, syncs)
     with pytest.raises(OSError, match="error"):
-        redo_journal(disk, tmp_path / "journal", lambda *_: tmp_path)
+        syncs.finish()
 
 
 def test_a_record_of_data_whose_checksum_is_known_is_the_same_record() -> None:

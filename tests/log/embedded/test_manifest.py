@@ -26,7 +26,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: str) -> None:
     manifest = msgspec.structs.replace(MANIFEST, files=[FileEntry(path, 1)])
     (tmp_path / "manifest.json").write_bytes(encode_manifest(manifest))
-    with pytest.raises(CorruptMetadata, match="no file of a log"):
+    with pytest.raises(CorruptMetadata, match="not a log file"):
         read_manifest(tmp_path)
 
 

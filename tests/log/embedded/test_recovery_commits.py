@@ -82,7 +82,7 @@ async def test_a_last_commit_that_lacks_any_of_its_blocks_is_cut_whole(
     assert await read_values(partition) == values[: 2 * RECORDS_PER_COMMIT]
     assert recovered.stats.corrupt_blocks == 0
     assert recovered.stats.torn_tails == 1
-    assert [line["event"] for line in lines] == ["torn tail cut"]
+    assert [line["event"] for line in lines] == ["torn_tail_cut"]
     kept = path.with_suffix(f".torn-at-{last[0][0]}")
     assert kept.read_bytes() == bytes(data[last[0][0] :]).rstrip(b"\0"), "all that was there of it is put aside"
     assert (await append(partition, [b"next"])).base_offset == 2 * RECORDS_PER_COMMIT

@@ -216,7 +216,7 @@ def test_rolling_syncs_seals_and_names_before_anything_is_written_to_the_next(tm
     writer = SegmentWriter(disk, segment, create=True, created_ms=0, last_timestamp_ms=0)
     data = encode_block(0, 50, [b"x"])
     writer.file.reserve(len(data))
-    writer.write(data, [Block(data)])
+    writer.add_to_index([Block(data)], writer.file.write(data))
     steps.clear()
     following = writer.roll(99)
     first, second = "00000000000000000000", "00000000000000000001"

@@ -12,9 +12,10 @@ commit; appends that were only gathered with it are not affected.
 
 Topics with `interval` or `none` durability are written without waiting for a flush.
 
-A small group is written on the loop itself if nothing is under way: handing it to another thread and back would take longer than the
-write. That holds for topics with `none`, which wait for nothing at all, and for a group of one partition with `fsync` while the disk
-flushes quickly (`Disk.flushes_quickly`). After a slow flush groups go to the thread again, until flushes are quick there.
+A small group is written on the loop itself if nothing is under way and somebody waits for it: handing it to another thread and back
+would take longer than the write. That holds for topics with `none`, which wait for nothing at all, and for a group of one partition
+with `fsync` while the disk flushes quickly (`Disk.flushes_quickly`). After a slow flush groups go to the thread again, until flushes are
+quick there.
 
 Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds the thread's queue and the
 thread waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown (OutcomeUnknown), so they refuse
@@ -29,7 +30,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -38,12 +38,14 @@ from penstock.clock import Clock
 from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.futures import shield
 from penstock.log.api import EngineStats
-from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
+from penstock.log.embedded.checkpoint import flush_failed, open_for_sync, save_index, sync_segments
+from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors, storage_error
 from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
 from penstock.log.embedded.layout import AtomicAppend, PartitionCommit
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.segment import SegmentWriter
 from penstock.log.embedded.threads import Threads
+from penstock.log.embedded.write_files import WriteFiles
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
@@ -78,6 +80,8 @@ class Committer:
         self._gathered: dict[EmbeddedPartition, None] = {}
         self._under_way = False
         self._scheduled = False
+        self._awaited = False
+        """Whether somebody waits for an append that has gathered."""
         self._idle = asyncio.Event()
         self._idle.set()
         # Below: the commit thread's own, or whoever has acquired its queue.
@@ -88,15 +92,18 @@ class Committer:
         self._interval_due: dict[EmbeddedPartition, float] = {}
         self._checkpointer = threads.pool(1, "penstock-checkpoint")
         self._checkpoint: Future[None] | None = None
-        self._covered: list[tuple[EmbeddedPartition, SegmentWriter, bytes]] = []
-        """What the checkpoint under way syncs, with the index of that moment."""
+        self._covered: list[tuple[EmbeddedPartition, SegmentWriter, bytes, int]] = []
+        """What the checkpoint under way syncs, with the index of that moment and how far it covers the segment."""
+        self._files = WriteFiles(options.write_files_max, self._sync_own)
         self._tasks = threads.task_queue("penstock-commit", self._due_in_s, self._sync_due)
 
     # -- on the loop -----------------------------------------------------------------------------------------------------
 
-    def submit(self, partition: EmbeddedPartition) -> None:
-        """This partition has appends waiting."""
+    def submit(self, partition: EmbeddedPartition, relaxed: bool) -> None:
+        """This partition has an append waiting, for which nobody waits if it is `relaxed`."""
         self._gathered[partition] = None
+        if not relaxed:
+            self._awaited = True
         self._idle.clear()
         if not self._under_way and not self._scheduled:
             # At the end of this turn of the loop, so that everything the turn brings goes together.
@@ -104,7 +111,8 @@ class Committer:
             self._loop.call_soon(self._start_commit)
 
     def _start_commit(self) -> None:
-        may_write_here, self._scheduled = self._scheduled, False
+        may_write_here = self._scheduled and self._awaited
+        self._scheduled = self._awaited = False
         for partition in self._gathered:
             partition.refuse_waiting()
         parts: list[PartitionCommit] = []
@@ -135,7 +143,7 @@ class Committer:
         try:
             now_ms = self._clock.now_ms()
             for part in parts:
-                if part.rolls(now_ms):
+                if part.rolls(now_ms) or not self._files.has_room_for(part.partition):
                     return False
             seconds = self._write(parts)
         finally:
@@ -167,7 +175,7 @@ class Committer:
             part.answer()
         for part in parts:
             if part.written and part.error is None:
-                part.partition.notify()
+                part.partition.watchers.notify()
 
     async def drained(self) -> None:
         """Wait until everything submitted is answered."""
@@ -201,7 +209,8 @@ class Committer:
         self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts))
         if self._checkpoint is not None and self._checkpoint.done():
             self._finish_checkpoint()
-        if self._journal.end >= self._options.journal_bytes:
+        # Files that lean on the journal are synced before they are closed, and by a checkpoint they are beside the commits.
+        if self._journal.end >= self._options.journal_bytes or len(self._unsynced) > self._files.files_max // 2:
             self.checkpoint(wait=False)
 
     def _write(self, parts: list[PartitionCommit]) -> float:
@@ -210,7 +219,7 @@ class Committer:
         try:
             self._write_group(parts)
         except Exception as error:  # noqa: BLE001 - a bug: the outcome is unknown, and saying so is the only safe answer
-            _log.exception("unexpected error in a commit")
+            _log.exception("commit_failed")
             for part in parts:
                 self._fail(part, f"unexpected error in a commit ({error}); restart the broker")
         return time.perf_counter() - started
@@ -235,6 +244,7 @@ class Committer:
             for part in late:
                 part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
+            self._refuse_failed(parts)
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
             laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
             late = [part for part in parts if part.late] if laid_out else []
@@ -249,6 +259,13 @@ class Committer:
             if part not in flushed:
                 self._write_unflushed(part)
 
+    def _refuse_failed(self, parts: list[PartitionCommit]) -> None:
+        """Making room for one part closes files of others, and syncing those may fail. What was laid out for them is not written: a
+        flush of a file that is opened again does not tell of the failure."""
+        for part in parts:
+            if part.appends and part.partition.failure is not None:
+                part.refuse(part.appends, _refused(part.partition))
+
     def _lay_out(self, part: PartitionCommit, now_ms: int) -> None:
         """Prepare the blocks of a part and the space for them. What fails here was not written, and is refused."""
         while part.appends:
@@ -258,21 +275,24 @@ class Committer:
             except OSError as error:
                 refusal = storage_error(error, f"preparing a write to {part.partition}")
                 part.refuse(part.appends, refusal)
-                if not is_full(error):
+                if not (is_full(error) or is_out_of_descriptors(error)):
                     part.partition.fail(str(refusal))
             except Exception as error:  # noqa: BLE001 - records that make no block harm only themselves
-                _log.exception("encoding failed", partition=str(part.partition))
+                _log.exception("block_encoding_failed", partition=str(part.partition))
                 part.refuse_what_cannot_be_encoded(error)
         if part.rolled:
             self.forget(part.partition)
 
     def _prepare(self, part: PartitionCommit, now_ms: int) -> None:
         partition, target = part.partition, self._options.block_bytes_target
+        if partition.failure is not None:
+            raise OSError(errno.EIO, partition.failure)
         if self._reserve.given_up and not partition.internal and self._reserve.is_in_use():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if part.atomic and partition in self._unflushed and not self._flush(partition):
             # What the journal restores after a power cut must not stand behind something that was lost in it.
             raise OSError(errno.EIO, partition.failure)
+        self._files.use(partition)
         try:
             part.lay_out(now_ms, target)
         except OSError as error:
@@ -282,17 +302,23 @@ class Committer:
 
     def _write_direct(self, part: PartitionCommit) -> None:
         writer = part.partition.writer
-        writer.file.ease_flush(len(part.data))
+        if part.partition.failure is None:
+            writer.file.ease_flush(len(part.data))
         if not self._write_segment(part):
             return
         try:
             writer.file.sync()
         except OSError as error:
-            self._fail(part, _flush_failed(error, part.partition))
+            self._fail(part, flush_failed(error, part.partition))
+            return
+        if part.partition.failure is not None:
+            # The checkpoint has met an error that this flush was not told of: what leans on the journal must go on doing so.
+            self._fail(part, part.partition.failure)
             return
         self.forget(part.partition)
-        if writer.segment.index.covers - writer.saved_covers >= self._options.checkpoint_bytes:
-            self._save_index(writer, writer.segment.index.encode())
+        index = writer.segment.index
+        if index.covers - index.saved_covers >= self._options.checkpoint_bytes:
+            save_index(writer, index.encode(), index.covers)
 
     def _write_unflushed(self, part: PartitionCommit) -> None:
         durability = part.partition.config.durability
@@ -306,13 +332,17 @@ class Committer:
     def _write_segment(self, part: PartitionCommit) -> bool:
         file = part.partition.writer.file
         end = file.end
+        if part.partition.failure is not None:  # since it was laid out: another part of the commit has closed its file
+            part.refuse(part.appends, _refused(part.partition))
+            return False
         try:
+            self._files.use(part.partition)
             part.write()
         except OSError as error:
             try:
                 file.cut(end)  # a record that was refused must not come back after a crash
             except OSError as worse:
-                self._fail(part, _flush_failed(worse, part.partition))
+                self._fail(part, flush_failed(worse, part.partition))
                 return False
             if is_full(error):
                 part.refuse(part.appends, storage_error(error, f"writing to {part.partition}"))
@@ -335,18 +365,43 @@ class Committer:
                 part.refuse(part.appends, full)
         if full is not None or not parts or parts[0].error is not None:
             return
+        starts = [part.partition.writer.file.end for part in parts]
         for part in parts:
             try:
-                part.write()
+                self._files.use(part.partition)
+                part.write_data()
             except OSError as error:
+                may_be_undone = all(part.error is None for part in parts)
+                if may_be_undone and (is_full(error) or is_out_of_descriptors(error)):
+                    # Reserved space is not everywhere kept free: file systems that copy on write may run out of it here.
+                    self._take_back(parts, starts, error)
+                    return
                 self._abandon_journal()
-                self._fail(
-                    part,
-                    f"writing to {part.partition} failed after it was recorded in the journal: {error}; "
-                    "restart the broker to recover it",
-                )
+                self._fail(part, _recorded_only(error, part.partition))
+        for part in parts:
+            if part.error is None:
+                part.add_to_index()
             self._unsynced[part.partition] = None
         self._spread_failures(parts)
+
+    def _take_back(self, parts: list[PartitionCommit], starts: list[int], full: OSError) -> None:
+        """Remove a commit that the journal has and the segments have no space for, and refuse it."""
+        try:
+            for part, start in zip(parts, starts, strict=True):
+                file = part.partition.writer.file
+                if file.end != start or file.is_open:
+                    file.cut(start)
+                    file.sync()  # before the journal: without it, a part alone must not come back after a power cut
+            self._journal.undo_last()
+            self._journal.sync()
+        except OSError:
+            self._abandon_journal()
+            for part in parts:
+                self._fail(part, _recorded_only(full, part.partition))
+                self._unsynced[part.partition] = None
+        else:
+            for part in parts:
+                part.refuse(part.appends, storage_error(full, f"writing to {part.partition}"))
 
     def _write_journal(self, parts: list[PartitionCommit], *, may_use_reserve: bool) -> NotWritten | None:
         """Record the parts in the journal and flush it. Returns the error if nothing was written; if that is unknown, all parts fail."""
@@ -370,14 +425,13 @@ class Committer:
             if is_full(error) and may_use_reserve and self._reserve.release():
                 return self._write_journal(parts, may_use_reserve=False)
             return storage_error(error, "preparing a write to the journal")
-        end = journal.end
         try:
             try:
                 journal.write(record)
             except OSError as error:
                 if not is_full(error):
                     raise
-                journal.undo(end)
+                journal.undo_last()
                 if may_use_reserve and self._reserve.release():
                     return self._write_journal(parts, may_use_reserve=False)
                 return storage_error(error, "writing to the journal")
@@ -386,7 +440,7 @@ class Committer:
             # The record may or may not be on disk. The file is left for the next start to look at, as it stands.
             self._abandon_journal()
             for part in parts:
-                self._fail(part, _flush_failed(error, part.partition))
+                self._fail(part, flush_failed(error, part.partition))
         return None
 
     def _spread_failures(self, parts: list[PartitionCommit]) -> None:
@@ -407,7 +461,7 @@ class Committer:
     def _abandon_journal(self) -> None:
         """Begin a new journal file and never delete the present one in this run: only a restart can tell what it holds."""
         path = self._journal.retire()
-        _log.error("journal kept for the next start", path=str(path))
+        _log.error("journal_checkpoint_failed", path=str(path))
 
     def checkpoint(self, *, wait: bool) -> None:
         """Sync the segments that lean on the journal, then delete it. In the commit thread; the syncing is done beside it."""
@@ -423,23 +477,32 @@ class Committer:
                 # If the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
                 if partition.failure is not None:
                     raise OSError(errno.EIO, "the partition refuses writes")
-                work.append((partition, self._open_for_sync(partition)))
-                self._covered.append((partition, writer, writer.segment.index.encode()))
+                index = writer.segment.index
+                try:
+                    fd = open_for_sync(self._disk, partition)
+                except OSError as error:
+                    if not (is_out_of_descriptors(error) and writer.file.is_open):
+                        raise
+                    try:
+                        writer.file.sync()  # here, then: it must not be closed before it is synced, nor every such journal stay
+                    except OSError as worse:
+                        partition.fail(flush_failed(worse, partition))
+                        raise
+                else:
+                    work.append((partition, fd))
+                self._covered.append((partition, writer, index.encode(), index.covers))
             except OSError as error:
-                _log.error("journal kept", path=str(retired), partition=str(partition), error=str(error))
+                _log.error("journal_kept", path=str(retired), partition=str(partition), error=str(error))
                 retired = None
-        self._checkpoint = self._checkpointer.submit(self._sync_segments, work, retired)
+        self._checkpoint = self._checkpointer.submit(sync_segments, self._disk, work, retired)
         if wait:
             self._finish_checkpoint()
 
-    def _open_for_sync(self, partition: EmbeddedPartition) -> int:
-        file = partition.writer.file
-        if partition.deleted:
-            # Its directory may be renamed already. It is synced all the same: if the delete fails, the topic stays.
-            return os.dup(file.fd)
-        # Opened again, not duplicated: the system reports an error of writing back to each opening of a file once, and what this
-        # thread's own flushes meet from here on must not be hidden from the checkpoint's.
-        return self._disk.open_append(file.path, create=False)
+    def retire_journal(self) -> None:
+        """Begin a checkpoint if there is a journal, however small; in the commit thread. Once in a while, so that a start after a crash
+        has little to replay."""
+        if self._journal.end:
+            self.checkpoint(wait=False)
 
     def _finish_checkpoint(self) -> None:
         """Wait for a checkpoint under way; what it synced need not be scanned after a crash."""
@@ -448,34 +511,11 @@ class Committer:
         self._checkpoint.result()
         self._checkpoint = None
         covered, self._covered = self._covered, []
-        for partition, writer, index in covered:
-            # Sealed meanwhile, it has its last index.
-            if partition.failure is None and not partition.deleted and not writer.segment.index.sealed:
-                self._save_index(writer, index)
-
-    def _sync_segments(self, work: list[tuple[EmbeddedPartition, int]], retired: Path | None) -> None:
-        """In the checkpoint thread."""
-        for partition, fd in work:
-            try:
-                self._disk.fdatasync(fd)
-            except OSError as error:
-                retired = None
-                partition.fail(_flush_failed(error, partition))
-            finally:
-                os.close(fd)
-        if retired is not None and all(partition.failure is None for partition, _ in work):
-            try:
-                self._disk.unlink(retired)
-            except OSError as error:
-                # The next start applies it once more, which is harmless.
-                _log.warning("journal not removed", path=str(retired), error=str(error))
-
-    def _save_index(self, writer: SegmentWriter, index: bytes) -> None:
-        try:
-            writer.save_index(index)
-        except OSError as error:
-            # Only the next start is slower for it.
-            _log.warning("index not saved", segment=str(writer.segment.path), error=str(error))
+        for partition, writer, encoded, covers in covered:
+            # Sealed or settled meanwhile, it has a later index.
+            index = writer.segment.index
+            if partition.failure is None and not partition.deleted and not index.sealed and index.saved_covers < covers:
+                save_index(writer, encoded, covers)
 
     def _fail(self, part: PartitionCommit, reason: str) -> None:
         """Nobody knows whether the part is stored, so its partition refuses writes until a restart has looked."""
@@ -487,6 +527,54 @@ class Committer:
         self._unsynced.pop(partition, None)
         self._unflushed.pop(partition, None)
         self._interval_due.pop(partition, None)
+
+    def _sync_own(self, partition: EmbeddedPartition) -> None:
+        """Sync what neither a flush nor a checkpoint has synced yet in the partition's own segment."""
+        if partition.failure is not None or not (partition in self._unsynced or partition in self._unflushed):
+            return  # a sync of what has failed proves nothing, so it counts as not synced
+        try:
+            partition.writer.file.sync()
+        except OSError as error:
+            partition.fail(flush_failed(error, partition))
+        else:
+            self.forget(partition)
+
+    def settle(self, partition: EmbeddedPartition) -> None:
+        """Sync a partition's last segment and save its index, so that a start finds nothing to look at, and close its file until the
+        next write; in the commit thread."""
+        if partition.failure is not None or partition.deleted:
+            return
+        writer = partition.writer
+        if writer.is_settled:
+            return
+        try:
+            self._files.use(partition)
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                partition.fail(flush_failed(error, partition))
+            return  # a later pass tries again
+        try:
+            writer.cut_and_sync()
+        except OSError as error:
+            partition.fail(flush_failed(error, partition))
+            return
+        self.forget(partition)
+        save_index(writer, writer.segment.index.encode(), writer.segment.index.covers)
+        writer.file.release()
+        self._files.forget(partition)
+
+    def roll(self, partition: EmbeddedPartition, now_ms: int) -> None:
+        """Begin a new segment of a partition; in the commit thread. If that fails, the last one goes on as it was."""
+        self._files.use(partition)
+        partition.writer = partition.writer.roll(now_ms)
+        self.forget(partition)
+        self._files.forget(partition)
+
+    def close(self, partition: EmbeddedPartition) -> None:
+        """Close a partition's file for good; in the commit thread."""
+        self.forget(partition)
+        self._files.forget(partition)
+        partition.writer.file.close()
 
     def flush_unflushed(self, partitions: Iterable[EmbeddedPartition]) -> None:
         """Sync what these partitions have written without a flush; in the commit thread. Raises NotWritten if that fails."""
@@ -510,17 +598,26 @@ class Committer:
         """Sync what `interval` and `none` left for later."""
         self._unflushed.pop(partition, None)
         self._interval_due.pop(partition, None)
+        if partition.failure is not None:
+            return False  # a sync of what has failed proves nothing
         try:
             partition.writer.file.sync()
         except OSError as error:
-            partition.fail(_flush_failed(error, partition))
+            partition.fail(flush_failed(error, partition))
             return False
         return True
 
 
+def _refused(partition: EmbeddedPartition) -> NotWritten:
+    return NotWritten(f"nothing was written, because the partition has failed: {partition.failure}")
+
+
+def _recorded_only(error: OSError, partition: EmbeddedPartition) -> str:
+    return (
+        f"writing to {partition} failed after it was recorded in the journal: {error}; "
+        "restart the broker to recover it"
+    )
+
+
 def _write_failed(error: OSError, partition: EmbeddedPartition) -> str:
     return f"writing to {partition} failed: {error.strerror or error}; check the disk, then restart the broker"
-
-
-def _flush_failed(error: OSError, partition: EmbeddedPartition) -> str:
-    return f"flushing {partition} to disk failed: {error.strerror or error}; check the disk, then restart the broker"

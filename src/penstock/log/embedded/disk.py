@@ -20,6 +20,8 @@ from penstock.errors import NoSpace, NotWritten
 from penstock.log.embedded.read_files import ReadFiles
 
 EASED_WRITE_BYTES_MAX: Final = 32 << 10
+_CLOSED: Final = -1
+_RELEASED: Final = -2
 _ZEROED_STEP_BYTES: Final = 256 << 10
 QUICK_FLUSH_S_MAX: Final = 0.001
 """A flush that takes less may be waited for on the event loop: to hand it to a thread and back costs some 50 us, more if that is busy."""
@@ -131,10 +133,16 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_out_of_descriptors(error: OSError) -> bool:
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def storage_error(error: OSError, doing: str) -> NotWritten:
     """Turn an operating-system error that came before anything was written into one of the broker's."""
     if is_full(error):
         return NoSpace(f"no space left on the disk while {doing}; free some space and send again")
+    if is_out_of_descriptors(error):
+        return NotWritten(f"no file descriptor left while {doing}; raise the limit of open files, and send again")
     return NotWritten(f"{doing} failed: {error.strerror or error}; check the disk, then restart the broker")
 
 
@@ -142,18 +150,37 @@ class AppendFile:
     """A file that only grows at its end, with space reserved ahead so that an accepted write cannot run out of it.
 
     `end` is where the next write goes; what lies beyond it on disk is reserved space (zeros) or the leftover of a failed write,
-    and is never read.
+    and is never read. A file that exists is opened when it is first used, and again after a `release`.
     """
 
-    __slots__ = ("_disk", "_reserve_step_bytes", "_reserved_to", "_zeroed_to", "end", "fd", "path")
+    __slots__ = ("_disk", "_fd", "_reserve_step_bytes", "_reserved_to", "_zeroed_to", "end", "path")
 
-    def __init__(self, disk: Disk, path: Path, *, create: bool, end: int = 0, reserve_step_bytes: int) -> None:
+    def __init__(
+        self, disk: Disk, path: Path, *, create: bool, end: int = 0, reserved_to: int = 0, reserve_step_bytes: int
+    ) -> None:
         self._disk = disk
         self.path = path
-        self.fd = disk.open_append(path, create=create)
+        self._fd = disk.open_append(path, create=True) if create else _RELEASED
         self.end = end
-        self._reserved_to = self._zeroed_to = end
+        self._reserved_to = max(end, reserved_to)
+        self._zeroed_to = end
         self._reserve_step_bytes = reserve_step_bytes
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, opened if need be."""
+        if self._fd == _RELEASED:
+            self._fd = self._disk.open_append(self.path, create=False)
+        return self._fd
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
+    @property
+    def reserves(self) -> bool:
+        """Whether the file on disk reaches beyond its end."""
+        return self._reserved_to > self.end
 
     def reserve(self, size_bytes: int) -> None:
         """Make sure of space for this many more bytes, or raise ENOSPC having changed nothing that matters."""
@@ -221,9 +248,19 @@ class AppendFile:
             raise OSError(errno.EIO, f"the flush failed: {error.strerror or error}") from error
         disk.flush_s = max(disk.now_s() - started_s, disk.flush_s * _FLUSH_DECAY)
 
+    def release(self) -> None:
+        """Close the file until it is used again. What was written must be synced by now: where nobody has a file open, the system may
+        forget that writing it back has failed."""
+        self._shut(_RELEASED)
+
     def close(self) -> None:
-        fd, self.fd = self.fd, -1  # the number may soon name another file
-        os.close(fd)
+        """Close the file for good."""
+        self._shut(_CLOSED)
+
+    def _shut(self, state: int) -> None:
+        fd, self._fd = self._fd, state  # the number may soon name another file
+        if fd >= 0:
+            os.close(fd)
 
 
 class SpaceReserve:

@@ -16,7 +16,7 @@ import asyncio
 import fcntl
 import os
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     DataDirectoryInUse,
     InvalidRequest,
-    PartitionNotFound,
     ShuttingDown,
     TopicExists,
     TopicNotFound,
@@ -45,6 +44,7 @@ from penstock.log.api import (
     Snapshot,
     TopicConfig,
     TopicInfo,
+    missing_partition,
 )
 from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, encode_clean_stop, read_clean_stop
 from penstock.log.embedded.commit import Committer
@@ -58,11 +58,13 @@ from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
 from penstock.log.embedded.snapshot import SNAPSHOTS_DIRECTORY, SegmentLink, Snapshots, TopicLinks
-from penstock.log.embedded.tail import RecentReads, Tail, TailBudget
+from penstock.log.embedded.syncs import SYNC_THREADS, Syncs
 from penstock.log.embedded.threads import Threads
 from penstock.log.embedded.topic_changes import OpenedParts, TopicChanges
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
 from penstock.log.salts import new_topic_salt
+from penstock.log.tail import RecentReads, Tail, TailBudget
+from penstock.log.watchers import Watchers
 
 Opened = list[tuple[StoredTopic, OpenedParts]]
 
@@ -100,6 +102,7 @@ class EmbeddedEngine(Engine):
         self._topics: dict[str, TopicInfo] = {}
         self._stored: dict[str, StoredTopic] = {}
         self._partitions: dict[str, list[EmbeddedPartition]] = {}
+        self._topic_watchers: Watchers[[str]] = Watchers("topics")
         self._lock_fd = -1
         self._run_token = ""
 
@@ -113,22 +116,23 @@ class EmbeddedEngine(Engine):
         self._unsaved_epochs: list[str] = []
         """Topics that began an epoch with this start which could not be saved."""
         self._closing = False
-        opened: Opened = []
+        syncing = self._threads.pool(SYNC_THREADS, "penstock-sync")
         try:
             await self._loop.run_in_executor(None, self._files.check_format)
             self._take_lock()
-            await self._loop.run_in_executor(None, self._prepare)
-            await self._open_all(opened)
+            syncs = Syncs(self._disk, syncing)
+            await self._loop.run_in_executor(None, self._prepare, syncs)
+            await self._open_all(syncs)
             self._note_run()
         except BaseException as error:
-            for _, parts in opened:
-                _close_writers(parts)
             self._release_lock()
             if isinstance(error, OSError):
                 raise storage_error(error, f"opening the log in {self._data_dir}") from error
             raise
+        finally:
+            syncing.shutdown()
 
-    def _prepare(self) -> None:
+    def _prepare(self, syncs: Syncs) -> None:
         self._check_restored()
         journal_directory = self._data_dir / "journal"
         for directory in (journal_directory, self._data_dir / "topics"):
@@ -146,13 +150,13 @@ class EmbeddedEngine(Engine):
                 info = topics.get(topic_id)
                 return None if info is None else self._files.partition_directory(info, index)
 
-            self._damaged_journals = redo_journal(self._disk, journal_directory, partition_directory)
+            self._damaged_journals = redo_journal(self._disk, journal_directory, partition_directory, syncs)
 
     def _read_clean_stop(self) -> Ends | None:
         try:
             return read_clean_stop(self._data_dir)
         except ValueError as error:
-            _log.error("mark of a clean stop damaged; the log is checked as after a crash", error=str(error))
+            _log.error("clean_shutdown_marker_damaged", error=str(error))
             return None
 
     def _check_restored(self) -> None:
@@ -167,12 +171,10 @@ class EmbeddedEngine(Engine):
             )
         self._disk.remove_tree(restoring)
 
-    async def _open_all(self, opened: Opened) -> None:
+    async def _open_all(self, syncs: Syncs) -> None:
         options = self._options
-        recovery = PartitionRecovery(
-            self._disk, self.stats, self._reserve, clean=self._clean_stop, accept_gaps=options.accept_gaps
-        )
-        await self._loop.run_in_executor(None, self._recover_all, recovery, opened)
+        recovery = PartitionRecovery(self._disk, self.stats, self._reserve, accept_gaps=options.accept_gaps)
+        opened = await self._loop.run_in_executor(None, self._recover_all, recovery, syncs)
         journal_directory = self._data_dir / "journal"
         journals = journal_paths(journal_directory)
         next_journal = int(journals[-1].stem) + 1 if journals else 0
@@ -192,11 +194,10 @@ class EmbeddedEngine(Engine):
             "log_maintenance", self._maintenance_step, first_s=interval_s, retry_s_max=interval_s
         )
 
-    def _recover_all(self, recovery: PartitionRecovery, opened: Opened) -> None:
-        for topic in self._loaded:
-            opened.append((topic, self._open_partitions(recovery, topic)))
-        if not self._clean_stop:
-            opened[:] = [(self._begin_epoch(topic, parts), parts) for topic, parts in opened]
+    def _recover_all(self, recovery: PartitionRecovery, syncs: Syncs) -> Opened:
+        opened = [(topic, self._open_partitions(recovery, topic, syncs=syncs)) for topic in self._loaded]
+        syncs.finish()
+        return opened if self._clean_stop else [(self._begin_epoch(topic, parts), parts) for topic, parts in opened]
 
     def _begin_epoch(self, topic: StoredTopic, parts: OpenedParts) -> StoredTopic:
         """After a crash a topic without `fsync` may have lost records that readers have seen: note where it ends now (epochs.py)."""
@@ -214,7 +215,7 @@ class EmbeddedEngine(Engine):
         except OSError as error:
             if not is_full(error):
                 raise
-            _log.error("no space to save the epoch of a topic", topic=topic.info.name, error=str(error))
+            _log.error("epoch_not_saved", topic=topic.info.name, error=str(error))
             self._unsaved_epochs.append(topic.info.name)
         return topic
 
@@ -224,20 +225,18 @@ class EmbeddedEngine(Engine):
             for partition in self._partitions[name]:
                 partition.fail(f"there was no space to save the log epoch of topic {name}: free some, then restart")
 
-    def _open_partitions(self, recovery: PartitionRecovery, topic: StoredTopic, first: int = 0) -> OpenedParts:
+    def _open_partitions(
+        self, recovery: PartitionRecovery, topic: StoredTopic, first: int = 0, syncs: Syncs | None = None
+    ) -> OpenedParts:
         """Open the partitions of a topic from an index on."""
         now_ms = self._clock.now_ms()
         info = topic.info
         ends = dict(enumerate((self._ends_at_stop or {}).get(info.id, ())))
         parts: OpenedParts = []
-        try:
-            for index in range(first, info.config.partitions):
-                directory = self._files.partition_directory(info, index)
-                end = max(ends.get(index, 0), topic.start(index))
-                parts.append(recovery.open(info, directory, topic.salts(index), now_ms, end))
-        except BaseException:
-            _close_writers(parts)
-            raise
+        for index in range(first, info.config.partitions):
+            directory = self._files.partition_directory(info, index)
+            end = max(ends.get(index, 0), topic.start(index))
+            parts.append(recovery.open(info, directory, topic.salts(index), now_ms, end, syncs))
         return parts
 
     def _finish_recovery(self, journals: list[Path]) -> None:
@@ -272,7 +271,7 @@ class EmbeddedEngine(Engine):
                 self._disk.write_file(self._data_dir / CLEAN_STOP_FILE, encode_clean_stop(self._ends()))
         except OSError as error:
             # Everything is synced; the next start only has to look.
-            _log.warning("clean stop not marked", error=str(error))
+            _log.warning("clean_shutdown_marker_not_written", error=str(error))
         finally:
             self._release_lock()
 
@@ -281,17 +280,9 @@ class EmbeddedEngine(Engine):
         self._committer.checkpoint(wait=True)
         clean = True
         for partition in partitions:
-            writer = partition.writer
-            self._committer.forget(partition)
-            try:
-                if partition.failure is None:
-                    writer.file.cut(writer.file.end)
-                    writer.file.sync()
-                    writer.save_index(writer.segment.index.encode())
-            except OSError as error:
-                partition.fail(f"closing {partition} failed: {error}")
+            self._committer.settle(partition)
             clean = clean and partition.failure is None
-            writer.file.close()
+            self._committer.close(partition)
         return clean and not journal_paths(self._data_dir / "journal")
 
     def _ends(self) -> Ends:
@@ -342,14 +333,13 @@ class EmbeddedEngine(Engine):
     def topics(self) -> Mapping[str, TopicInfo]:
         return self._topics
 
+    def watch_topics(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return self._topic_watchers.add(callback)
+
     def partition(self, topic: str, index: int) -> EmbeddedPartition:
         parts = self._partitions.get(topic)
-        if parts is None:
-            raise TopicNotFound(f"topic not found: {topic}")
-        if not 0 <= index < len(parts):
-            raise PartitionNotFound(
-                f"partition {index} not found: topic {topic!r} has partitions 0 to {len(parts) - 1}"
-            )
+        if parts is None or not 0 <= index < len(parts):
+            raise missing_partition(topic, index, parts)
         return parts[index]
 
     async def create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
@@ -412,6 +402,7 @@ class EmbeddedEngine(Engine):
         ]
         self._stored[info.name] = topic
         self._topics[info.name] = info
+        self._topic_watchers.notify(info.name)
 
     async def alter_topic(self, name: str, config: TopicConfig) -> TopicInfo:
         return await self._to_its_end(self._alter_topic(name, config))
@@ -467,12 +458,12 @@ class EmbeddedEngine(Engine):
                 self._tails.drop(partition.tail)
                 partition.recent.forget()
             await self._committer.run(lambda: self._close_deleted(parts))
+            self._topic_watchers.notify(name)
         await self._loop.run_in_executor(None, self._files.remove_hidden, remains)
 
     def _close_deleted(self, parts: Sequence[EmbeddedPartition]) -> None:
         for partition in parts:
-            self._committer.forget(partition)
-            partition.writer.file.close()
+            self._committer.close(partition)
 
     # -- appending to several partitions -----------------------------------------------------------------------------------
 
@@ -533,6 +524,7 @@ class EmbeddedEngine(Engine):
                 await self._maintenance.run(partition)
             except Exception as error:  # noqa: BLE001 - raised below
                 failure = failure or error
+        await self._committer.run(self._committer.retire_journal)
         await self._loop.run_in_executor(None, self._reserve.hold)
         await self._loop.run_in_executor(None, self._snapshots.remove_unheld)
         self._disk.read_files.close_idle()
@@ -542,11 +534,6 @@ class EmbeddedEngine(Engine):
     async def _maintenance_step(self) -> float:
         await self.maintain()
         return self._options.maintenance_interval_s
-
-
-def _close_writers(parts: OpenedParts) -> None:
-    for _, writer in parts:
-        writer.file.close()
 
 
 def _ours(partition: Partition) -> EmbeddedPartition:

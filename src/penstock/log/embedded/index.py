@@ -44,6 +44,7 @@ class SegmentIndex:
         "last_timestamp_ms",
         "loaded",
         "next_offset",
+        "saved_covers",
         "sealed",
     )
 
@@ -53,6 +54,8 @@ class SegmentIndex:
         self._timestamps = array("q")
         self._positions = array("q")
         self.covers = 0
+        self.saved_covers = 0
+        """How far the saved one covers the log."""
         self.blocks = 0
         self.next_offset = base_offset
         self.first_timestamp_ms = 0
@@ -133,7 +136,8 @@ class SegmentIndex:
         index = cls(base_offset)
         index.sealed = bool(marks & _SEALED)
         index.expires = bool(marks & _EXPIRES)
-        index.covers, index.next_offset = covers, next_offset
+        index.covers = index.saved_covers = covers
+        index.next_offset = next_offset
         index.first_timestamp_ms, index.last_timestamp_ms = first_ms, last_ms
         index.blocks, index.first_checksum = blocks, first_checksum
         index.loaded = False

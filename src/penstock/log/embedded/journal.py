@@ -188,6 +188,7 @@ class Journal:
         self._next_number = next_number
         self._file: AppendFile | None = None
         self._salt = 0
+        self._last_at = 0
 
     @property
     def end(self) -> int:
@@ -200,6 +201,7 @@ class Journal:
     def write(self, record: JournalRecord) -> None:
         file = self._open()
         file.ease_flush(record.size_bytes)
+        self._last_at = file.end
         pieces = record.pieces(seal_at(self._salt, file.end))
         file.write_pieces(pieces)
 
@@ -207,10 +209,10 @@ class Journal:
         """Make what was written durable. After an error nothing is known of the file: retire it and never write to it again."""
         self._open().sync()
 
-    def undo(self, end: int) -> None:
-        """Drop what was written from `end` on, before it was synced."""
+    def undo_last(self) -> None:
+        """Drop the last record, whole or not. If it was synced, so must this be."""
         if self._file:
-            self._file.cut(end)
+            self._file.cut(self._last_at)
 
     def retire(self) -> Path | None:
         """Close the current file and return it; the next record begins a new one."""

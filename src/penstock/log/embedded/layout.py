@@ -229,8 +229,17 @@ class PartitionCommit:
         return checksum
 
     def write(self) -> None:
-        self.partition.writer.write(self.data, self.headers)
-        self.end = self.partition.writer.file.end
+        self.write_data()
+        self.add_to_index()
+
+    def write_data(self) -> None:
+        self.partition.writer.file.write(self.data)
+
+    def add_to_index(self) -> None:
+        """After the data is written."""
+        writer = self.partition.writer
+        self.end = writer.file.end
+        writer.add_to_index(self.headers, self.end - len(self.data))
         self.written = True
 
     def answer(self) -> None:
@@ -244,7 +253,7 @@ class PartitionCommit:
             try:
                 append.done(result)
             except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
-                _log.exception("append callback raised", partition=str(self.partition))
+                _log.exception("append_callback_failed", partition=str(self.partition))
 
 
 def _made(append: Waiting) -> Batch:

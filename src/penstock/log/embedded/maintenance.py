@@ -1,5 +1,5 @@
-"""What the engine does when nobody asks: retention, rolling of old segments, merging of small blocks, compaction, and the removal of
-records whose time to live has ended.
+"""What the engine does when nobody asks: retention, rolling of old segments, merging of small blocks, compaction, the removal of records
+whose time to live has ended, and closing the files of partitions that nobody writes to.
 
 One pass looks at every partition in turn. Decisions are made on the loop; files are read and written in the maintenance thread; the
 partition's list of segments is then replaced on the loop.
@@ -18,7 +18,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import CorruptBlock, NotWritten
 from penstock.log.embedded.commit import Committer
-from penstock.log.embedded.disk import Disk, is_full, storage_error
+from penstock.log.embedded.disk import Disk, is_full, is_out_of_descriptors, storage_error
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.rewrite import (
@@ -60,6 +60,7 @@ class Maintenance:
                 else:
                     await self._merge(partition)
                     await self._expire(partition)
+                await self._settle_if_idle(partition)
         except UnfinishedRewriteError as error:
             if not partition.deleted:
                 partition.fail(f"{error}; check the disk, then restart the broker, which finishes it")
@@ -99,19 +100,25 @@ class Maintenance:
         if partition.writer.segment is not expected or partition.failure is not None:
             return
         try:
-            partition.writer = partition.writer.roll(self._clock.now_ms())
+            self._committer.roll(partition, self._clock.now_ms())
         except OSError as error:
-            if not is_full(error):
+            if not (is_full(error) or is_out_of_descriptors(error)):
                 partition.fail(str(storage_error(error, f"beginning a new segment of {partition}")))
             raise
-        self._committer.forget(partition)
         # Told from here and not from who awaits this, because the loop may hear of the next commit before that one runs.
         self._loop.call_soon_threadsafe(partition.begin_segment, partition.writer.segment)
+
+    async def _settle_if_idle(self, partition: EmbeddedPartition) -> None:
+        """Close the file of a partition that nothing was written to since the last pass, and give back the space it has reserved."""
+        idle = partition.committed_end == partition.end_at_last_pass
+        partition.end_at_last_pass = partition.committed_end
+        if idle and not partition.writer.is_settled:
+            await self._committer.run(lambda: self._committer.settle(partition))
 
     async def _retain(self, partition: EmbeddedPartition) -> None:
         drop = self._expired_segments(partition)
         if drop:
-            _log.info("retention", topic=partition.topic, partition=partition.index, segments=drop)
+            _log.info("retention_applied", topic=partition.topic, partition=partition.index, segments=drop)
             await partition.drop_oldest(drop)
 
     def _expired_segments(self, partition: EmbeddedPartition) -> int:
@@ -142,7 +149,7 @@ class Maintenance:
                     await self._rewrite(partition, [segment], None)
                 except CorruptBlock as error:
                     partition.merged.add(segment)
-                    _log.error("damaged segment left as it is", error=str(error))
+                    _log.error("segment_damaged", error=str(error))
 
     async def _expire(self, partition: EmbeddedPartition) -> None:
         """Rewrite sealed segments in which half of the records that expire have done so: each record is then copied a few times at
@@ -158,7 +165,7 @@ class Maintenance:
                     await self._rewrite(partition, [segment], keep_until(now_ms))
             except CorruptBlock as error:
                 self._half_expired_ms[segment] = None
-                _log.error("damaged segment left as it is", error=str(error))
+                _log.error("segment_damaged", error=str(error))
 
     async def _compact(self, partition: EmbeddedPartition) -> None:
         sealed = partition.segments[:-1]

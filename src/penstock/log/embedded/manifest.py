@@ -86,7 +86,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     for file in manifest.files:
         parts = PurePosixPath(file.path).parts
         if parts[:1] != (TOPICS_DIRECTORY,) or ".." in parts or "\0" in file.path or file.bytes < 0:
-            raise CorruptMetadata(f"{path} names {file.path!r}, which is no file of a log; choose another backup")
+            raise CorruptMetadata(f"{path} names {file.path!r}, which is not a log file; choose another backup")
     return manifest
 
 

@@ -22,6 +22,10 @@ class EngineOptions:
     tail_bytes_max: int = 256 << 20
     """The same for all partitions together."""
 
+    write_files_max: int = 512
+    """Segment files kept open for writing; when there are more, the one written longest ago is synced, if need be, and closed. A
+    checkpoint opens those it syncs once more."""
+
     reader_threads: int = 4
     """Reads that need the disk are done by these."""
 

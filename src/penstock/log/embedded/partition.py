@@ -34,7 +34,8 @@ from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.layout import AtomicAppend, PartitionCommit, Waiting
 from penstock.log.embedded.segment import Segment, SegmentWriter
-from penstock.log.embedded.tail import RecentReads, Tail
+from penstock.log.tail import RecentReads, Tail
+from penstock.log.watchers import Watchers
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
@@ -62,6 +63,9 @@ class _ReadView(NamedTuple):
 
 
 class EmbeddedPartition(Partition):
+    followed = True
+    """Nobody else writes to it."""
+
     def __init__(
         self,
         info: TopicInfo,
@@ -95,6 +99,8 @@ class EmbeddedPartition(Partition):
         """The segments that what is in `recent` was read from; where they were replaced since, it is out of date."""
         self.compacted_to = 0
         """Offsets below were looked at by a compaction in this run."""
+        self.end_at_last_pass = -1
+        """Where it ended when maintenance last looked."""
         self.merged: weakref.WeakSet[Segment] = weakref.WeakSet()
         """Segments a rewrite made in this run (they are as good as it gets, however small their blocks) or found damaged."""
         self.replacing = asyncio.Lock()
@@ -109,11 +115,14 @@ class EmbeddedPartition(Partition):
         self._waiting: list[Waiting] = []
         self._atomic_waits = False
         """Whether some of them are parts of atomic appends."""
-        self._watchers: dict[int, Callable[[], None]] = {}
-        self._watcher_ids = 0
+        self.watchers: Watchers[[]] = Watchers(self)
 
     def __str__(self) -> str:
         return f"topic {self.topic!r} partition {self.index}"
+
+    async def follow(self) -> None:
+        if self._closed is not None:
+            raise self._gone()
 
     @property
     def start_offset(self) -> int:
@@ -146,7 +155,12 @@ class EmbeddedPartition(Partition):
     # -- writing ---------------------------------------------------------------------------------------------------------
 
     def append(
-        self, batch: Batch | BlockBatch | LateBatch, done: OnAppended, whole: AtomicAppend | None = None
+        self,
+        batch: Batch | BlockBatch | LateBatch,
+        done: OnAppended,
+        whole: AtomicAppend | None = None,
+        *,
+        relaxed: bool = False,
     ) -> None:
         if self._closed is not None or self._failure is not None:
             refusal = self.refusal()
@@ -157,7 +171,7 @@ class EmbeddedPartition(Partition):
         self._waiting.append(Waiting(batch, done, whole))
         if whole is not None:
             self._atomic_waits = True
-        self._committer.submit(self)
+        self._committer.submit(self, relaxed)
 
     def refusal(self) -> PenstockError | None:
         """Why an append made now would not be taken."""
@@ -228,18 +242,11 @@ class EmbeddedPartition(Partition):
         self.recent.forget()
         self._recent_of = self.segments
 
-    def notify(self) -> None:
-        for callback in tuple(self._watchers.values()):
-            try:
-                callback()
-            except Exception:  # noqa: BLE001 - a bug in one session must not keep the news from the others
-                _log.exception("a watcher failed", partition=str(self))
-
     def fail(self, reason: str) -> None:
         """Refuse writes from now on. Any thread may call this; the first reason stays."""
         if self._failure is None:
             self._failure = reason
-            _log.error("partition refuses writes", topic=self.topic, partition=self.index, reason=reason)
+            _log.error("partition_failed", topic=self.topic, partition=self.index, reason=reason)
 
     @property
     def deleted(self) -> bool:
@@ -264,14 +271,7 @@ class EmbeddedPartition(Partition):
         return ShuttingDown("the broker is stopping; send again when it is back")
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        self._watcher_ids += 1
-        key = self._watcher_ids
-        self._watchers[key] = callback
-
-        def stop() -> None:
-            self._watchers.pop(key, None)
-
-        return stop
+        return self.watchers.add(callback)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ class EmbeddedPartition(Partition):
                 if error.next_offset is None and number < len(view.segments):
                     error.next_offset = view.segments[number].base_offset
                 self._stats.corrupt_blocks += 1
-                _log.error("corrupt block", topic=self.topic, partition=self.index, error=str(error))
+                _log.error("block_corrupt", topic=self.topic, partition=self.index, error=str(error))
                 raise
         return blocks
 

@@ -2,7 +2,7 @@
 
 After a clean stop the saved indexes are trusted and nothing is scanned. Otherwise the last segment is scanned from where its index was
 last saved, every block checked:
-- reserved space (zeros) after the last whole commit is cut off silently;
+- reserved space (zeros) after the last whole commit stays reserved;
 - a torn tail is cut off once with a log line, after a copy of it was put aside (`<base>.torn-at-<position>`): nothing is deleted on a
   guess. A tail is torn if a block is not whole, or the last one of its commit is missing, and no later commit follows. It is cut where
   its commit begins, so a commit of several blocks is there as a whole or not at all;
@@ -36,13 +36,17 @@ from penstock.log.embedded.segment import (
     LOG_SUFFIX,
     Segment,
     SegmentWriter,
+    file_names,
+    is_segment_name,
     load_index,
     log_path,
+    named_segments,
     offset_range,
     read_head,
     saved_head,
     segment_paths,
 )
+from penstock.log.embedded.syncs import Syncs
 from penstock.log.salts import PartitionSalts
 
 _log = structlog.get_logger(__name__)
@@ -54,34 +58,43 @@ _STEP_BYTES: Final = 1 << 20
 class PartitionRecovery:
     """Brings one partition directory into a state that can be read and written. Methods block; used before serving."""
 
-    def __init__(
-        self, disk: Disk, stats: EngineStats, reserve: SpaceReserve, *, clean: bool, accept_gaps: bool
-    ) -> None:
+    def __init__(self, disk: Disk, stats: EngineStats, reserve: SpaceReserve, *, accept_gaps: bool) -> None:
         self._disk = disk
         self._stats = stats
         self._reserve = reserve
-        self._clean = clean
         self._accept_gaps = accept_gaps
 
     def open(
-        self, info: TopicInfo, directory: Path, salts: PartitionSalts, now_ms: int, end_at_stop: int = 0
+        self,
+        info: TopicInfo,
+        directory: Path,
+        salts: PartitionSalts,
+        now_ms: int,
+        end_at_stop: int = 0,
+        syncs: Syncs | None = None,
     ) -> tuple[list[Segment], SegmentWriter]:
-        """Open a partition, which ended at `end_at_stop` or later. Raises MissingSegment if segments are missing, cut or misplaced."""
-        self._tidy(directory)
-        paths = segment_paths(directory)
+        """Open a partition, which ended at `end_at_stop` or later. Raises MissingSegment if segments are missing, cut or misplaced.
+
+        What it writes is synced once `syncs` is finished; without one, when it returns.
+        """
+        names = self._tidied(directory)
+        paths = named_segments(directory, names)
         # A last segment that nothing was written to may stem from a roll that failed, after which the one before went on.
         unused = paths.pop() if len(paths) > 1 and is_unused(self._disk, paths[-1]) else None
         segments: list[Segment] = []
-        last_timestamp_ms = 0
+        last_timestamp_ms = reserved_to = 0
         for path in paths:
             if path is paths[-1] and offset_range(path)[1] is None:
                 flushed = info.config.durability.mode == "fsync"
-                segments.append(self._open_last(path, salts, last_timestamp_ms, flushed=flushed))
+                segment, reserved_to = self._open_last(
+                    path, salts, last_timestamp_ms, syncs or Syncs(self._disk), flushed=flushed
+                )
+                segments.append(segment)
             else:
                 segments.append(self._open_sealed(path, salts, last_timestamp_ms))
             last_timestamp_ms = segments[-1].index.last_timestamp_ms
         self._check_sequence(info, segments, unused)
-        least_offset = self._check_end(info, directory, salts, segments, unused, end_at_stop)
+        least_offset = self._check_end(info, directory, names, salts, segments, unused, end_at_stop)
         if not segments or segments[-1].index.sealed or segments[-1].index.next_offset < least_offset:
             return self._begin_segment(directory, salts, segments, unused, least_offset, now_ms)
         if unused is not None:
@@ -93,6 +106,7 @@ class PartitionRecovery:
             create=False,
             created_ms=last.index.first_timestamp_ms or now_ms,
             last_timestamp_ms=last.index.last_timestamp_ms,
+            reserved_to=reserved_to,
         )
         return segments, writer
 
@@ -107,8 +121,7 @@ class PartitionRecovery:
     ) -> tuple[list[Segment], SegmentWriter]:
         before = segments[-1].index if segments else SegmentIndex(0)
         if segments and not before.sealed:
-            before.sealed = True
-            self._save_index(segments[-1])
+            self._seal(segments[-1])
         base_offset = max(before.next_offset, least_offset)
         path = log_path(directory, base_offset)
         if unused is not None and unused != path:
@@ -118,17 +131,34 @@ class PartitionRecovery:
         writer = SegmentWriter(
             self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=before.last_timestamp_ms
         )
-        self._disk.sync_directory(directory)
+        try:
+            self._disk.sync_directory(directory)
+        finally:
+            writer.file.release()
         return [*segments, segment], writer
 
-    def _tidy(self, directory: Path) -> None:
-        """Finish or undo what a crash interrupted; only files whose suffix says that they are ours to take away."""
-        for path in sorted(directory.iterdir()):
-            if path.suffix in (DRAFT_SUFFIX, DELETED_SUFFIX, TMP_SUFFIX):
-                self._disk.unlink(path)
-        for path in sorted(set(directory.glob(f"*{LOG_SUFFIX}")) - set(segment_paths(directory))):
-            _log.warning("file ignored: its name is not that of a segment", file=str(path))
+    def _seal(self, segment: Segment) -> None:
+        fd = self._disk.open_append(segment.path, create=False)
+        try:
+            self._disk.truncate(fd, segment.end)
+            self._disk.fdatasync(fd)
+        finally:
+            os.close(fd)
+        segment.index.sealed = True
+        self._save_index(segment)
+
+    def _tidied(self, directory: Path) -> list[str]:
+        """Finish or undo what a crash interrupted; only files whose suffix says that they are ours to take away. Returns what is there."""
+        names = file_names(directory)
+        if all(is_segment_name(name) or is_segment_name(name, INDEX_SUFFIX) for name in names):
+            return names
+        for name in sorted(names):
+            if name.endswith((DRAFT_SUFFIX, DELETED_SUFFIX, TMP_SUFFIX)):
+                self._disk.unlink(directory / name)
+            elif name.endswith(LOG_SUFFIX) and not is_segment_name(name):
+                _log.warning("segment_name_invalid", file=str(directory / name))
         finish_interrupted_rewrites(self._disk, directory)
+        return file_names(directory)
 
     def _open_sealed(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
         base_offset, end_offset = offset_range(path)
@@ -145,21 +175,30 @@ class PartitionRecovery:
             segment.save_index(segment.index.encode(), sync=False)
         except OSError as error:
             # A full disk must not keep the log from opening; the next start makes the index again.
-            _log.warning("index not saved", segment=str(segment.path), error=str(error))
+            _log.warning("index_not_saved", segment=str(segment.path), error=str(error))
 
-    def _open_last(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int, *, flushed: bool) -> Segment:
+    def _open_last(
+        self, path: Path, salts: PartitionSalts, last_timestamp_ms: int, syncs: Syncs, *, flushed: bool
+    ) -> tuple[Segment, int]:
+        """Returns the segment, and where its file ends, with the space that is reserved in it."""
         segment = self._load(path, salts, last_timestamp_ms)
         index, size = segment.index, segment.end
         if index.sealed:
-            return segment
+            return segment, size
         if index.loaded or not _load_entries(segment):
             self._rebuild_saved(segment)
-        if self._clean and segment.index.covers == size:
-            return segment
+        if segment.index.covers == size:
+            return segment, size  # an index is saved after its segment is synced, so all of it is on the disk
         segment.end, whole = self._scan(segment, segment.index.covers, size, flushed=flushed)
-        self._cut(segment, size)
-        self._write_again(segment, whole)
-        return segment
+        fd = self._disk.open_append(path, create=False)
+        try:
+            torn = self._cut(segment, fd, size)
+            self._write_again(segment, fd, whole)
+        except BaseException:
+            os.close(fd)
+            raise
+        syncs.put(path, fd)
+        return segment, segment.end if torn else size
 
     def _rebuild_saved(self, segment: Segment) -> None:
         """Make the index anew, as far as the saved one covered the segment. What is wrong there is no torn tail, since it was synced."""
@@ -171,7 +210,7 @@ class PartitionRecovery:
         damage = segment.rebuild_index(saved.covers)
         if damage is not None:
             self._stats.corrupt_blocks += 1
-            _log.error("corrupt block; the blocks after it stay readable", error=str(damage))
+            _log.error("block_corrupt", error=str(damage))
 
     def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
         """A segment with its saved index, or an empty one if there is none that fits."""
@@ -221,58 +260,60 @@ class PartitionRecovery:
                         end = position
             except CorruptBlock as error:
                 following = commit[-1][0].next_offset if commit else segment.index.next_offset
+                if self._is_reserved(segment, position, size):
+                    return end, whole
                 if not flushed or segment.next_whole_block(position, size, following, begins=True) is None:
                     return end, whole
                 behind = segment.next_whole_block(position, size, following)
                 assert behind is not None, "the one that begins a commit is whole"
                 self._stats.corrupt_blocks += 1
-                _log.error("corrupt block; the blocks after it stay readable", error=str(error), resumes_at=behind[0])
+                _log.error("block_corrupt", error=str(error), resumes_at=behind[0])
                 position = behind[0]
         return end, whole
 
-    def _cut(self, segment: Segment, size: int) -> None:
+    def _is_reserved(self, segment: Segment, position: int, size: int) -> bool:
+        """Whether nothing was written from a position on. Most segments end so, and one look at the file tells."""
+        try:
+            return end_of_data(self._disk, segment.open().fd, position, size) == position
+        except OSError:
+            return False  # the disk cannot read some of it
+
+    def _cut(self, segment: Segment, fd: int, size: int) -> bool:
+        """Cut a torn tail; False if there is none. Space that is reserved stays: to give it back and take it again costs more."""
         end = segment.end
-        fd = self._disk.open_append(segment.path, create=False)
-        try:
-            if end < size:
-                data_end = end_of_data(self._disk, fd, end, size)
-                if data_end > end:
-                    self._stats.torn_tails += 1
-                    kept = segment.path.with_suffix(f".torn-at-{end}")
-                    copied = self._keep_aside(kept, fd, end, data_end)
-                    _log.warning(
-                        "torn tail cut",
-                        file=str(segment.path),
-                        position=end,
-                        bytes=data_end - end,
-                        kept_as=kept.name if copied else None,
-                        next_offset=segment.index.next_offset,
-                    )
-                self._disk.truncate(fd, end)
-        finally:
-            os.close(fd)
+        data_end = end_of_data(self._disk, fd, end, size)
+        if data_end == end:
+            return False
+        self._stats.torn_tails += 1
+        kept = segment.path.with_suffix(f".torn-at-{end}")
+        copied = self._keep_aside(kept, fd, end, data_end)
+        _log.warning(
+            "torn_tail_cut",
+            file=str(segment.path),
+            position=end,
+            bytes=data_end - end,
+            kept_as=kept.name if copied else None,
+            next_offset=segment.index.next_offset,
+        )
+        self._disk.truncate(fd, end)
+        return True
 
-    def _write_again(self, segment: Segment, ranges: list[tuple[int, int]]) -> None:
-        """Sync what is readable from here on, so that no power cut can take it back.
+    def _write_again(self, segment: Segment, fd: int, ranges: list[tuple[int, int]]) -> None:
+        """Write what is readable from here on once more, before it is synced, so that no power cut can take it back.
 
-        It is written first, although it reads right: after a failed flush the system counts the pages as clean and keeps showing them,
-        and a sync alone would not bring them to the disk.
+        It reads right already. But after a failed flush the system counts the pages as clean and keeps showing them, and a sync alone
+        would not bring them to the disk.
         """
-        fd = self._disk.open_append(segment.path, create=False)
         try:
-            try:
-                for start, stop in ranges:
-                    end = min(stop, segment.end)
-                    for at in range(start, end, _STEP_BYTES):
-                        self._disk.write_all(fd, self._disk.pread(fd, min(_STEP_BYTES, end - at), at), at)
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                # A full disk must not keep the log from opening; only file systems that copy on write need space for this.
-                _log.error("no space to write the tail again", file=str(segment.path), error=str(error))
-            self._disk.fdatasync(fd)
-        finally:
-            os.close(fd)
+            for start, stop in ranges:
+                end = min(stop, segment.end)
+                for at in range(start, end, _STEP_BYTES):
+                    self._disk.write_all(fd, self._disk.pread(fd, min(_STEP_BYTES, end - at), at), at)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # A full disk must not keep the log from opening; only file systems that copy on write need space for this.
+            _log.error("tail_not_rewritten", file=str(segment.path), error=str(error))
 
     def _keep_aside(self, kept: Path, fd: int, position: int, end: int) -> bool:
         """Copy a torn tail to a file of its own; False if even the reserve and the tail itself do not make enough room."""
@@ -289,7 +330,7 @@ class PartitionRecovery:
             self._disk.write_file(kept, tail)
         except OSError as error:
             # A full disk must not keep the log from opening, and of these records nobody was told that they are stored.
-            _log.error("no space for a copy of a torn tail", file=str(kept), bytes=len(tail), error=str(error))
+            _log.error("torn_tail_not_copied", file=str(kept), bytes=len(tail), error=str(error))
             return False
         return True
 
@@ -310,6 +351,7 @@ class PartitionRecovery:
         self,
         info: TopicInfo,
         directory: Path,
+        names: list[str],
         salts: PartitionSalts,
         segments: list[Segment],
         unused: Path | None,
@@ -317,7 +359,7 @@ class PartitionRecovery:
     ) -> int:
         """Compare the end of the log with what is known of it from elsewhere; returns the offset that new records begin at or after."""
         found = max(segments[-1].index.next_offset if segments else 0, offset_range(unused)[0] if unused else 0)
-        known = max([end_at_stop, *self._saved_ends(directory, salts)])
+        known = max([end_at_stop, *self._saved_ends(directory, names, salts)])
         if found < known:
             self._refuse_gap(
                 f"topic {info.name!r}: the log in {directory} ends at offset {found}, and ended at {known} or later before; its last "
@@ -325,11 +367,14 @@ class PartitionRecovery:
             )
         return max(found, known)
 
-    def _saved_ends(self, directory: Path, salts: PartitionSalts) -> list[int]:
+    def _saved_ends(self, directory: Path, names: list[str], salts: PartitionSalts) -> list[int]:
         """Return where the log ended at least, by the indexes of its last segment and of segments that are not there."""
-        paths = segment_paths(directory)
+        indexes = named_segments(directory, names, INDEX_SUFFIX)
+        if not indexes:
+            return []
+        paths = named_segments(directory, names)
         known = {path.stem for path in paths}
-        heads = [read_head(path) for path in segment_paths(directory, INDEX_SUFFIX) if path.stem not in known]
+        heads = [read_head(path) for path in indexes if path.stem not in known]
         if paths:
             heads.append(saved_head(paths[-1], self._disk, salts.of(paths[-1].stem)))
         return [head.next_offset for head in heads if head is not None]
@@ -339,7 +384,7 @@ class PartitionRecovery:
             raise MissingSegment(
                 f"{text}; restore it from a backup, or start with {ACCEPT_GAPS} to serve what is there"
             )
-        _log.error("gap accepted", detail=text)
+        _log.error("gap_accepted", detail=text)
 
 
 def _index(segment: Segment, commit: list[tuple[Block, int]]) -> None:
@@ -368,9 +413,8 @@ def end_of_data(disk: Disk, fd: int, position: int, size: int) -> int:
     end = position
     while position < size:
         window = disk.pread(fd, min(_STEP_BYTES, size - position), position)
-        kept = window.rstrip(b"\0")
-        if kept:
-            end = position + len(kept)
+        if window != bytes(len(window)):  # far quicker than to strip them off one by one
+            end = position + len(window.rstrip(b"\0"))
         position += max(len(window), 1)
     return end
 
@@ -382,45 +426,43 @@ def _load_entries(segment: Segment) -> bool:
         return False
 
 
-def redo_journal(disk: Disk, directory: Path, partition_directory: Callable[[bytes, int], Path | None]) -> list[Path]:
+def redo_journal(
+    disk: Disk, directory: Path, partition_directory: Callable[[bytes, int], Path | None], syncs: Syncs
+) -> list[Path]:
     """Put every block the journal holds where it belongs; returns the journals that are damaged, which somebody may want to look at.
 
     Only the last segment of a partition can miss any: beginning a new one syncs the one before. One that nothing was written to yet may
-    follow it, if a roll failed. Harmless to repeat.
+    follow it, if a roll failed. Harmless to repeat. What it writes is synced once `syncs` is finished.
     """
     applied = 0
-    touched: dict[Path, None] = {}  # in the order of the journal
     damaged: list[Path] = []
     targets = RedoTargets(disk, partition_directory)
     for path in journal_paths(directory):
         positions: list[int] = []
         torn: list[int] = []
+        blocks: dict[Path, list[JournalEntry]] = {}
         for entries in read_records(path.read_bytes(), positions.append, torn.append):
             for entry in entries:
                 target = targets.find(entry)
-                if target is None:
-                    continue
-                fd = disk.open_append(target, create=False)
-                try:
-                    # Written even where it reads the same: after a failed flush the system may show what never reached the disk.
+                if target is not None:
+                    blocks.setdefault(target, []).append(entry)
+        for target, entries in blocks.items():
+            fd = disk.open_append(target, create=False)
+            try:
+                # Written even where it reads the same: after a failed flush the system may show what never reached the disk.
+                for entry in entries:
                     disk.write_all(fd, entry.data, entry.position)
-                finally:
-                    os.close(fd)
-                touched[target] = None
-                applied += 1
+            finally:
+                os.close(fd)
+            syncs.owe(target)
+            applied += len(entries)
         if torn:
-            _log.warning("journal ends in a torn write", journal=str(path), position=torn[0])
+            _log.warning("journal_torn", journal=str(path), position=torn[0])
         if positions:
             damaged.append(path)
-            _log.error("journal damaged; what could be read was applied", journal=str(path), positions=positions)
-    for target in touched:
-        fd = disk.open_append(target, create=False)
-        try:
-            disk.fdatasync(fd)
-        finally:
-            os.close(fd)
+            _log.error("journal_damaged", journal=str(path), positions=positions)
     if applied:
-        _log.info("journal applied", blocks=applied)
+        _log.info("journal_applied", blocks=applied)
     return damaged
 
 
@@ -430,24 +472,24 @@ class RedoTargets:
     def __init__(self, disk: Disk, partition_directory: Callable[[bytes, int], Path | None]) -> None:
         self._disk = disk
         self._partition_directory = partition_directory
-        self._open: dict[tuple[bytes, int], set[Path]] = {}
+        self._open: dict[tuple[bytes, int], dict[int, Path]] = {}
 
     def find(self, entry: JournalEntry) -> Path | None:
         """The segment of an entry; None if its topic is gone, or the segment was sealed since."""
         key = entry.topic_id, entry.partition
-        directory = self._partition_directory(*key)
-        if directory is None:
-            return None
-        if key not in self._open:
-            self._open[key] = self._not_sealed(directory)
-        path = log_path(directory, entry.segment_base)
-        return path if path in self._open[key] else None
+        segments = self._open.get(key)
+        if segments is None:
+            directory = self._partition_directory(*key)
+            segments = self._open[key] = {} if directory is None else self._not_sealed(directory)
+        return segments.get(entry.segment_base)
 
-    def _not_sealed(self, directory: Path) -> set[Path]:
-        """The last segment that was written to, and those after it."""
-        found: set[Path] = set()
+    def _not_sealed(self, directory: Path) -> dict[int, Path]:
+        """The last segment that was written to, and those after it, by base offset. A rewritten one takes no blocks any more."""
+        found: dict[int, Path] = {}
         for path in reversed(segment_paths(directory)):
-            found.add(path)
+            base_offset, end_offset = offset_range(path)
+            if end_offset is None:
+                found[base_offset] = path
             if not is_unused(self._disk, path):
                 break
         return found

@@ -16,7 +16,7 @@ import errno
 import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +48,23 @@ def log_path(directory: Path, base_offset: int) -> Path:
 
 def segment_paths(directory: Path, suffix: str = LOG_SUFFIX) -> list[Path]:
     """Return the files of a partition that are named as its segments are, by offset. Others with the suffix are not ours."""
-    return sorted(path for path in directory.glob(f"*{suffix}") if _NAME.fullmatch(path.stem))
+    try:
+        return named_segments(directory, file_names(directory), suffix)
+    except FileNotFoundError:
+        return []
+
+
+def file_names(directory: Path) -> list[str]:
+    return os.listdir(directory)  # noqa: PTH208 - a start lists thousands of directories, and a Path for each name costs much more
+
+
+def named_segments(directory: Path, names: Iterable[str], suffix: str = LOG_SUFFIX) -> list[Path]:
+    """Return the same where the names in the directory are known."""
+    return [directory / name for name in sorted(names) if is_segment_name(name, suffix)]
+
+
+def is_segment_name(name: str, suffix: str = LOG_SUFFIX) -> bool:
+    return name.endswith(suffix) and _NAME.fullmatch(name, 0, len(name) - len(suffix)) is not None
 
 
 def offset_range(path: Path) -> tuple[int, int | None]:
@@ -362,40 +378,62 @@ def load_index(segment_path: Path, size_bytes: int, disk: Disk, salt: int) -> Se
 class SegmentWriter:
     """The end of a partition: the segment that takes new blocks. Used by the commit thread only, or while its queue is held."""
 
-    __slots__ = ("_disk", "created_ms", "file", "last_timestamp_ms", "saved_covers", "segment")
+    __slots__ = ("_disk", "created_ms", "file", "last_timestamp_ms", "segment")
 
-    def __init__(self, disk: Disk, segment: Segment, *, create: bool, created_ms: int, last_timestamp_ms: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        segment: Segment,
+        *,
+        create: bool,
+        created_ms: int,
+        last_timestamp_ms: int,
+        reserved_to: int = 0,
+    ) -> None:
+        """`reserved_to` is where the file ends, if that is behind the segment's end."""
         self._disk = disk
         self.segment = segment
         self.file = AppendFile(
-            disk, segment.path, create=create, end=segment.end, reserve_step_bytes=RESERVE_STEP_BYTES
+            disk,
+            segment.path,
+            create=create,
+            end=segment.end,
+            reserved_to=reserved_to,
+            reserve_step_bytes=RESERVE_STEP_BYTES,
         )
         self.created_ms = created_ms
         self.last_timestamp_ms = last_timestamp_ms
-        self.saved_covers = segment.index.covers
 
     @property
     def next_offset(self) -> int:
         return self.segment.index.next_offset
 
-    def write(self, data: bytes, header_of: list[BlockHeader]) -> None:
-        """Write blocks that were laid out for this position, and index them."""
-        position = self.file.write(data)
+    def add_to_index(self, headers: list[BlockHeader], position: int) -> None:
+        """Index blocks that were written at this position."""
         index = self.segment.index
-        for header in header_of:
+        for header in headers:
             index.add(header, position)
             position += header.size_bytes
-        self.last_timestamp_ms = header_of[-1].last_timestamp_ms
+        self.last_timestamp_ms = headers[-1].last_timestamp_ms
 
-    def save_index(self, encoded: bytes) -> None:
+    def save_index(self, encoded: bytes, covers: int) -> None:
         """Save the index of a moment. What it covers is not scanned after a crash, so it must be synced by now."""
         self.segment.save_index(encoded, sync=False)
-        self.saved_covers = self.segment.index.covers
+        self.segment.index.saved_covers = covers
+
+    @property
+    def is_settled(self) -> bool:
+        index = self.segment.index
+        return not (self.file.is_open or self.file.reserves) and index.saved_covers == index.covers
+
+    def cut_and_sync(self) -> None:
+        """Give back reserved space, and sync the file."""
+        self.file.cut(self.file.end)
+        self.file.sync()
 
     def seal(self) -> None:
         """Finish this segment for good: nothing after this changes its file."""
-        self.file.cut(self.file.end)
-        self.file.sync()
+        self.cut_and_sync()
         self.segment.index.sealed = True
         try:
             self.segment.save_index(self.segment.index.encode(), sync=True)
@@ -424,4 +462,5 @@ class SegmentWriter:
             self.segment.index.sealed = False
             raise
         self.file.close()
+        writer.file.release()
         return writer

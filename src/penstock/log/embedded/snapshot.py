@@ -176,7 +176,7 @@ class Snapshots:
             self._made_at.pop(directory.name, None)
         except OSError as error:
             # It costs space, which a later pass gets back.
-            _log.warning("snapshot not removed", directory=str(directory), error=str(error))
+            _log.warning("snapshot_not_removed", directory=str(directory), error=str(error))
 
 
 def _is_held(directory: Path) -> bool:

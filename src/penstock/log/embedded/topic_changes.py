@@ -71,8 +71,6 @@ class TopicChanges:
                 await self._committer.run(lambda: self._begin_flushing(partitions, config))
             await self._loop.run_in_executor(None, self._files.replace, topic, altered)
         except BaseException as error:
-            for _, writer in added:
-                writer.file.close()
             if isinstance(error, OSError | NotWritten):
                 for partition in partitions:
                     partition.config = before

@@ -110,7 +110,7 @@ class TopicFiles:
         try:
             self._disk.remove_tree(hidden)
         except OSError as error:
-            _log.warning("files of a deleted topic not removed", directory=str(hidden), error=str(error))
+            _log.warning("deleted_topic_not_removed", directory=str(hidden), error=str(error))
 
     def discard(self, info: TopicInfo) -> None:
         """Take away what a creation that failed has left, as far as the disk lets us."""
@@ -118,24 +118,24 @@ class TopicFiles:
             if self.directory(info).exists():
                 self.remove_hidden(self.hide(info))
         except OSError as error:
-            _log.error("leftover files of failed topic creation", directory=str(self.directory(info)), error=str(error))
+            _log.error("failed_topic_creation_not_removed", directory=str(self.directory(info)), error=str(error))
 
     def load_all(self) -> list[StoredTopic]:
         """Every topic there is, finishing deletions that a crash interrupted."""
         topics: list[StoredTopic] = []
         for directory in sorted(self._root.iterdir()):
             if not directory.is_dir():
-                _log.warning("file ignored: topics are directories", file=str(directory))
+                _log.warning("unexpected_file", file=str(directory))
             elif directory.name.endswith(DELETED_SUFFIX):
                 self._disk.remove_tree(directory)
             elif (topic := self._load(directory)) is not None:
                 topics.append(topic)
-        directories: dict[str, Path] = {}
+        infos: dict[str, TopicInfo] = {}
         for info in (topic.info for topic in topics):
-            twin = directories.setdefault(info.name, self.directory(info))
-            if twin != self.directory(info):
+            twin = infos.setdefault(info.name, info)
+            if twin is not info:
                 raise CorruptMetadata(
-                    f"topic {info.name!r} is there twice, in {twin} and {self.directory(info)}; move one of them away"
+                    f"topic {info.name!r} is there twice, in {self.directory(twin)} and {self.directory(info)}; move one of them away"
                 )
         return topics
 
@@ -189,12 +189,12 @@ class TopicFiles:
                 damaged.append(path)
         if found:
             if len(found) < 2 or found[0] != found[1]:
-                _log.warning("topic metadata had only one valid copy; both are written again", directory=str(directory))
+                _log.warning("topic_metadata_repaired", directory=str(directory))
                 try:
                     self.save(found[0])
                 except OSError as error:
                     # A full disk must not keep the log from opening; one good copy is enough for that.
-                    _log.warning("topic metadata not written again", directory=str(directory), error=str(error))
+                    _log.warning("topic_metadata_not_repaired", directory=str(directory), error=str(error))
             return found[0]
         if damaged:
             raise CorruptMetadata(
@@ -202,7 +202,7 @@ class TopicFiles:
                 f"{METADATA_FILE} from a backup, or move the directory away to start without this topic (nothing in it was changed)"
             )
         if any(directory.glob("*/*")):
-            _log.error("directory holds files but no topic metadata; left as it is", directory=str(directory))
+            _log.error("topic_metadata_missing", directory=str(directory))
         else:
             self._disk.remove_tree(directory)  # a creation that never finished
         return None
