@@ -10,9 +10,10 @@ import pytest
 from penstock.broker.access.checks import OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from tests.broker.transaction_house import House
+from tests.engines import make_engine
 
 
 @pytest.fixture
@@ -21,15 +22,15 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def engine(tmp_path: Path, clock: ManualClock) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(tmp_path / "data", clock=clock)
+async def engine(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Engine]:
+    engine = make_engine(tmp_path / "data", clock=clock)
     await engine.start()
     yield engine
     await engine.close()
 
 
 @pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
     yield broker

@@ -44,6 +44,7 @@ def by_partition(placed: list[Placement] | Scattered) -> list[Placement]:
 
 async def read_values(partition: Partition, offset: int = 0) -> list[bytes | None]:
     values: list[bytes | None] = []
+    await partition.follow()
     while offset < partition.committed_end:
         for block in await partition.read(offset):
             values += block.values(block.index_of(offset))

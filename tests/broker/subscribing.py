@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.cursor import NotInMemory
 from penstock.broker.deliveries.subscription import QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
 from penstock.broker.limits import BrokerLimits
-from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded import EngineOptions
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
+from tests.engines import make_engine
 
 POLICY = DeliveryPolicy(deliveries_max=3, backoff_ms=100, in_flight_max=4)
 
@@ -29,9 +30,7 @@ async def a_broker(
     disk: FaultyDisk | None = None,
     tail_bytes: int = 4 << 20,
 ) -> AsyncIterator[Broker]:
-    engine = EmbeddedEngine(
-        directory, clock=clock, disk=disk, options=EngineOptions(tail_bytes_per_partition=tail_bytes)
-    )
+    engine = make_engine(directory, clock=clock, disk=disk, options=EngineOptions(tail_bytes_per_partition=tail_bytes))
     await engine.start()
     broker = Broker(engine, clock=clock, limits=limits or BrokerLimits(), access=OpenAccess(), deliveries=policy)
     await broker.start()
@@ -46,12 +45,12 @@ async def subscribe(broker: Broker, topic: str = "orders", qos: int = 1, **more:
     return await broker.subscriptions.subscribe(ANONYMOUS, topic, qos, **more)  # type: ignore[arg-type]
 
 
-async def take(broker: Broker, subscription: Subscription) -> Delivery | None:
+async def take(broker: Broker, subscription: Subscription, who: Principal = ANONYMOUS) -> Delivery | None:
     while True:
-        taken = broker.subscriptions.take_many(ANONYMOUS, subscription.topic, subscription, 1, 1)
+        taken = broker.subscriptions.take_many(who, subscription.topic, subscription, 1, 1)
         if not isinstance(taken, NotInMemory):
             return taken[0] if taken else None
-        await broker.subscriptions.load(ANONYMOUS, subscription.topic, subscription)
+        await broker.subscriptions.load(who, subscription.topic, subscription)
 
 
 async def take_values(broker: Broker, subscription: Subscription, *, acknowledge: bool = True) -> list[bytes | None]:

@@ -18,15 +18,14 @@ from penstock.errors import (
     TopicExists,
     TopicNotFound,
 )
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import START_MS, ManualClock
 from tests.broker.producing import produce
 
 WHO = ANONYMOUS
 
 
-def bounded(engine: EmbeddedEngine, clock: ManualClock, limits: BrokerLimits) -> Broker:
+def bounded(engine: Engine, clock: ManualClock, limits: BrokerLimits) -> Broker:
     return Broker(engine, clock=clock, limits=limits, access=OpenAccess())
 
 
@@ -54,7 +53,7 @@ async def test_a_topic_that_exists_is_not_created_again(broker: Broker) -> None:
     assert broker.describe_topic(WHO, "t").info.config.partitions == 2
 
 
-async def test_several_writers_that_miss_a_topic_create_it_once(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_several_writers_that_miss_a_topic_create_it_once(engine: Engine, clock: ManualClock) -> None:
     defaults = TopicConfig(partitions=5, retention_ms=1000)
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess(), topic_defaults=defaults)
     await asyncio.gather(*(broker.ensure_topic(WHO, "t") for _ in range(20)))
@@ -92,7 +91,7 @@ async def test_settings_out_of_bounds_create_nothing(broker: Broker) -> None:
     assert broker.topic_names(WHO) == []
 
 
-async def test_defaults_out_of_bounds_stop_the_start(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_defaults_out_of_bounds_stop_the_start(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(
         engine, clock=clock, limits=BrokerLimits(), access=OpenAccess(), topic_defaults=TopicConfig(segment_ms=1)
     )
@@ -107,7 +106,7 @@ async def test_a_partition_out_of_range_is_not_found(broker: Broker, index: int)
         broker.partition(WHO, "t", index)
 
 
-async def test_topics_are_bounded_and_internal_ones_do_not_count(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_topics_are_bounded_and_internal_ones_do_not_count(engine: Engine, clock: ManualClock) -> None:
     broker = bounded(engine, clock, BrokerLimits(topics_max=2))
     await broker.start()
     results = await asyncio.gather(*(broker.ensure_topic(WHO, f"t{n}") for n in range(3)), return_exceptions=True)
@@ -117,7 +116,7 @@ async def test_topics_are_bounded_and_internal_ones_do_not_count(engine: Embedde
     await broker.close()
 
 
-async def test_partitions_are_bounded_for_one_topic_and_for_all(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_partitions_are_bounded_for_one_topic_and_for_all(engine: Engine, clock: ManualClock) -> None:
     broker = bounded(engine, clock, BrokerLimits(partitions_max=5, partitions_per_topic_max=3))
     with pytest.raises(LimitExceeded, match="4 partitions are too many for one topic: at most 3"):
         await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
@@ -128,7 +127,7 @@ async def test_partitions_are_bounded_for_one_topic_and_for_all(engine: Embedded
 
 
 async def test_nobody_waits_for_a_delete_of_another_topic(
-    engine: EmbeddedEngine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("doomed", "hot"):
         await broker.create_topic(WHO, name, TopicConfig())

@@ -18,8 +18,7 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.schedule.schedule import Scheduled
 from penstock.broker.schedule.schedule_log import ScheduleLog
 from penstock.errors import EntryNotFound, InvalidRequest, LimitExceeded, PenstockError, TopicExists
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.access.test_checks import public_methods
 from tests.broker.accounts import broker_with_users, user
@@ -33,6 +32,9 @@ WHO = ANONYMOUS
 SAFE_BY_THEMSELVES = {
     "ensure_topic",  # creates in a task of its own
     "seek_to_time",
+    "start_position",
+    "lag",
+    "follow_topic",
     "group_lags",
     "coordinator.heartbeat",  # changes memory in one step; what was not stored is stored with the next heartbeat or sweep
     "coordinator.leave",  # likewise
@@ -40,6 +42,7 @@ SAFE_BY_THEMSELVES = {
     "monitoring.subscriptions",
     "monitoring.subscription_statuses",
     "audit.query",
+    "dead_letters.letter",
     "dead_letters.letters",
     "pipelines.report",
     "snapshot",  # runs in a task of the engine's own
@@ -99,7 +102,7 @@ async def test_deleting_a_topic_takes_everything_of_it_along(broker: Broker) -> 
         assert subscription.deleted
         await broker.ensure_topic(WHO, name)
         assert broker.schemas.bound_to(WHO, name) is None
-        assert broker.start_position(WHO, name, "g", 0, "committed") == 0
+        assert await broker.start_position(WHO, name, "g", 0, "committed") == 0
         deleted = await broker.audit.query(SYSTEM, AuditQuery(types=["topic.delete"], resource=name))
         assert deleted.total == 1
         return waited
@@ -107,7 +110,7 @@ async def test_deleting_a_topic_takes_everything_of_it_along(broker: Broker) -> 
     await at_every_step(attempt)
 
 
-async def test_a_subscription_is_stored_and_known_or_neither(broker: Broker, engine: EmbeddedEngine) -> None:
+async def test_a_subscription_is_stored_and_known_or_neither(broker: Broker, engine: Engine) -> None:
     async def attempt(step: int) -> bool:
         waited = await cancelled_at(step, broker.subscriptions.subscribe(WHO, f"t{step}", 1, name="g"))
         await broker.background.finish()
@@ -129,7 +132,7 @@ async def delay(broker: Broker, topic: str, value: bytes) -> Scheduled:
 
 
 async def test_a_delayed_record_whose_cancel_was_cancelled_waits_as_the_log_says(
-    broker: Broker, engine: EmbeddedEngine
+    broker: Broker, engine: Engine
 ) -> None:
     await broker.ensure_topic(WHO, "t")
 
@@ -164,7 +167,7 @@ async def test_a_dead_letter_is_replayed_once_although_a_replay_of_it_was_cancel
 
 
 async def test_the_last_administrator_stays_although_the_delete_of_another_was_cancelled(
-    engine: EmbeddedEngine, clock: ManualClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     broker = broker_with_users(engine, clock)
     await broker.start()
@@ -223,7 +226,7 @@ async def test_a_transaction_is_committed_once_although_its_commit_was_cancelled
 
 
 async def test_a_group_keeps_its_place_under_the_limit_until_its_first_commit_is_over(
-    tmp_path: Path, engine: EmbeddedEngine, clock: ManualClock
+    tmp_path: Path, engine: Engine, clock: ManualClock
 ) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(groups_max=1), access=OpenAccess())
     await broker.start()
@@ -237,9 +240,7 @@ async def test_a_group_keeps_its_place_under_the_limit_until_its_first_commit_is
     await broker.close()
 
 
-async def test_closing_waits_for_operations_whose_callers_were_cancelled(
-    engine: EmbeddedEngine, clock: ManualClock
-) -> None:
+async def test_closing_waits_for_operations_whose_callers_were_cancelled(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
     assert await cancelled_at(1, broker.create_topic(WHO, "t", TopicConfig()))

@@ -30,10 +30,10 @@ from penstock.errors import (
     TopicNotFound,
 )
 from penstock.log.api import Durability, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.options import EngineOptions
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import appended, produce
+from tests.engines import make_engine
 
 WHO = ANONYMOUS
 EXISTING = st.sampled_from(["t", "a/b"])
@@ -177,7 +177,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
     async def start(self) -> None:
         options = EngineOptions(reserve_bytes=1 << 12, tail_bytes_per_partition=256)
-        self.engine = EmbeddedEngine(self.root / str(self.generation), clock=self.clock, options=options)
+        self.engine = make_engine(self.root / str(self.generation), clock=self.clock, options=options)
         await self.engine.start()
         self.broker = Broker(self.engine, clock=self.clock, limits=BrokerLimits(), access=OpenAccess())
         await self.broker.start()
@@ -298,7 +298,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             return self.broker.committed_offset(WHO, name, group, partition)
 
         async def lag() -> int:
-            return self.broker.lag(WHO, name, group, partition).records
+            return (await self.broker.lag(WHO, name, group, partition)).records
 
         self.same(lambda: self.model.committed(name, group, partition), committed)
         self.same(lambda: self.model.lag(name, group, partition), lag)
@@ -342,5 +342,5 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
 TestBrokerAgainstModel = BrokerAgainstModel.TestCase
 # Forty steps with restarts, fifty times over: seconds on an idle machine, minutes on a busy one.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.embedded]
 TestBrokerAgainstModel.settings = settings(max_examples=50, stateful_step_count=40)

@@ -10,7 +10,6 @@ from penstock.broker.cluster import ClusterStatus
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import NotSupported, OutcomeUnknown, PenstockError
 from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.flymq.operations.operation import encode_request
 from penstock.protocols.flymq.operations.topics import ClusterMetadata
 from penstock.protocols.flymq.server.dispatch import Node
@@ -18,6 +17,7 @@ from penstock.protocols.flymq.session import FlyMQ
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
+from tests.engines import make_engine
 from tests.protocols.flymq.conversation import Conversation
 
 
@@ -25,7 +25,7 @@ async def test_the_status_counts_topics_of_users_and_says_what_takes_no_writes(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     disk = FaultyDisk()
-    engine = EmbeddedEngine(tmp_path / "data", clock=clock, disk=disk)
+    engine = make_engine(tmp_path / "data", clock=clock, disk=disk)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
-from penstock.broker.limits import RECORD_BYTES_CEILING, BrokerLimits
-from penstock.errors import ConfigError
-
-
-def test_the_defaults_make_sense() -> None:
-    assert BrokerLimits().record_bytes_max == RECORD_BYTES_CEILING
+from penstock.broker.limits import BrokerLimits
 
 
-def test_a_limit_out_of_range_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"limits\.topics_max is 0: it must be between 1 and"):
-        BrokerLimits(topics_max=0)
-    with pytest.raises(ConfigError, match=r"limits\.record_bytes_max is 33554432: .* 33553408"):
-        BrokerLimits(record_bytes_max=32 << 20)
-    with pytest.raises(ConfigError, match=r"limits\.partitions_per_topic_max is 10001: .* 10000"):
-        BrokerLimits(partitions_per_topic_max=10_001)
+@pytest.mark.parametrize("name", BrokerLimits.model_fields)
+def test_no_limit_can_be_zero(name: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        BrokerLimits(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "ceiling"),
+    [
+        ("record_bytes_max", (32 << 20) - 1024),
+        ("partitions_per_topic_max", 10_000),
+        ("group_name_bytes_max", 249),
+        ("schema_bytes_max", 4 << 20),
+    ],
+)
+def test_what_the_log_and_the_frames_hold_is_a_ceiling(name: str, ceiling: int) -> None:
+    assert getattr(BrokerLimits(**{name: ceiling}), name) == ceiling
+    with pytest.raises(ValidationError, match=name):
+        BrokerLimits(**{name: ceiling + 1})

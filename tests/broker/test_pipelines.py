@@ -13,8 +13,9 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import MESSAGE_BYTES_MAX, REMEMBERED_MS, SILENT_MS, STAGES_MAX, Report, Stage
 from penstock.errors import AccessDenied, EntryNotFound, InvalidRequest, LimitExceeded
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
+from tests.engines import make_engine
 
 ALICE = replace(ANONYMOUS, name="alice")
 BOB = replace(ANONYMOUS, name="bob")
@@ -39,7 +40,7 @@ async def test_the_last_report_of_each_pipeline_is_listed_by_name(broker: Broker
 
 async def test_reports_survive_a_restart(tmp_path: Path, clock: ManualClock) -> None:
     for run in range(2):
-        engine = EmbeddedEngine(tmp_path / "data", clock=clock)
+        engine = make_engine(tmp_path / "data", clock=clock)
         await engine.start()
         broker = Broker(engine, clock=clock, limits=BrokerLimits())
         await broker.start()
@@ -97,9 +98,7 @@ async def test_a_pipeline_belongs_to_who_reported_it_first(broker: Broker) -> No
     assert await broker.pipelines.stop(BOB, "sales"), "an administrator may stop it, as everyone is without users"
 
 
-async def test_somebody_elses_pipeline_is_stopped_by_administrators_only(
-    engine: EmbeddedEngine, clock: ManualClock
-) -> None:
+async def test_somebody_elses_pipeline_is_stopped_by_administrators_only(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits())
     await broker.start()
     consumer, admin = Principal("key:carl", frozenset({"consumer"})), Principal("key:ada", frozenset({"admin"}))
@@ -129,7 +128,7 @@ async def test_a_report_that_makes_no_sense_is_refused(broker: Broker, name: str
     assert broker.pipelines.reported(ALICE) == []
 
 
-async def test_the_number_of_pipelines_is_bounded(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_the_number_of_pipelines_is_bounded(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(pipelines_max=1))
     await broker.start()
     await broker.pipelines.report(ALICE, "one", report())
@@ -138,7 +137,7 @@ async def test_the_number_of_pipelines_is_bounded(engine: EmbeddedEngine, clock:
     await broker.close()
 
 
-async def test_what_nobody_has_reported_for_months_is_forgotten(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_what_nobody_has_reported_for_months_is_forgotten(engine: Engine, clock: ManualClock) -> None:
     for expected in (0, 1, 0):
         broker = Broker(engine, clock=clock, limits=BrokerLimits())
         await broker.start()

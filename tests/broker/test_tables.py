@@ -24,6 +24,7 @@ async def test_every_table_of_a_broker_is_listed_with_its_types(broker: Broker, 
     found = {each.topic: (each._key_decoder.type, each._value_decoder.type) for each in tables}
     found[PRODUCERS_TOPIC] = _KEYS.type, _ENTRIES.type  # no Table: its records are made in the commit
     assert found == TABLES
+    assert all(each._background is broker.background for each in tables), "what keeps a table back is seen by /readyz"
 
 
 def encoded(*values: object) -> list[bytes]:

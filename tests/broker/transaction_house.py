@@ -14,10 +14,10 @@ from penstock.broker.transactions.applications import Once
 from penstock.broker.transactions.transactions import Added, Transactions
 from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import read_values
+from tests.engines import make_engine
 
 ALICE, BOB = Principal("alice"), Principal("bob")
 
@@ -40,7 +40,7 @@ class House:
         await self.close()
 
     async def open(self) -> None:
-        self.engine = EmbeddedEngine(self._directory, clock=self.clock, disk=self.disk)
+        self.engine = make_engine(self._directory, clock=self.clock, disk=self.disk)
         await self.engine.start()
         self.broker = Broker(self.engine, clock=self.clock, limits=self._limits, access=self._access)
         await self.broker.start()

@@ -1,4 +1,4 @@
-"""What every engine must tell readers that share their work out by bytes, as tests; a part of `EngineContract`."""
+"""What an engine with its log in files tells readers that share their work out by bytes, as tests."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class ExtentContract:
         for extent in extents:
             assert list(extent.marks) == sorted(extent.marks)
             assert extent.marks[-1].position < extent.end
-        files = engine.files
-        if files is not None:
-            assert [offset for extent in extents for offset in offsets_in(engine, extent)] == list(range(80))
+        assert [offset for extent in extents for offset in offsets_in(engine, extent)] == list(range(80))
 
     async def test_extents_of_some_offsets_begin_at_or_before_the_first_and_end_behind_the_last(
         self, storage: Storage
@@ -44,11 +42,10 @@ class ExtentContract:
         [extent] = await partition.extents(17, 23, 1, EVERYTHING)
         assert extent.marks[0].offset <= 17
         assert extent.next_offset == 23
-        if engine.files is not None:
-            offsets = offsets_in(engine, extent)
-            assert offsets[0] <= 17
-            assert offsets[-1] >= 22
-            assert len(offsets) < 40
+        offsets = offsets_in(engine, extent)
+        assert offsets[0] <= 17
+        assert offsets[-1] >= 22
+        assert len(offsets) < 40
 
     async def test_a_bound_in_bytes_stops_at_a_mark_but_not_before_the_first(self, storage: Storage) -> None:
         engine = await storage.open()
@@ -97,11 +94,11 @@ class ExtentContract:
     async def test_each_run_of_an_engine_proves_itself_anew(self, storage: Storage) -> None:
         first = (await storage.open()).files
         second = (await storage.reopen()).files
-        if first is not None:
-            assert second is not None
-            assert first.directory == second.directory
-            assert first.token != second.token
-            assert Path(second.directory, second.proof).read_text() == second.token
+        assert first is not None
+        assert second is not None
+        assert first.directory == second.directory
+        assert first.token != second.token
+        assert Path(second.directory, second.proof).read_text() == second.token
 
 
 def offsets_in(engine: Engine, extent: Extent) -> list[int]:

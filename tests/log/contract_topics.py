@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import PartitionNotFound, PenstockError, TopicExists, TopicNotFound
 from penstock.log.api import Appended, Batch, Durability, TopicConfig
 from tests.log.records import append, read_values, start_append
-from tests.log.storage import Storage, fill, make_partition
+from tests.log.storage import Storage, fill, followed, make_partition
 
 LONG_NAME = "x" * 249
 ODD_NAMES = ["orders", "a/b", "Straße/числа/数", "with space", "dots.and-dashes_", "__internal", LONG_NAME]
@@ -31,7 +31,7 @@ class TopicContract:
         assert info.created_ms > 0
         assert engine.topics()["orders"] == info
         for index in range(3):
-            partition = engine.partition("orders", index)
+            partition = await followed(engine, "orders", index)
             assert (partition.topic, partition.index) == ("orders", index)
             assert (partition.start_offset, partition.committed_end, partition.failure) == (0, 0, None)
 
@@ -94,7 +94,7 @@ class TopicContract:
         partition = await make_partition(engine)
         assert engine.topics()["orders"].id != first.id
         assert (partition.start_offset, partition.committed_end) == (0, 0)
-        assert (await append(partition, [b"new"])).base_offset == 0
+        await append(partition, [b"new"])
         engine = await storage.reopen()
         assert await read_values(engine.partition("orders", 0)) == [b"new"]
 
@@ -144,3 +144,24 @@ class TopicContract:
         await asyncio.wait_for(engine.delete_topic("doomed"), 10)
         going = False
         assert "doomed" not in engine.topics()
+
+    async def test_a_watcher_of_topics_hears_of_each_change_until_it_stops(self, storage: Storage) -> None:
+        engine = await storage.open()
+        told: list[tuple[str, int | None]] = []
+
+        def changed(name: str) -> None:
+            info = engine.topics().get(name)
+            told.append((name, None if info is None else info.config.partitions))
+
+        stop = engine.watch_topics(changed)
+        await engine.create_topic("orders", TopicConfig())
+        assert told[-1:] == [("orders", 1)]
+        await engine.alter_topic("orders", TopicConfig(partitions=2))
+        assert told[-1:] == [("orders", 2)]
+        await engine.delete_topic("orders")
+        assert told[-1:] == [("orders", None)]
+        stop()
+        stop()  # stopping twice is harmless
+        before = list(told)
+        await engine.create_topic("orders", TopicConfig())
+        assert told == before

@@ -76,6 +76,7 @@ def start_atomic_append(engine: Engine, parts: Sequence[BatchFor]) -> asyncio.Fu
 async def read_from(partition: Partition, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Record]:
     """Every record from an offset to the committed end, in as many reads as that takes."""
     records: list[Record] = []
+    await partition.follow()
     while offset < partition.committed_end:
         blocks = await partition.read(offset, max_bytes)
         if not blocks:
@@ -88,6 +89,7 @@ async def read_from(partition: Partition, offset: int, max_bytes: int = READ_BYT
 
 
 async def read_all(partition: Partition) -> list[Record]:
+    await partition.follow()
     return await read_from(partition, partition.start_offset)
 
 

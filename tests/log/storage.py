@@ -30,14 +30,26 @@ class Storage(ABC):
 
 async def make_partition(engine: Engine, topic: str = "orders", config: TopicConfig | None = None) -> Partition:
     await engine.create_topic(topic, config or TopicConfig())
-    return engine.partition(topic, 0)
+    return await followed(engine, topic)
+
+
+async def followed(engine: Engine, topic: str = "orders", index: int = 0) -> Partition:
+    """Return a partition with bounds that are current."""
+    partition = engine.partition(topic, index)
+    await partition.follow()
+    return partition
 
 
 async def fill(partition: Partition, appends: int = 5, records: int = 3) -> list[bytes | None]:
     """Several appends, one after the other, each its own commit."""
-    values: list[bytes | None] = []
+    return list(await fill_at(partition, appends, records))
+
+
+async def fill_at(partition: Partition, appends: int = 5, records: int = 3) -> dict[bytes | None, int]:
+    """Do the same; returns the offset of each value."""
+    offsets: dict[bytes | None, int] = {}
     for number in range(appends):
         batch = [b"%d-%d" % (number, row) for row in range(records)]
-        values += batch
-        await append(partition, batch)
-    return values
+        appended = await append(partition, batch)
+        offsets |= {value: appended.base_offset + row for row, value in enumerate(batch)}
+    return offsets

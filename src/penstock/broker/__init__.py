@@ -10,4 +10,5 @@ access/          users, roles, ACLs, API keys, audit        cache/           cac
 table.py         state as a table over a compacted internal topic
 tables.py        the tables that exist, for verification    pipelines.py     what pipeline runs report
 cluster.py       what clients are told of the cluster       keyed_locks.py   locks by key
+part.py          what the parts of a broker share
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -46,6 +46,7 @@ from penstock.broker.groups.monitoring import Monitoring
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context
 from penstock.broker.pipelines import Pipelines
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import ANY_PARTITION, Producer
@@ -63,7 +64,7 @@ from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, TopicExists, TopicNotFound
-from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo
+from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo, follow_all
 from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
 
@@ -95,122 +96,61 @@ class Broker:
     ) -> None:
         self.background = background = background or Background()
         self.workers = WorkerPool()
-        self._clock = clock
         """For work of this broker and its sessions that takes too long for the event loop."""
+        self._clock = clock
         self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background, self.workers)
-        access = self._accounts.access
-        self.access: AccessPolicy = access
+        self.access: AccessPolicy = self._accounts.access
         self.users = self._accounts.users
         self.acls = self._accounts.acls
         self.audit = self._accounts.audit
         self.logins = self._accounts.logins
-        self.cluster = Cluster(engine, access)
         self.limits = limits
         self.topic_defaults = topic_defaults or TopicConfig()
         self._engine = engine
         self._producer = Producer(engine, limits)
-        self._groups = Groups(engine, clock, limits)
+        self._groups = Groups(engine, clock, limits, background)
         self.group_stats = self._groups.stats
         ages = RecordAges(clock)
         self._lags = Lags(engine, self._groups, ages)
-        self.coordinator = Coordinator(engine, self._groups, background, clock=clock, limits=limits, access=access)
         self._topic_changes: KeyedLocks[str] = KeyedLocks()
         """By name: a topic is created, altered, bound to a schema or deleted by one caller at a time."""
+        self._stop_watching: Callable[[], None] | None = None
         self._quota = TopicQuota(engine, limits)
-        self._registry = Registry(engine, clock, limits)
+        self._registry = Registry(engine, clock, limits, background=background)
         self._validation = Validation(self._registry, background)
+        self._applications = Applications(engine, clock, background)
+
+        context = Context(engine, clock, limits, self.access, self.audit, background, self.workers)
+        self.cluster = Cluster(context)
+        self.coordinator = Coordinator(context, self._groups)
         self.schemas = Schemas(
-            self._registry,
-            self._validation,
-            engine=engine,
-            access=access,
-            rules=self._accounts.rules,
-            background=background,
-            topic_changes=self._topic_changes,
-            workers=self.workers,
+            context, self._registry, self._validation, rules=self._accounts.rules, topic_changes=self._topic_changes
         )
-        self.producers = IdempotentProducers(
-            engine, self._producer, self._validation, clock=clock, limits=limits, access=access
-        )
-        self._applications = Applications(engine, clock)
-        self.transactions = Transactions(
-            engine,
-            self._producer,
-            self._groups,
-            self._validation,
-            self._applications,
-            clock=clock,
-            limits=limits,
-            access=access,
-            background=background,
-        )
-        self.staging = Staging(
-            engine,
-            self._applications,
-            self._validation,
-            clock=clock,
-            limits=limits,
-            access=access,
-            background=background,
-        )
-        self.schedule = Schedule(
-            engine,
-            self._producer,
-            self._validation,
-            clock=clock,
-            limits=limits,
-            access=access,
-            background=background,
-        )
+        self.producers = IdempotentProducers(context, self._producer, self._validation)
+        self.transactions = Transactions(context, self._producer, self._validation, self._groups, self._applications)
+        self.staging = Staging(context, self._validation, self._applications)
+        self.schedule = Schedule(context, self._producer, self._validation)
         self.dead_letters = DeadLetters(
-            engine,
+            context,
             self._producer,
             self._validation,
-            clock=clock,
-            limits=limits,
-            access=access,
-            background=background,
             ensure_topic=partial(self.ensure_topic, SYSTEM),
             delete_topic=self._delete_topic,
-            workers=self.workers,
         )
         self.subscriptions = Subscriptions(
-            engine,
-            self.dead_letters,
-            background,
-            clock=clock,
-            limits=limits,
-            access=access,
-            policy=deliveries or DeliveryPolicy(),
-            ensure_topic=self.ensure_topic,
+            context, self.dead_letters, policy=deliveries or DeliveryPolicy(), ensure_topic=self.ensure_topic
         )
-        self.topics = TopicChanges(
-            engine,
-            self._quota,
-            self._topic_changes,
-            self.subscriptions,
-            self.audit,
-            access=access,
-            background=background,
-        )
-        self.monitoring = Monitoring(
-            engine, self._groups, self.coordinator, self.subscriptions, self._lags, ages, access=access
-        )
-        self.api_keys = ApiKeys(
-            engine,
-            self._accounts.directory,
-            self.audit,
-            self.logins,
-            clock=clock,
-            limits=limits,
-            access=access,
-            background=background,
-        )
+        self.topics = TopicChanges(context, self._quota, self._topic_changes)
+        self.monitoring = Monitoring(context, self._groups, self.coordinator, self.subscriptions, self._lags, ages)
+        self.api_keys = ApiKeys(context, self._accounts.directory, self.logins)
         self.explaining = Explaining(
-            self._accounts.directory, rules=self._accounts.rules, access=access, roles_of_key=self.api_keys.roles_of
+            self._accounts.directory,
+            rules=self._accounts.rules,
+            access=self.access,
+            roles_of_key=self.api_keys.roles_of,
         )
-        self.pipelines = Pipelines(engine, clock=clock, limits=limits, access=access)
-        self.cache = Cache(clock=clock, limits=limits, access=access)
+        self.pipelines = Pipelines(context)
+        self.cache = Cache(clock=clock, limits=limits, access=self.access)
 
     async def start(self) -> None:
         """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
@@ -228,9 +168,12 @@ class Broker:
         await self.subscriptions.start()
         await self.api_keys.start()
         await self.pipelines.start()
+        self._stop_watching = self._engine.watch_topics(self._topic_changed)
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight. Work in threads is ended."""
+        if self._stop_watching is not None:
+            self._stop_watching()
         self.workers.close()
         await self.background.finish()
         await self.pipelines.close()
@@ -267,6 +210,13 @@ class Broker:
 
     @on_topic(Operation.DESCRIBE)
     def describe_topic(self, principal: Principal, name: str) -> TopicDescription:
+        return describe(self._engine, self._topic(name))
+
+    @on_topic(Operation.DESCRIBE)
+    async def follow_topic(self, principal: Principal, name: str) -> TopicDescription:
+        """Describe a topic with the bounds of its partitions as they are now: `describe_topic` takes them as they are known here."""
+        info = self._topic(name)
+        await follow_all(self._engine.partition(name, index) for index in range(info.config.partitions))
         return describe(self._engine, self._topic(name))
 
     @on_topic(Operation.CREATE)
@@ -306,7 +256,6 @@ class Broker:
     async def _delete_topic(self, principal: Principal, name: str) -> None:
         async with self._topic_changes.of(name):
             await self._engine.delete_topic(self._topic(name).name)
-            self._producer.forget_topic(name)
             await self._groups.forget_topic(name)
             await self.subscriptions.forget_topic(name)
             await self._registry.forget_topic(name)
@@ -441,12 +390,13 @@ class Broker:
         return self._groups.committed(topic, group, partition)
 
     @on_topic(Operation.READ)
-    def start_position(self, principal: Principal, topic: str, group: str, partition: int, mode: str) -> int:
+    async def start_position(self, principal: Principal, topic: str, group: str, partition: int, mode: str) -> int:
         """Where a reader begins: at the "earliest" record, after the "latest", or where the group has "committed".
 
         A group that has committed nothing, or less than retention has left, begins at the earliest record.
         """
         handle = self._engine.partition(topic, partition)
+        await follow_all([handle])
         if mode == "earliest":
             return handle.start_offset
         if mode == "latest":
@@ -480,15 +430,16 @@ class Broker:
         return offset
 
     @on_topic(Operation.READ)
-    def lag(self, principal: Principal, topic: str, group: str, partition: int) -> Lag:
+    async def lag(self, principal: Principal, topic: str, group: str, partition: int) -> Lag:
         """How many records the group is behind. Raises GroupNotFound."""
         try:
-            return self._lags.lag(topic, group, partition)
+            return await self._lags.lag(topic, group, partition)
         except GroupNotFound:
             subscribed = self.subscriptions.group_infos(group, topic)
             if not subscribed:
                 raise
             handle = self._engine.partition(topic, partition)
+            await follow_all([handle])
             position = subscribed[0].offsets[partition].offset
             behind = handle.committed_end - max(position, handle.start_offset)
             return Lag(position, handle.committed_end, max(0, behind))
@@ -509,6 +460,7 @@ class Broker:
         """
         self.coordinator.check_unused(group, topic, "reset")
         handle = self._engine.partition(topic, partition)
+        await follow_all([handle])
         if mode == "earliest":
             position = handle.start_offset
         elif mode == "latest":
@@ -568,6 +520,12 @@ class Broker:
         return await self._lags.report(lags_max)
 
     # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _topic_changed(self, name: str) -> None:
+        """A topic has appeared, changed or vanished, by an operation of this broker or of another node."""
+        if name not in self._engine.topics():
+            self._producer.forget_topic(name)
+        self.subscriptions.topic_changed(name)
 
     def _topic(self, name: str) -> TopicInfo:
         info = self._engine.topics().get(name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, NoReturn
 
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker
+from penstock.broker.access.checks import Operation, Principal, on_broker
+from penstock.broker.part import Part
 from penstock.errors import NotSupported
-from penstock.log.api import Engine
 from penstock.names import is_internal
 
 NAME: Final = "standalone"
@@ -21,11 +21,7 @@ class ClusterStatus(NamedTuple):
     """Those that refuse writes."""
 
 
-class Cluster:
-    def __init__(self, engine: Engine, access: AccessPolicy) -> None:
-        self.access = access
-        self._engine = engine
-
+class Cluster(Part):
     @on_broker(Operation.DESCRIBE)
     def status(self, principal: Principal) -> ClusterStatus:
         """How this node is; topics of the broker's own are left out, their failures are not."""

@@ -17,12 +17,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.broker.access.checks import BROKER, AccessPolicy, Operation, Principal, authorize, on_broker
-from penstock.broker.limits import INT64_MAX, BrokerLimits
+from penstock.broker.access.checks import BROKER, Operation, Principal, authorize, on_broker
+from penstock.broker.limits import INT64_MAX
+from penstock.broker.part import Context, Part
 from penstock.broker.table import Table
-from penstock.clock import Clock
 from penstock.errors import AccessDenied, EntryNotFound, InvalidRequest, PenstockError
-from penstock.log.api import Engine
 from penstock.names import NAME_BYTES_MAX, validate_name
 
 PIPELINES_TOPIC: Final = "__pipelines"
@@ -86,11 +85,17 @@ class PipelineInfo(NamedTuple):
     """It says that it runs, and said so lately."""
 
 
-class Pipelines:
-    def __init__(self, engine: Engine, *, clock: Clock, limits: BrokerLimits, access: AccessPolicy) -> None:
-        self.access = access
-        self._clock = clock
-        self._table = Table(engine, PIPELINES_TOPIC, str, Pipeline, entries_max=limits.pipelines_max)
+class Pipelines(Part):
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._table = Table(
+            self._engine,
+            PIPELINES_TOPIC,
+            str,
+            Pipeline,
+            entries_max=self._limits.pipelines_max,
+            background=self.background,
+        )
         self._asked_to_stop: dict[str, str] = {}
         """Runs by pipeline, from the moment they are asked: a report may be made while that is on its way to the disk."""
 

@@ -1,14 +1,17 @@
 """A table: keys and values that live in one compacted internal topic and, once committed, in memory.
 
-The log is the only database. A table reads its topic once, at start, and from then on answers from memory; a change is a record
-with the same key (no value: deleted), and shows in memory when its commit has come back, never before. So what a reader was told
-survives a crash, and what a crash loses was told to no one.
+The log is the only database. A table reads its topic at start, follows it from then on, and answers from memory. A change is a record with
+the same key (no value: deleted). It shows in memory when its commit has come back, never before, and its writer is answered after that. So
+what a reader was told survives a crash, and what a crash loses was told to no one.
+
+Changes show in the order of the log, also those of other nodes. One of its own that comes next in that order is applied as it was made;
+before others, the table reads what lies between.
 
 Keys and values are msgspec types in MessagePack: compact, and equal keys have equal bytes, which is what compaction goes by.
 Structs with `array_like=True` may gain fields at their end: older records then take the default.
 
 A change does not wait for the one before it. The log gathers what arrives while a flush runs into one block, so many changes in
-flight cost about as much as one; they take effect in the order in which they were made.
+flight cost about as much as one. The log keeps those of one node in the order in which they were made.
 
 Where a change must not be seen without something else (the record it accounts for, an entry of another table), `prepare` it and
 hand it to `append_together`: one atomic append of records and changes, of which a crash leaves all or nothing.
@@ -17,15 +20,29 @@ hand it to `append_together`: one atomic append of records and changes, of which
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, ItemsView, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, ItemsView, Sequence
+from contextlib import suppress
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
 
-from penstock.errors import CorruptBlock, CorruptMetadata, InvalidRequest, LimitExceeded, PenstockError, ShuttingDown
-from penstock.log.api import Appended, Batch, BatchFor, Engine, OnAllAppended, Partition, TopicConfig
+from penstock.background import Background, Loop
+from penstock.errors import (
+    CorruptBlock,
+    CorruptMetadata,
+    InvalidRequest,
+    LimitExceeded,
+    NotWritten,
+    OutcomeUnknown,
+    PenstockError,
+    ShuttingDown,
+    TopicExists,
+)
+from penstock.log.api import Appended, Batch, BatchFor, Engine, Partition, TopicConfig
 from penstock.log.block import Block
 from penstock.names import is_internal
 
@@ -42,6 +59,14 @@ _Value = TypeVar("_Value")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
+async def ensure_internal_topic(engine: Engine, topic: str, config: TopicConfig) -> Partition:
+    """Return partition 0 of an internal topic, which is created if it is missing."""
+    if topic not in engine.topics():
+        with suppress(TopicExists):  # another node was quicker
+            await engine.create_topic(topic, config)
+    return engine.partition(topic, 0)
+
+
 async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
     """Yield the blocks of an internal topic.
 
@@ -49,6 +74,7 @@ async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
     gaps, what cannot be read is logged and left out.
     """
     partition = engine.partition(topic, 0)
+    await partition.follow()
     offset = partition.start_offset
     while offset < partition.committed_end:
         try:
@@ -61,7 +87,7 @@ async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
                 ) from error
             following = partition.committed_end if error.next_offset is None else error.next_offset
             _log.error(
-                "damaged part of an internal topic left out",
+                "internal_topic_damaged",
                 topic=topic,
                 offset=offset,
                 resumes_at=following,
@@ -89,6 +115,7 @@ class Table(Generic[_Key, _Value]):
         entries_max: int,
         value_bytes_max: int = VALUE_BYTES_MAX,
         on_change: Callable[[_Key, _Value | None], None] | None = None,
+        background: Background | None = None,
     ) -> None:
         assert is_internal(topic), f"table topic {topic} must be internal"
         self.topic = topic
@@ -100,10 +127,18 @@ class Table(Generic[_Key, _Value]):
         self._entries_max = entries_max
         self._value_bytes_max = value_bytes_max
         self._on_change = on_change
+        self._background = background or Background()
         self._applied_end = 0
-        self._in_flight: deque[PreparedChange[_Key, _Value]] = deque()
-        """In the order in which they were made, which is their order in the log."""
+        """The offset up to which memory shows the topic."""
+        self._in_flight = 0
         self._in_flight_entries = 0
+        self._ahead: list[tuple[int, int, PreparedChange[_Key, _Value]]] = []
+        """Own changes that are committed, by offset, behind others that do not show yet: a heap. The number keeps those apart that wait
+        for the same offset."""
+        self._numbers = count()
+        self._reader: Loop | None = None
+        """Reads what others have appended; there once somebody has."""
+        self._stop_watching: Callable[[], None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -127,8 +162,8 @@ class Table(Generic[_Key, _Value]):
     def delete(self, key: _Key) -> asyncio.Future[None]:
         return self.change([(key, None)])
 
-    def change(self, changes: Sequence[tuple[_Key, _Value | None]]) -> asyncio.Future[None]:
-        """Several changes in one append."""
+    def change(self, changes: Sequence[tuple[_Key, _Value | None]], *, relaxed: bool = False) -> asyncio.Future[None]:
+        """Several changes in one append. If they are `relaxed`, nobody waits for them, and others go first."""
         prepared = self.prepare(changes)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -142,7 +177,8 @@ class Table(Generic[_Key, _Value]):
 
         batch = prepared.part.batch
         assert isinstance(batch, Batch)
-        prepared.part.partition.append(batch, lambda result: self.settle(prepared, result))
+        settle = partial(self.settle, prepared)
+        prepared.part.partition.append(batch, lambda result: _once_known(result, settle), relaxed=relaxed)
         self.begin(prepared, shown)
         return future
 
@@ -168,24 +204,41 @@ class Table(Generic[_Key, _Value]):
     def begin(self, change: PreparedChange[_Key, _Value], shown: Callable[[PenstockError | None], None]) -> None:
         """The append was made. `shown` is called once the change is in memory, or with the error."""
         change.shown = shown
-        change.result = None  # it may have been refused before, and be tried again
-        self._in_flight.append(change)
+        self._in_flight += 1
         self._in_flight_entries += len(change.changes)
 
-    def settle(self, change: PreparedChange[_Key, _Value], result: Appended | PenstockError) -> None:
-        """The append has come back. Changes show in order: parts of larger appends may come back after changes made later."""
-        change.result = result
-        while self._in_flight and self._in_flight[0].result is not None:
-            first = self._in_flight.popleft()
-            self._in_flight_entries -= len(first.changes)
-            if isinstance(first.result, Appended):
-                assert first.result.base_offset >= self._applied_end, "the log put two appends in another order"
-                self._applied_end = first.result.base_offset + len(first.changes)
-                for key, value in first.changes:
+    def settle(self, change: PreparedChange[_Key, _Value], result: Appended | PenstockError | None) -> None:
+        """The append has come back, perhaps before others that lie in front of it in the log. None: it is stored, but where is unknown."""
+        if isinstance(result, PenstockError):
+            self._show(change, result)
+            return
+        if result is None:
+            # It is read with everything up to the end, and shows then.
+            self._in_flight_entries -= len(change.changes)
+            change.changes = ()
+            offset = change.part.partition.committed_end
+        else:
+            offset = result.base_offset
+        heappush(self._ahead, (offset, next(self._numbers), change))
+        self._show_ahead()
+
+    def _show_ahead(self) -> None:
+        """Apply own changes that come next in the log, and answer those that show."""
+        while self._ahead:
+            offset, _, change = self._ahead[0]
+            if offset == self._applied_end:
+                self._applied_end += len(change.changes)
+                for key, value in change.changes:
                     self._apply(key, value)
-                first.shown(None)
-            else:
-                first.shown(first.result)
+            elif offset + len(change.changes) > self._applied_end:
+                break  # behind others, or read in part
+            heappop(self._ahead)
+            self._show(change, None)
+
+    def _show(self, change: PreparedChange[_Key, _Value], error: PenstockError | None) -> None:
+        self._in_flight -= 1
+        self._in_flight_entries -= len(change.changes)
+        change.shown(error)
         if not self._in_flight and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
@@ -200,18 +253,53 @@ class Table(Generic[_Key, _Value]):
     # -- opening and closing ----------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Create the topic where it is missing and read it. Raises CorruptBlock if a part of it cannot be read (`read_state`)."""
-        if self.topic not in self._engine.topics():
-            await self._engine.create_topic(self.topic, TABLE_CONFIG)
-        partition = self._engine.partition(self.topic, 0)
+        """Create the topic where it is missing, read it, and follow it from now on.
+
+        Raises CorruptBlock if a part of it cannot be read (`read_state`).
+        """
+        partition = await ensure_internal_topic(self._engine, self.topic, TABLE_CONFIG)
         async for block in read_state(self._engine, self.topic):
             self._load_block(block)
         self._applied_end = partition.committed_end
         self._partition = partition
+        self._stop_watching = partition.watch(self._moved)
+
+    def _moved(self) -> None:
+        """The topic has grown: what was not applied when its answer came has to be read."""
+        assert self._partition is not None
+        if self._partition.committed_end <= self._applied_end:
+            return
+        if self._reader is None:
+            self._reader = self._background.loop(f"table_{self.topic.lstrip('_')}", self._read_on)
+        else:
+            self._reader.wake()
+
+    async def _read_on(self) -> None:
+        partition = self._partition
+        assert partition is not None
+        while self._applied_end < partition.committed_end:
+            offset = self._applied_end
+            try:
+                blocks = partition.read_cached(offset) or await partition.read(offset)
+                for block in blocks:
+                    self._load_block(block)
+            except PenstockError as error:
+                if self._closed:
+                    self._give_up(error)
+                raise
+            if not blocks:
+                return
+
+    def _give_up(self, error: PenstockError) -> None:
+        """Nobody waits longer for what will not show."""
+        while self._ahead:
+            self._show(heappop(self._ahead)[2], error)
 
     def _load_block(self, block: Block) -> None:
-        keys = block.keys() or [None] * block.count
-        for offset, encoded_key, encoded_value in zip(block.offsets(), keys, block.values(), strict=True):
+        """Apply the records of a block that do not show yet, and own changes behind them."""
+        first = block.index_of(self._applied_end)
+        keys = block.keys(first) or [None] * (block.count - first)
+        for offset, encoded_key, encoded_value in zip(block.offsets(first), keys, block.values(first), strict=True):
             try:
                 key = self._key_decoder.decode(encoded_key or b"")
                 value = None if encoded_value is None else self._value_decoder.decode(encoded_value)
@@ -221,6 +309,8 @@ class Table(Generic[_Key, _Value]):
                     "start the release that wrote it, or a newer one"
                 ) from error
             self._apply(key, value)
+        self._applied_end = max(self._applied_end, block.next_offset)
+        self._show_ahead()
 
     async def close(self) -> None:
         """Take no more changes and wait for those in flight."""
@@ -228,12 +318,16 @@ class Table(Generic[_Key, _Value]):
         if self._in_flight:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
+        if self._stop_watching is not None:
+            self._stop_watching()
+        if self._reader is not None:
+            await self._reader.stop()
 
 
 class PreparedChange(Generic[_Key, _Value]):
     """Changes of one table, checked and encoded: one part of an append. `Table.change` and `append_together` see it through."""
 
-    __slots__ = ("changes", "part", "result", "shown", "table")
+    __slots__ = ("changes", "part", "shown", "table")
 
     def __init__(
         self, table: Table[_Key, _Value], changes: Sequence[tuple[_Key, _Value | None]], part: BatchFor
@@ -241,20 +335,22 @@ class PreparedChange(Generic[_Key, _Value]):
         self.table = table
         self.changes = changes
         self.part = part
-        self.result: Appended | PenstockError | None = None
         self.shown: Callable[[PenstockError | None], None]
 
 
 def append_together(
-    engine: Engine, batches: Sequence[BatchFor], changes: Sequence[PreparedChange[Any, Any]], done: OnAllAppended
+    engine: Engine,
+    batches: Sequence[BatchFor],
+    changes: Sequence[PreparedChange[Any, Any]],
+    done: Callable[[PenstockError | None], None],
 ) -> None:
     """Append records and changes of tables (each partition and each table named once), all or nothing, also across a crash.
 
-    `done` is called when the append has come back and the tables show the changes. It gets where the batches landed, or the error;
-    after OutcomeUnknown only a restart can tell whether it happened.
+    `done` is called with the error or None, when the append has come back and the tables show the changes. After OutcomeUnknown only a
+    restart can tell whether it happened.
     """
     left = len(changes)
-    outcome: Sequence[Appended] | PenstockError = []
+    outcome: PenstockError | None = None
 
     def shown(_: PenstockError | None) -> None:
         nonlocal left
@@ -262,19 +358,23 @@ def append_together(
         if not left:
             done(outcome)
 
-    def appended(result: Sequence[Appended] | PenstockError) -> None:
+    def known(result: Sequence[Appended] | PenstockError | None) -> None:
         nonlocal outcome
-        if isinstance(result, PenstockError):
-            outcome = result
-            for change in changes:
-                change.table.settle(change, result)
+        outcome = result if isinstance(result, PenstockError) else None
+        if not changes:
+            done(outcome)
+            return
+        places: Sequence[Appended | PenstockError | None]
+        if result is None or isinstance(result, PenstockError):
+            places = [result] * len(changes)
         else:
-            outcome = result[: len(batches)]
-            for change, place in zip(changes, result[len(batches) :], strict=True):
-                change.table.settle(change, place)
+            places = result[len(batches) :]
+        for change, place in zip(changes, places, strict=True):
+            change.table.settle(change, place)
 
     # An engine answers later, never within the call; so what it refuses by raising leaves no change begun.
-    engine.append_atomic([*batches, *(change.part for change in changes)], appended if changes else done)
+    parts = [*batches, *(change.part for change in changes)]
+    engine.append_atomic(parts, lambda result: _once_known(result, known))
     for change in changes:
         change.table.begin(change, shown)
 
@@ -285,16 +385,49 @@ async def appended_together(
     """Do the same, and return when it is done. Raises its error. To cancel the wait does not undo the append."""
     landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def done(result: Sequence[Appended] | PenstockError) -> None:
+    def done(error: PenstockError | None) -> None:
         if landed.cancelled():
             return
-        if isinstance(result, PenstockError):
-            landed.set_exception(result)
+        if error is not None:
+            landed.set_exception(error)
         else:
             landed.set_result(None)
 
     append_together(engine, batches, changes, done)
     await landed
+
+
+_Result = TypeVar("_Result")
+_asking: Final[set[asyncio.Task[None]]] = set()
+"""For each append whose outcome is unknown, who waits for the log to tell."""
+
+
+def _once_known(result: _Result | PenstockError, known: Callable[[_Result | PenstockError | None], None]) -> None:
+    """Call `known` with the result of an append. If its outcome is unknown but can be settled, that is done first: `known` gets None if it
+    was stored after all."""
+    if not isinstance(result, OutcomeUnknown) or result.settle is None:
+        known(result)
+        return
+    task = asyncio.get_running_loop().create_task(_ask(result, result.settle, known))
+    _asking.add(task)
+    task.add_done_callback(_asking.discard)
+
+
+async def _ask(
+    unknown: OutcomeUnknown,
+    settle: Callable[[], Awaitable[bool]],
+    known: Callable[[_Result | PenstockError | None], None],
+) -> None:
+    outcome: PenstockError | None
+    try:
+        outcome = None if await settle() else NotWritten(f"nothing was written: {unknown}")
+    except PenstockError as error:
+        _log.error("outcome_not_settled", outcome=str(unknown), error=str(error))
+        outcome = unknown
+    except Exception:  # noqa: BLE001  whoever waits is answered all the same
+        _log.exception("outcome_not_settled", outcome=str(unknown))
+        outcome = unknown
+    known(outcome)
 
 
 def _bounded(encoded: bytes, bytes_max: int, what: str, topic: str) -> bytes:

@@ -1,24 +1,32 @@
 """The engine contract: what the broker needs of a log, and nothing else.
 
-An engine stores topics; a topic has partitions, of which more may be added; a partition is a sequence of records with dense offsets from 0
-(compaction may leave gaps). Engines live on one event loop: every method is called there and every callback arrives there.
+An engine stores topics; a topic has partitions, of which more may be added; a partition is a sequence of records with rising offsets.
+Engines live on one event loop: every method is called there and every callback arrives there. A log may be shared: other nodes, each with
+an engine of its own, may create and delete topics in it and append to them.
 
-Three rules every engine keeps, checked by `tests/log/contract.py` against each of them:
-- `done` is called exactly once per append, after the topic's durability mode is satisfied, or with the error;
-- nothing can be read before it is committed, and what can be read never changes;
-- a failed append leaves no trace (`NotWritten`), or its outcome is unknown (`OutcomeUnknown`) and the partition refuses writes until the
-  log is opened again.
+What every engine keeps, checked by `tests/log/contract.py` against each of them:
+- Offsets rise, but may skip: between two appends, and where compaction removed records. The records of one append have consecutive offsets.
+- Appends to a partition, plain and atomic, get their offsets in the order in which they were made on this engine.
+- `done` is called exactly once per append: with the error, or after the topic's durability mode is satisfied and the records can be read
+  here. Appends may be answered in another order than they were made in, within a partition too.
+- Nothing can be read before it is committed, what can be read never changes, and an append shows whole. Parts of an atomic append in
+  several partitions may show one after the other.
+- A failed append leaves no trace (`NotWritten`), or its outcome is unknown (`OutcomeUnknown`). Then `OutcomeUnknown.settle` tells which it
+  was; an engine without it refuses writes to the partition (`Partition.failure`) until the log is opened again, which tells, too.
+
+The log in files (`Engine.files`, `Partition.extents`, `Engine.snapshot`) is a capability that an engine may lack.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 from penstock.columns import UniformCells
-from penstock.errors import InvalidRequest, NotSupported, PenstockError
+from penstock.errors import InvalidRequest, NotSupported, PartitionNotFound, PenstockError, TopicNotFound
 from penstock.log.block import PLACED_FLAGS, Block
 from penstock.stats import BATCH_BOUNDS, DURATION_BOUNDS_S, Histogram
 
@@ -214,10 +222,26 @@ OnAllAppended = Callable[[Sequence[Appended] | PenstockError], None]
 
 
 class Partition(ABC):
-    """One partition of one topic. Obtained from `Engine.partition`; dead once its topic is deleted."""
+    """One partition of one topic. Obtained from `Engine.partition`; dead once its topic is deleted.
+
+    `start_offset` and `committed_end` are known without waiting, but on a shared log only while the partition is followed. Whoever compares
+    an offset with them, or begins at one of them, awaits `follow` first unless `followed`. Who only reads and watches need not.
+    """
 
     topic: str
     index: int
+    followed: bool
+    """Whether the bounds are kept current, but for the time that news of other nodes takes. If not, they may be far behind, or 0.
+
+    Becomes true with `follow`, with an append and with `watch`; an engine may stop following what nobody has watched or read for a while.
+    """
+
+    @abstractmethod
+    async def follow(self) -> None:
+        """Make the bounds current: what any node acknowledged before the call lies below `committed_end` when this returns.
+
+        Raises TopicNotFound, ShuttingDown.
+        """
 
     @property
     @abstractmethod
@@ -232,7 +256,7 @@ class Partition(ABC):
     @property
     @abstractmethod
     def committed_end(self) -> int:
-        """The offset after the last committed record."""
+        """The offset after the last record that can be read; the next one may get a higher one. Never falls while the engine runs."""
 
     @property
     @abstractmethod
@@ -252,7 +276,7 @@ class Partition(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Bytes this partition holds on disk."""
+        """Bytes this partition holds in storage; on a shared log an estimate."""
 
     @property
     @abstractmethod
@@ -260,29 +284,35 @@ class Partition(ABC):
         """Why the partition refuses writes, or None."""
 
     @abstractmethod
-    def append(self, batch: Batch | BlockBatch, done: OnAppended) -> None:
-        """Append a batch that is not empty. Calls `done` once, later, on the loop; errors of any kind arrive there too."""
+    def append(self, batch: Batch | BlockBatch, done: OnAppended, *, relaxed: bool = False) -> None:
+        """Append a batch that is not empty. Calls `done` once, later, on the loop; errors of any kind arrive there too.
+
+        When `done` is told where the batch landed, `committed_end` lies behind it. A `relaxed` append may take longer for the sake of
+        others: nobody waits for it.
+        """
 
     @abstractmethod
     def read_cached(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block] | None:
-        """What `read` would return, if that needs no disk; otherwise None."""
+        """What `read` would return, if that needs no I/O; otherwise None, as for a partition that is not followed."""
 
     @abstractmethod
     async def read(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block]:
-        """Consecutive blocks, the first of which holds `offset` (or the first record after it, where compaction left a gap).
+        """Consecutive blocks, the first of which holds `offset` (or the first record after it, where offsets skip).
 
-        At least one block where there is one, then more while they fit into `max_bytes`. Empty at the end of the log.
+        At least one block where there is one, then more while they fit into `max_bytes`. Empty at the end of the log. Follows the partition
+        first if it is not followed.
         Raises OffsetOutOfRange below `start_offset` or above `committed_end`, CorruptBlock where the first block is damaged, with the
         `next_offset` to continue at.
         """
 
-    @abstractmethod
     async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
         """Where the blocks from the one that holds `offset` up to `end_offset` lie, in order; empty where there are none.
 
         Marks stand at least `step_bytes` apart. Stops at a mark once `bytes_max` bytes are covered, but covers some. Blocks found there
         must be checked: files go away and are replaced by others, and `read` is what answers then.
+        Raises NotSupported if the log is not in files.
         """
+        raise NotSupported("this log is not in files: read by offset")
 
     @abstractmethod
     async def offset_at(self, timestamp_ms: int) -> int:
@@ -294,11 +324,28 @@ class Partition(ABC):
 
     @abstractmethod
     async def delete_before(self, offset: int) -> int:
-        """Drop whole sealed segments that end at or below `offset`; returns the new start offset."""
+        """Delete records below `offset`, as many as the storage can drop cheaply; returns the new start offset, at most `offset`."""
 
     @abstractmethod
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each commit that made new records readable. Returns what stops it."""
+        """Call `callback` after `committed_end` has moved, and perhaps at other times. Returns what stops it.
+
+        Follows the partition: the callback is called once the end is current, if that is not the one known now.
+        """
+
+
+def missing_partition(topic: str, index: int, partitions: Sequence[Partition] | None) -> PenstockError:
+    """Return the error for a partition that a topic does not have; `partitions` are those it has, None if there is no such topic."""
+    if partitions is None:
+        return TopicNotFound(f"topic not found: {topic}")
+    return PartitionNotFound(f"partition {index} not found: topic {topic!r} has partitions 0 to {len(partitions) - 1}")
+
+
+async def follow_all(partitions: Iterable[Partition]) -> None:
+    """Follow partitions that are not followed yet, so that their bounds can be used. Raises what `Partition.follow` does."""
+    following = [partition.follow() for partition in partitions if not partition.followed]
+    if following:
+        await asyncio.gather(*following)
 
 
 @dataclass(slots=True)
@@ -355,7 +402,14 @@ class Engine(ABC):
 
     @abstractmethod
     def topics(self) -> Mapping[str, TopicInfo]:
-        """The topics that exist now, internal ones included, by name."""
+        """The topics that exist as far as this engine knows, internal ones included, by name. `watch_topics` tells when that changes."""
+
+    @abstractmethod
+    def watch_topics(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call `callback` with the name of each topic that has appeared, changed or vanished, whoever did that. Returns what stops it.
+
+        `topics` has the news by then. Several changes of a topic may be told as one, a topic that was deleted and created again too.
+        """
 
     @abstractmethod
     def partition(self, topic: str, index: int) -> Partition:
@@ -363,7 +417,8 @@ class Engine(ABC):
 
     @abstractmethod
     async def create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
-        """Raises TopicExists. The topic survives a crash once this returns."""
+        """Raises TopicExists, also if another node has created it meanwhile, and `topics` has it then. The topic survives a crash once
+        this returns."""
 
     @abstractmethod
     async def delete_topic(self, name: str) -> None:
@@ -381,7 +436,7 @@ class Engine(ABC):
         """Delete the records of partitions before the given offsets, by partition. After a crash all of it is done or nothing.
 
         Offsets below the start of a partition change nothing. Disk space is reclaimed by whole segments.
-        Raises TopicNotFound, PartitionNotFound, OffsetOutOfRange above `committed_end`.
+        Raises TopicNotFound, PartitionNotFound, OffsetOutOfRange above `committed_end`, which is made current first.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +37,7 @@ class RunningBroker:
     ```
     Its clock stands still until the test moves it; `clock=SystemClock()` lets time pass by itself. `config` takes any setting of the
     configuration file, as in `RunningBroker(durability="none", topics=[{"name": "orders", "partitions": 3}])`. The admin address is
-    off unless `admin` asks for it.
+    off unless `admin` asks for it, with its defaults or with settings of its own.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class RunningBroker:
         data_dir: Path | str | None = None,
         *,
         clock: Clock | None = None,
-        admin: bool = False,
+        admin: bool | Mapping[str, Any] = False,
         **config: Any,
     ) -> None:
         self._own_dir = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="penstock-") if data_dir is None else data_dir)
         self._clock = clock or ManualClock(now_ms=time.time_ns() // 1_000_000)
-        self._admin = admin
+        self._admin = {} if admin is True else admin
         self._config = config
         self._binds: dict[str, str] = {}
         """By listener, from the first start on."""
@@ -68,7 +69,7 @@ class RunningBroker:
         settings = {**self._config, "listeners": self._listeners()}
         config = Config(
             data_dir=self.data_dir,
-            admin={"bind": self._binds.get("admin", _ANY_PORT)} if self._admin else None,
+            admin=None if self._admin is False else {**self._admin, "bind": self._binds.get("admin", _ANY_PORT)},
             **settings,
         )
         self.disk = FaultyDisk()

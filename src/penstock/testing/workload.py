@@ -66,8 +66,9 @@ def _plain(url: str) -> str:
 class Workload:
     """Load on one broker over several lives. Everything is noted outside its directory, so the check believes no one else."""
 
-    def __init__(self, directory: Path) -> None:
-        self.broker = BrokerProcess(directory / "data", config=_CONFIG, keep_port=False)
+    def __init__(self, directory: Path, config: str = "") -> None:
+        """`config` is TOML without sections, as in `engine = "kafka"`."""
+        self.broker = BrokerProcess(directory / "data", config=f"{config}\n{_CONFIG}", keep_port=False)
         self.journal = Journal(directory / "journal")
         self._compacted: dict[bytes, list[bytes]] = {}
         self._compacted_acked: dict[bytes, int] = {}

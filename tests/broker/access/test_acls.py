@@ -8,13 +8,13 @@ from penstock.broker.access.acls import ENTRIES_MAX, AclInfo
 from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource, ResourceKind, is_allowed
 from penstock.broker.broker import Broker
 from penstock.errors import InvalidRequest, InvalidTopicName, LimitExceeded
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from tests.broker.accounts import broker_with_users
 
 
 @pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
     yield broker

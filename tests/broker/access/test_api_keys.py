@@ -15,8 +15,9 @@ from penstock.broker.access.throttle import DELAY_S_MAX, FREE_FAILURES_OF_ADDRES
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AuthenticationFailed, EntryNotFound, InvalidRequest, LimitExceeded
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
+from tests.engines import make_engine
 
 HERE = "192.0.2.1:1"
 
@@ -36,7 +37,7 @@ async def test_a_key_stands_for_its_name_and_roles(broker: Broker) -> None:
 async def test_there_may_be_several_and_they_survive_a_restart(tmp_path: Path, clock: ManualClock) -> None:
     keys: dict[str, str] = {}
     for run in range(2):
-        engine = EmbeddedEngine(tmp_path / "data", clock=clock)
+        engine = make_engine(tmp_path / "data", clock=clock)
         await engine.start()
         broker = Broker(engine, clock=clock, limits=BrokerLimits())
         await broker.start()
@@ -51,7 +52,7 @@ async def test_there_may_be_several_and_they_survive_a_restart(tmp_path: Path, c
         await engine.close()
 
 
-async def test_the_log_holds_a_hash_and_not_the_key(broker: Broker, engine: EmbeddedEngine) -> None:
+async def test_the_log_holds_a_hash_and_not_the_key(broker: Broker, engine: Engine) -> None:
     key = await broker.api_keys.create(SYSTEM, "worker")
     [block] = await engine.partition(KEYS_TOPIC, 0).read(0)
     [stored] = block.values()
@@ -84,7 +85,7 @@ async def test_mistakes_are_refused(broker: Broker) -> None:
         await broker.api_keys.revoke(SYSTEM, "nobody")
 
 
-async def test_there_are_no_more_keys_than_allowed(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_there_are_no_more_keys_than_allowed(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(api_keys_max=1))
     await broker.start()
     await broker.api_keys.create(SYSTEM, "one")

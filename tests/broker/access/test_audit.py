@@ -27,17 +27,18 @@ from penstock.broker.access.audit import (
 )
 from penstock.broker.access.checks import BROKER, SYSTEM, OpenAccess, Operation, Principal, Resource, ResourceKind
 from penstock.errors import InvalidRequest, ShuttingDown
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
 from penstock.workers import WorkerPool
+from tests.engines import make_engine
 
 ANN = Principal("ann", address="192.0.2.1:50000")
 BOB = Principal("bob", address="198.51.100.9:40000")
 
 
 @pytest.fixture
-async def audit(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Audit]:
+async def audit(engine: Engine, clock: ManualClock) -> AsyncIterator[Audit]:
     audit = Audit(engine, clock, OpenAccess(), WorkerPool(), node="node-1")
     await audit.start()
     yield audit
@@ -50,6 +51,7 @@ async def types(audit: Audit, **query: object) -> list[str]:
     return [event.type for event in page.events]
 
 
+@pytest.mark.dense
 async def test_what_is_noted_is_found_newest_first(audit: Audit, clock: ManualClock) -> None:
     audit.note(ANN, "topic.create", "orders", details={"partitions": "3"})
     clock.advance(1)
@@ -115,9 +117,7 @@ async def test_equal_refusals_become_one_event_that_counts_them(audit: Audit, cl
     assert audit.stats.folded == 99
 
 
-async def test_noting_never_waits_and_gathers_while_an_append_is_in_flight(
-    audit: Audit, engine: EmbeddedEngine
-) -> None:
+async def test_noting_never_waits_and_gathers_while_an_append_is_in_flight(audit: Audit, engine: Engine) -> None:
     commits = engine.stats.commits
     for number in range(1000):
         audit.note(ANN, "topic.create", f"t{number}")
@@ -142,7 +142,7 @@ async def test_texts_of_clients_are_cut_to_a_number_of_bytes(audit: Audit, lette
     assert len(event.details["why"].encode()) - len(TRUNCATED) == DETAIL_BYTES_MAX
 
 
-async def test_refusals_do_not_push_out_changes(audit: Audit, engine: EmbeddedEngine) -> None:
+async def test_refusals_do_not_push_out_changes(audit: Audit, engine: Engine) -> None:
     audit.note(ANN, "topic.delete", "orders")
     for number in range(1_000):
         stranger = Principal(f"user-{number}", address=f"10.0.{number // 256}.{number % 256}:1")
@@ -202,7 +202,7 @@ async def test_the_memory_for_sources_is_bounded(audit: Audit) -> None:
 
 async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_path: Path, clock: ManualClock) -> None:
     disk = FaultyDisk()
-    engine = EmbeddedEngine(tmp_path / "data", clock=clock, disk=disk)
+    engine = make_engine(tmp_path / "data", clock=clock, disk=disk)
     await engine.start()
     audit = Audit(engine, clock, OpenAccess(), WorkerPool())
     await audit.start()
@@ -220,9 +220,7 @@ async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_pat
         pass
 
 
-async def test_the_trail_is_there_after_a_restart_and_its_size_is_bounded(
-    engine: EmbeddedEngine, clock: ManualClock
-) -> None:
+async def test_the_trail_is_there_after_a_restart_and_its_size_is_bounded(engine: Engine, clock: ManualClock) -> None:
     first = Audit(engine, clock, OpenAccess(), WorkerPool())
     await first.start()
     first.note(ANN, "topic.create", "orders")
@@ -241,7 +239,7 @@ async def test_the_trail_is_there_after_a_restart_and_its_size_is_bounded(
 
 @pytest.mark.parametrize("by", ["the broker", "the client"])
 async def test_a_query_is_ended_by_a_stop_of_the_broker_and_by_that_of_its_client(
-    engine: EmbeddedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, by: str
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     workers = WorkerPool()
     audit, worker = Audit(engine, clock, OpenAccess(), workers), workers.worker()

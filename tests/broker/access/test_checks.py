@@ -57,9 +57,10 @@ from penstock.errors import (
     UnknownProducer,
     UserNotFound,
 )
-from penstock.log.api import Batch, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Batch, Engine, TopicConfig
 from penstock.testing.clock import ManualClock
+from tests.broker.access.unchecked import NOT_OPERATIONS
+from tests.broker.accounts import of_files
 
 # Parts of the broker with operations of their own, by the attribute they are found under.
 PARTS: dict[str, type] = {
@@ -82,76 +83,6 @@ PARTS: dict[str, type] = {
     "explaining": Explaining,
     "producers": IdempotentProducers,
 }
-# What acts for no client: the server's own calls, a question whose answer only steers what is asked (and checked) next, a session
-# taking back what it was granted, and saying who one is, which comes before every check.
-NOT_OPERATIONS = {
-    "start",
-    "close",
-    "has_topic",
-    "now_ms",
-    "unsubscribe",
-    "producers.start",
-    "producers.close",
-    "producers.select",
-    "producers.handle",
-    "producers.append",
-    "producers.settle",
-    "staging.start",
-    "staging.close",
-    "staging.sweep",
-    "transactions.start",
-    "transactions.close",
-    "transactions.sweep",
-    "dead_letters.start",
-    "dead_letters.close",
-    "dead_letters.ensure_topics",
-    "dead_letters.append",
-    "schedule.start",
-    "schedule.close",
-    "schedule.look",
-    "schemas.exists",
-    "audit.start",
-    "audit.close",
-    "audit.note",
-    "audit.note_denied",
-    "audit.note_login",
-    "audit.note_refusal",
-    "audit.note_throttled",
-    "audit.written",
-    "users.close",
-    "users.authenticate",
-    "users.open_setup",
-    "users.standing",
-    "subscriptions.give_back",
-    "subscriptions.start",
-    "subscriptions.close",
-    "subscriptions.find",
-    "subscriptions.find_named",
-    "subscriptions.group_infos",
-    "subscriptions.delete_group",
-    "subscriptions.all",
-    "subscriptions.when_durable",
-    "subscriptions.forget_topic",
-    "subscriptions.take_up_partitions",
-    "subscriptions.sweep",
-    "subscriptions.write_dead_letters",
-    "subscriptions.end_idle",
-    "api_keys.start",
-    "api_keys.close",
-    "api_keys.authenticate",
-    "api_keys.is_valid",
-    "api_keys.roles_of",
-    "pipelines.start",
-    "pipelines.close",
-    "pipelines.infos",
-    "coordinator.start",
-    "coordinator.close",
-    "coordinator.info",
-    "coordinator.check_unused",
-    "coordinator.forget",
-    "coordinator.sweep",
-}
-
 READER = Principal("reader")
 TOPIC = Resource(ResourceKind.TOPIC, "orders")
 GROUP = Resource(ResourceKind.GROUP, "g")
@@ -171,6 +102,7 @@ async def let_in(outcome: type[PenstockError], operation: Callable[[], Any]) -> 
 found_missing = partial(let_in, TransactionNotFound)
 schema_missing = partial(let_in, SchemaNotFound)
 no_user = partial(let_in, UserNotFound)
+no_topic = partial(let_in, TopicNotFound)
 
 
 async def finished(operation: Callable[[], Any]) -> None:
@@ -186,9 +118,10 @@ def a_subscription(topic: str, name: str = "g") -> Subscription:
 # Every operation, what it must ask for, and how to call it with a topic's name.
 OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "topic_names": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.topic_names(who)),
-    "snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: b.snapshot(who)),
-    "release_snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: b.release_snapshot(who, "0" * 32)),
+    "snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.snapshot, who)),
+    "release_snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.release_snapshot, who, "0" * 32)),
     "describe_topic": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.describe_topic(who, t)),
+    "follow_topic": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.follow_topic(who, t)),
     "create_topic": (Operation.CREATE, TOPIC, lambda b, who, t: b.create_topic(who, t, TopicConfig())),
     "ensure_topic": (Operation.WRITE, TOPIC, lambda b, who, t: b.ensure_topic(who, t)),
     "delete_topic": (Operation.DELETE, TOPIC, lambda b, who, t: b.delete_topic(who, t)),
@@ -227,6 +160,11 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "explaining.rights": (Operation.ADMIN, WHOLE, lambda b, who, t: no_user(lambda: b.explaining.rights(who, "gone"))),
     "audit.query": (Operation.ADMIN, WHOLE, lambda b, who, t: b.audit.query(who, AuditQuery())),
     "dead_letters.letters": (Operation.READ, TOPIC, lambda b, who, t: b.dead_letters.letters(who, t, 10)),
+    "dead_letters.letter": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: no_topic(lambda: b.dead_letters.letter(who, t, "x")),
+    ),
     "dead_letters.replay": (
         Operation.WRITE,
         TOPIC,
@@ -290,6 +228,7 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         lambda b, who, t: schema_missing(lambda: b.schemas.find(who, "s", "json", "{}")),
     ),
     "schemas.with_id": (Operation.DESCRIBE, WHOLE, lambda b, who, t: schema_missing(lambda: b.schemas.with_id(who, 7))),
+    "schemas.referrers": (Operation.DESCRIBE, SCHEMA, lambda b, who, t: b.schemas.referrers(who, "s", 1)),
     "schemas.form": (Operation.DESCRIBE, SCHEMA, lambda b, who, t: schema_missing(lambda: b.schemas.form(who, "s", 1))),
     "schemas.compatibility": (Operation.DESCRIBE, SCHEMA, lambda b, who, t: b.schemas.compatibility(who, "s")),
     "schemas.set_compatibility": (
@@ -457,7 +396,7 @@ def public_methods() -> dict[str, Any]:
     }
 
 
-def broker_with(policy: RecordingPolicy, engine: EmbeddedEngine, clock: ManualClock) -> Broker:
+def broker_with(policy: RecordingPolicy, engine: Engine, clock: ManualClock) -> Broker:
     return Broker(engine, clock=clock, limits=BrokerLimits(), access=policy)
 
 
@@ -467,7 +406,7 @@ async def call(name: str, broker: Broker, principal: Principal, topic: str = "or
         await result
 
 
-async def state_of(engine: EmbeddedEngine) -> dict[str, tuple[str, list[int]]]:
+async def state_of(engine: Engine) -> dict[str, tuple[str, list[int]]]:
     """What is stored; only the audit trail grows with what is refused."""
     return {
         name: (info.id, [engine.partition(name, index).committed_end for index in range(info.config.partitions)])
@@ -493,7 +432,7 @@ def test_the_matrix_below_names_every_operation_and_what_it_asks_for() -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_a_principal_without_the_right_is_refused_and_changes_nothing(
-    name: str, engine: EmbeddedEngine, clock: ManualClock, broker: Broker
+    name: str, engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
     await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
     operation, resource, _ = OPERATIONS[name]
@@ -511,7 +450,7 @@ async def test_a_principal_without_the_right_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_a_principal_with_just_that_right_gets_through(
-    name: str, engine: EmbeddedEngine, clock: ManualClock, broker: Broker
+    name: str, engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
     if name not in {"create_topic", "ensure_topic"}:
         await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
@@ -527,7 +466,7 @@ async def test_a_principal_with_just_that_right_gets_through(
 
 @pytest.mark.parametrize("name", WITHOUT_GROUP)
 async def test_an_operation_without_a_group_asks_for_the_right_to_read_the_topic(
-    name: str, engine: EmbeddedEngine, clock: ManualClock, broker: Broker
+    name: str, engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
     await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
     policy = RecordingPolicy((READER, Operation.READ, TOPIC))
@@ -538,9 +477,7 @@ async def test_an_operation_without_a_group_asks_for_the_right_to_read_the_topic
     await guarded.close()
 
 
-async def test_a_group_given_by_keyword_is_checked_too(
-    engine: EmbeddedEngine, clock: ManualClock, broker: Broker
-) -> None:
+async def test_a_group_given_by_keyword_is_checked_too(engine: Engine, clock: ManualClock, broker: Broker) -> None:
     guarded = broker_with(RecordingPolicy(), engine, clock)
     await guarded.start()
     with pytest.raises(AccessDenied, match="reader may not commit group g"):
@@ -550,7 +487,7 @@ async def test_a_group_given_by_keyword_is_checked_too(
 
 @pytest.mark.parametrize("name", ON_TOPICS)
 async def test_internal_topics_are_closed_to_everyone_without_asking_the_policy(
-    name: str, engine: EmbeddedEngine, clock: ManualClock
+    name: str, engine: Engine, clock: ManualClock
 ) -> None:
     policy = RecordingPolicy()
     broker = broker_with(policy, engine, clock)
@@ -582,7 +519,7 @@ def test_open_access_grants_everything_but_internal_topics(operation: Operation)
 
 
 async def test_a_list_of_topics_holds_only_those_the_principal_may_describe(
-    engine: EmbeddedEngine, clock: ManualClock, broker: Broker
+    engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
     for name in ("orders", "secret"):
         await broker.create_topic(ANONYMOUS, name, TopicConfig())
@@ -590,9 +527,7 @@ async def test_a_list_of_topics_holds_only_those_the_principal_may_describe(
     assert broker_with(policy, engine, clock).topic_names(READER) == ["orders"]
 
 
-async def test_a_refusal_is_raised_at_the_call_so_nothing_is_left_to_await(
-    engine: EmbeddedEngine, clock: ManualClock
-) -> None:
+async def test_a_refusal_is_raised_at_the_call_so_nothing_is_left_to_await(engine: Engine, clock: ManualClock) -> None:
     broker = broker_with(RecordingPolicy(), engine, clock)
     with pytest.raises(PenstockError):
         broker.create_topic(READER, "orders", TopicConfig())  # type: ignore[unused-coroutine]

@@ -12,15 +12,14 @@ from penstock.broker.access.policy import RolePolicy
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied, PenstockError
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.accounts import broker_with_users, user
 from tests.broker.producing import produce
 
 
 @pytest.fixture
-async def guarded(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
     await broker.create_topic(SYSTEM, "orders", TopicConfig())
@@ -127,7 +126,7 @@ async def test_grants_are_bounded(guarded: Broker, monkeypatch: pytest.MonkeyPat
         assert len(guarded.access.granted) <= 10
 
 
-async def test_rules_of_others_are_asked_every_time(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_rules_of_others_are_asked_every_time(engine: Engine, clock: ManualClock) -> None:
     class Fickle(OpenAccess):
         closed = False
 

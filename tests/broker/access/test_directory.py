@@ -14,19 +14,19 @@ from penstock.broker.access.directory import (
     parse_entry,
 )
 from penstock.errors import InvalidRequest
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 
 READ, WRITE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.DESCRIBE
 
 
 @pytest.fixture
-async def directory(engine: EmbeddedEngine) -> Directory:
+async def directory(engine: Engine) -> Directory:
     directory = Directory(engine)
     await directory.start()
     return directory
 
 
-async def test_built_in_roles_mean_what_deployed_brokers_mean_by_them(engine: EmbeddedEngine) -> None:
+async def test_built_in_roles_mean_what_deployed_brokers_mean_by_them(engine: Engine) -> None:
     directory = Directory(engine)
     allowed = {name: directory.permissions(frozenset({name})) for name in BUILT_IN_ROLES}
     assert allowed == {
@@ -37,7 +37,7 @@ async def test_built_in_roles_mean_what_deployed_brokers_mean_by_them(engine: Em
     }
 
 
-async def test_permissions_of_several_roles_add_up_and_unknown_roles_give_none(engine: EmbeddedEngine) -> None:
+async def test_permissions_of_several_roles_add_up_and_unknown_roles_give_none(engine: Engine) -> None:
     directory = Directory(engine)
     assert directory.permissions(frozenset({"producer", "consumer", "gone"})) == {READ, WRITE, DESCRIBE}
     assert directory.permissions(frozenset({"gone"})) == frozenset()
@@ -97,7 +97,7 @@ def test_only_a_right_is_cut_from_an_entry() -> None:
     assert parse_entry("bob:admin")[0] == "bob:admin"
 
 
-async def test_users_roles_and_acls_are_there_again_after_a_restart(engine: EmbeddedEngine) -> None:
+async def test_users_roles_and_acls_are_there_again_after_a_restart(engine: Engine) -> None:
     first = Directory(engine)
     await first.start()
     await first.users.put("ann", User("hash", ("operator",), True, 1, 2))

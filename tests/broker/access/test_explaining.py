@@ -6,13 +6,13 @@ import pytest
 
 from penstock.broker.access.checks import SYSTEM, Operation
 from penstock.errors import AccessDenied, UserNotFound
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from tests.broker.accounts import broker_with_users, user
 
 
 @pytest.mark.parametrize("default_public", [False, True])
-async def test_rights_are_explained(engine: EmbeddedEngine, clock: ManualClock, default_public: bool) -> None:
+async def test_rights_are_explained(engine: Engine, clock: ManualClock, default_public: bool) -> None:
     broker = broker_with_users(engine, clock, allow_anonymous=True, default_public=default_public)
     await broker.start()
     ann, admin = await user(broker, "ann", "consumer"), await user(broker, "root", "admin")

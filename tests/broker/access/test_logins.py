@@ -10,7 +10,7 @@ from penstock.broker.access.checks import OpenAccess
 from penstock.broker.access.logins import ATTEMPTS_MAX, Logins
 from penstock.broker.access.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER, Throttle
 from penstock.errors import AuthenticationFailed, LimitExceeded
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from penstock.workers import WorkerPool
 
@@ -22,7 +22,7 @@ async def no_sleep(seconds: float) -> None:
 
 
 @pytest.fixture
-async def logins(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Logins]:
+async def logins(engine: Engine, clock: ManualClock) -> AsyncIterator[Logins]:
     audit = Audit(engine, clock, OpenAccess(), WorkerPool())
     await audit.start()
     yield Logins(Throttle(clock), audit, sleep=no_sleep)

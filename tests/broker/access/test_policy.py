@@ -20,8 +20,7 @@ from penstock.broker.access.checks import (
 from penstock.broker.access.policy import SETUP_NAME
 from penstock.broker.broker import Broker
 from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, PenstockError
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.access.test_checks import OPERATIONS, call
 from tests.broker.accounts import broker_with_users, user
@@ -76,7 +75,7 @@ NOT_LOGGED_IN = {"deleted", "stranger", "unauthenticated"}
 
 
 @pytest.fixture
-async def guarded(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
     await broker.create_topic(SYSTEM, "orders", TopicConfig())
@@ -245,7 +244,7 @@ async def test_a_reader_that_joined_a_group_loses_it_at_once_too(guarded: Broker
 
 
 async def test_anonymous_readers_of_public_topics_commit_to_open_groups_only(
-    engine: EmbeddedEngine, clock: ManualClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     broker = broker_with_users(engine, clock, allow_anonymous=True, default_public=True)
     await broker.start()
@@ -269,7 +268,7 @@ async def test_a_topic_created_by_its_first_reader_is_created_with_its_rights_an
     assert [event.user for event in created.events] == ["ann"]
 
 
-async def test_a_list_of_schemas_notes_no_refusals(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_a_list_of_schemas_notes_no_refusals(engine: Engine, clock: ManualClock) -> None:
     broker = broker_with_users(engine, clock, allow_anonymous=True)
     await broker.start()
     for name in ("a", "b"):
@@ -297,7 +296,7 @@ async def test_a_list_of_topics_shows_what_may_be_described(guarded: Broker) -> 
 @pytest.mark.parametrize("default_public", [False, True])
 @pytest.mark.parametrize("allow_anonymous", [False, True])
 async def test_public_topics_are_open_as_far_as_the_settings_say(
-    allow_anonymous: bool, default_public: bool, engine: EmbeddedEngine, clock: ManualClock
+    allow_anonymous: bool, default_public: bool, engine: Engine, clock: ManualClock
 ) -> None:
     broker = broker_with_users(engine, clock, allow_anonymous=allow_anonymous, default_public=default_public)
     await broker.start()

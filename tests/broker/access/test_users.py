@@ -20,7 +20,7 @@ from penstock.errors import (
     UserExists,
     UserNotFound,
 )
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import START_MS, ManualClock
 from tests.broker.accounts import broker_with_users, user
 
@@ -28,7 +28,7 @@ HERE, THERE = "192.0.2.1:50000", "198.51.100.9:40000"
 
 
 @pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
     yield broker

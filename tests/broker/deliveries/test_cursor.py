@@ -22,6 +22,7 @@ class OnDisk:
         ]
         self.start_offset = start_offset
         self.committed_end = 100
+        self.followed = True
         self.reads = 0
 
     def read_cached(self, offset: int, max_bytes: int) -> list[Block] | None:

@@ -21,12 +21,12 @@ from penstock.broker.deliveries.deadletters import DEADLETTERS_TOPIC, dead_lette
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import Table
 from penstock.errors import EntryNotFound, ShuttingDown, TopicNotFound, ValidationFailed
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.record_headers import decode_headers, encode_headers
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.workers import Check
 from tests.broker.producing import dead_letter, produce, read_values
+from tests.engines import make_engine
 
 WHO = ANONYMOUS
 OWN_HEADERS = encode_headers([("trace", b"abc"), ("empty", None)])
@@ -35,7 +35,7 @@ OWN_HEADERS = encode_headers([("trace", b"abc"), ("empty", None)])
 @asynccontextmanager
 async def running(data_dir: Path) -> AsyncIterator[Broker]:
     clock = ManualClock()
-    engine = EmbeddedEngine(data_dir, clock=clock)
+    engine = make_engine(data_dir, clock=clock)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -72,6 +72,7 @@ async def listed(broker: Broker, count_max: int = 100) -> list[bytes | None]:
 # -- putting aside and listing -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.dense
 async def test_a_dead_letter_is_the_record_with_its_story_in_headers(broker: Broker) -> None:
     await dead_letter(broker, [failed()])
     [block] = await broker.partition(WHO, "orders.dlq", 0).read(0)
@@ -93,7 +94,7 @@ async def test_a_dead_letter_is_the_record_with_its_story_in_headers(broker: Bro
     ]
 
 
-async def test_letters_are_put_aside_together_with_what_marks_them_done(engine: EmbeddedEngine, broker: Broker) -> None:
+async def test_letters_are_put_aside_together_with_what_marks_them_done(engine: Engine, broker: Broker) -> None:
     table = Table(engine, "__done", str, int, entries_max=10)
     await table.load()
     await dead_letter(broker, [failed(b"1"), failed(b"2", topic="other")], [table.prepare([("x", 1)])])
@@ -144,6 +145,7 @@ def json_entry(**members: object) -> bytes:
     ).encode()
 
 
+@pytest.mark.dense
 async def test_what_deployed_clients_write_themselves_is_understood(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders.dlq")
     await produce(broker, "orders.dlq", [json_entry()], [b"key"])
@@ -157,6 +159,7 @@ async def test_what_deployed_clients_write_themselves_is_understood(broker: Brok
     assert await listed(broker) == []
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     "value",
     [
@@ -178,6 +181,7 @@ async def test_anything_else_is_a_letter_without_a_story(broker: Broker, value: 
     assert await broker.dead_letters.letters(WHO, "orders", 10) == [DeadLetter("0-0", 0, 0, value, None, None)]
 
 
+@pytest.mark.dense
 async def test_odd_members_of_an_entry_do_no_harm(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders.dlq")
     entries = [
@@ -240,6 +244,7 @@ def assert_in_bounds(letter: DeadLetter) -> None:
         assert number is None or 0 <= number < 1 << 63
 
 
+@pytest.mark.dense
 async def test_a_letter_that_claims_the_id_of_another_is_not_taken_for_it(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
     await dead_letter(broker, [failed(b"real")])
@@ -343,6 +348,7 @@ async def test_an_id_that_is_not_listed_is_not_found(broker: Broker, letter_id: 
     assert await listed(broker) == [b"v"]
 
 
+@pytest.mark.dense
 async def test_letters_outlive_their_topic_and_wait_for_it(broker: Broker) -> None:
     await dead_letter(broker, [failed()])
     with pytest.raises(TopicNotFound, match="topic not found: orders"):
@@ -389,7 +395,7 @@ async def test_a_letter_that_the_topic_refuses_keeps_no_other_from_being_replaye
 # -- purging -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_purge_deletes_letters_and_marks(engine: EmbeddedEngine, broker: Broker) -> None:
+async def test_a_purge_deletes_letters_and_marks(engine: Engine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
     await dead_letter(broker, [failed(b"1"), failed(b"2")])
     await broker.dead_letters.replay(WHO, "orders", "0-0")
@@ -408,6 +414,7 @@ async def test_a_purge_is_audited_as_a_deed_of_who_did_it(broker: Broker) -> Non
     assert (event.user, event.client_ip, event.resource) == ("ann", "192.0.2.1", "orders.dlq")
 
 
+@pytest.mark.dense
 async def test_marks_of_a_topic_deleted_by_hand_end_with_the_next_start(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.ensure_topic(WHO, "orders")
@@ -435,7 +442,7 @@ def test_names_that_would_be_too_long_are_cut_and_stay_different() -> None:
         assert len(name.encode()) <= 249
 
 
-async def test_a_filter_that_does_not_end_is_ended_by_a_stop(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_a_filter_that_does_not_end_is_ended_by_a_stop(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
     await broker.ensure_topic(WHO, "orders")
@@ -458,7 +465,7 @@ async def test_a_filter_that_does_not_end_is_ended_by_a_stop(engine: EmbeddedEng
     assert threads[0].startswith("penstock-worker"), "not one of the threads that everything else shares"
 
 
-async def test_a_filter_is_ended_by_a_stop_between_two_letters(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_a_filter_is_ended_by_a_stop_between_two_letters(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
     await broker.ensure_topic(WHO, "orders")

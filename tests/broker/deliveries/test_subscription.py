@@ -24,6 +24,7 @@ async def broker(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Broker]:
         yield broker
 
 
+@pytest.mark.dense
 async def test_tags_count_every_record_from_one(broker: Broker) -> None:
     await broker.ensure_topic(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"before"])
@@ -88,6 +89,7 @@ async def test_unknown_and_settled_tags_are_refused(broker: Broker) -> None:
     assert not ack(broker, subscription, 1 << 63)
 
 
+@pytest.mark.dense
 async def test_a_record_is_settled_once_nobody_is_owed_it(broker: Broker, clock: ManualClock) -> None:
     await broker.ensure_topic(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"before"])
@@ -161,6 +163,7 @@ async def test_a_backlog_on_disk_is_read_and_repeated_from_there(tmp_path: Path,
         assert await take_values(broker, subscription) == values
 
 
+@pytest.mark.embedded
 async def test_blocks_are_let_go_when_nobody_reads(tmp_path: Path, clock: ManualClock) -> None:
     async with a_broker(tmp_path / "d", clock, tail_bytes=0) as broker:
         subscription = await subscribe(broker)
@@ -174,6 +177,7 @@ async def test_blocks_are_let_go_when_nobody_reads(tmp_path: Path, clock: Manual
         assert await take_values(broker, subscription) == [b"b", b"c", b"d"]
 
 
+@pytest.mark.dense
 async def test_retention_takes_records_from_under_a_reader(tmp_path: Path, clock: ManualClock) -> None:
     policy = DeliveryPolicy(in_flight_max=100)
     async with a_broker(tmp_path / "d", clock, policy, tail_bytes=0) as broker:
@@ -253,6 +257,17 @@ async def test_what_a_reader_gives_back_is_delivered_next_and_was_no_delivery(br
     assert await take_values(broker, subscription) == [b"1", b"2"]
 
 
+async def test_what_a_reader_gives_back_stands_before_what_others_gave_back(broker: Broker) -> None:
+    subscription = await subscribe(broker)
+    await produce(broker, "orders", [b"1", b"2", b"3"])
+    had = [await take(broker, subscription) for _ in range(3)]
+    broker.subscriptions.give_back(subscription, [(each.tag, each.deliveries) for each in had if each is not None])
+    first = await take(broker, subscription)
+    assert first is not None
+    broker.subscriptions.give_back(subscription, [(first.tag, first.deliveries)])
+    assert await take_values(broker, subscription) == [b"1", b"2", b"3"]
+
+
 async def test_what_readers_were_at_work_on_when_they_went_becomes_a_dead_letter_in_the_end(broker: Broker) -> None:
     """And nothing else that they had."""
     subscription = await subscribe(broker)
@@ -320,6 +335,7 @@ async def test_many_records_are_taken_and_settled_at_once_within_their_bounds(br
     assert subscription.in_flight == 0
 
 
+@pytest.mark.embedded
 async def test_many_records_that_are_not_in_memory_are_loaded_first(tmp_path: Path, clock: ManualClock) -> None:
     async with a_broker(tmp_path / "d", clock, tail_bytes=0) as broker:
         subscription = await subscribe(broker)

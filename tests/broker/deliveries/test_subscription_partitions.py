@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import Delivery, Subscription
@@ -19,6 +21,7 @@ async def taken(broker: Broker, subscription: Subscription) -> Delivery:
     return delivery
 
 
+@pytest.mark.dense
 async def test_records_of_new_partitions_are_delivered_to_who_began_at_the_end(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -40,6 +43,7 @@ async def test_records_of_new_partitions_are_delivered_to_who_began_at_the_end(
         assert [each.offset for each in info.offsets] == [2, 1, 1]
 
 
+@pytest.mark.dense
 async def test_deliveries_in_flight_keep_their_tags_when_partitions_are_added(
     tmp_path: Path, clock: ManualClock
 ) -> None:

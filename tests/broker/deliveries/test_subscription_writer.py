@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
 from tests.broker.subscribing import POLICY, a_broker, ack, durable, subscribe, take, take_values
+from tests.log.embedded.storage import TimedDisk
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def crashed_copy(directory: Path, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.embedded
 async def test_a_dead_letter_topic_that_cannot_be_created_holds_up_no_other_subscription(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -187,6 +190,24 @@ async def test_a_durability_callback_that_fails_keeps_the_answer_from_no_other(b
     broker.subscriptions.when_durable(answered.set_result)
     assert await answered is None
     await durable(broker)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_an_acknowledgement_holds_the_loop_only_if_somebody_waits_for_it(
+    tmp_path: Path, clock: ManualClock, awaited: bool
+) -> None:
+    disk = TimedDisk()
+    async with a_broker(tmp_path / "d", clock, disk=disk) as broker:
+        subscription = await subscribe(broker)
+        await produce(broker, "orders", [b"a"])
+        await take(broker, subscription)
+        disk.threads.clear()
+        assert ack(broker, subscription, 1)
+        if awaited:
+            broker.subscriptions.when_durable(lambda _: None)
+        while not disk.threads:
+            await asyncio.sleep(0)
+        assert disk.threads == [threading.current_thread().name if awaited else "penstock-commit"]
 
 
 async def test_a_topic_deleted_while_it_is_subscribed_to_leaves_no_subscription_of_that_name(

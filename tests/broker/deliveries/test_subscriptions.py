@@ -171,6 +171,7 @@ async def test_records_of_qos_0_are_not_delivered_by_a_later_run(tmp_path: Path,
         assert await take_values(broker, again) == [b"one", b"new zero"]
 
 
+@pytest.mark.dense
 async def test_many_acknowledgements_of_one_turn_are_one_append(broker: Broker) -> None:
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"a", b"b", b"c"])
@@ -244,6 +245,7 @@ async def test_one_principal_leaves_room_for_the_others_also_after_a_restart(
         await broker.subscriptions.subscribe(greedy, "orders", 1, name="more")
 
 
+@pytest.mark.dense
 async def test_subscriptions_are_listed_and_deleted_as_groups(tmp_path: Path, clock: ManualClock) -> None:
     async with a_broker(tmp_path / "d", clock) as broker:
         named, numbered = await subscribe(broker, name="workers"), await subscribe(broker)
@@ -253,7 +255,7 @@ async def test_subscriptions_are_listed_and_deleted_as_groups(tmp_path: Path, cl
         told = [(info.topic, info.group) for info in broker.list_groups(ANONYMOUS)]
         assert told == [("invoices", "workers"), ("orders", "#2"), ("orders", "workers")]
         assert [info.topic for info in broker.describe_group(ANONYMOUS, "workers")] == ["invoices", "orders"]
-        assert broker.lag(ANONYMOUS, "orders", "workers", 0) == (1, 3, 2)
+        assert await broker.lag(ANONYMOUS, "orders", "workers", 0) == (1, 3, 2)
         await broker.delete_group(ANONYMOUS, "workers", "orders")
         await broker.delete_group(ANONYMOUS, f"#{numbered.id}")
         assert named.deleted

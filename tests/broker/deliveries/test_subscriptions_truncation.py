@@ -14,13 +14,16 @@ from penstock.broker.deliveries.stored import TAG_GAP, StoredCursor, StoredSubsc
 from penstock.broker.deliveries.subscription import DeliveryPolicy, Subscription
 from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
 from penstock.log.api import Durability, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
 from tests.broker.subscribing import a_broker, ack, durable, subscribe, take, take_values
+from tests.engines import make_engine
 from tests.log.embedded.storage import crash_image, cut_log, path_of
 from tests.log.records import append
+
+pytestmark = pytest.mark.embedded  # a power cut takes from its files
+
 
 LOOSE = TopicConfig(durability=Durability("none"))
 POLICY = DeliveryPolicy(backoff_ms=100, in_flight_max=100)
@@ -162,7 +165,7 @@ async def test_a_cursor_without_an_epoch_is_compared_with_the_end_of_the_log(tmp
         subscription = await subscribe(broker)
         await produce_one_by_one(broker, [b"a", b"b"])
         image = crash_image(tmp_path / "data", tmp_path / "image")
-    engine = EmbeddedEngine(image, clock=clock)
+    engine = make_engine(image, clock=clock)
     await engine.start()
     old = ["orders", engine.topics()["orders"].id, 1, [[0, 9, [[1, 1, 1], [5, 4, 1]]]]]
     table = engine.partition(SUBSCRIPTIONS_TOPIC, 0)

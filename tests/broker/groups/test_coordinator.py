@@ -24,11 +24,11 @@ from penstock.errors import (
     NoSpace,
     TopicNotFound,
 )
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
+from tests.engines import make_engine
 
 WHO = ANONYMOUS
 
@@ -75,7 +75,7 @@ async def topic(broker: Broker) -> str:
 
 @asynccontextmanager
 async def running(data_dir: Path, clock: ManualClock) -> AsyncIterator[Broker]:
-    engine = EmbeddedEngine(data_dir, clock=clock)
+    engine = make_engine(data_dir, clock=clock)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -231,6 +231,7 @@ async def test_a_static_member_that_comes_back_keeps_its_partitions_and_fences_i
     await again.commit(min(first), 1)
 
 
+@pytest.mark.dense
 async def test_positions_are_the_committed_offset_or_the_start_or_the_end(broker: Broker, topic: str) -> None:
     await produce(broker, "t", [b"x"] * 3, partition=0)
     await broker.commit_offset(WHO, "t", "g", 1, 2)
@@ -316,7 +317,7 @@ async def test_a_topic_that_nobody_subscribes_to_any_more_is_kept_until_it_is_gi
 
 
 async def test_a_topic_that_grows_is_divided_again_and_nothing_moves(
-    broker: Broker, engine: EmbeddedEngine, topic: str, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, engine: Engine, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = engine.topics()["t"]
     smaller = replace(info, config=replace(info.config, partitions=2))
@@ -376,6 +377,7 @@ async def test_members_partitions_and_generation_survive_a_crash(tmp_path: Path,
         assert a.generation > generation
 
 
+@pytest.mark.dense
 async def test_added_partitions_are_read_from_their_start_also_after_a_crash_and_by_a_member_that_joins_later(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -415,7 +417,7 @@ async def test_a_generation_never_goes_back_even_if_all_members_have_left(tmp_pa
 
 async def test_a_grant_that_cannot_be_stored_is_not_told(tmp_path: Path, clock: ManualClock) -> None:
     disk = FaultyDisk()
-    engine = EmbeddedEngine(tmp_path, clock=clock, disk=disk)
+    engine = make_engine(tmp_path, clock=clock, disk=disk)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -509,7 +511,7 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_member(
 
 
 async def test_members_count_towards_the_limit_of_all_groups(tmp_path: Path, clock: ManualClock) -> None:
-    engine = EmbeddedEngine(tmp_path, clock=clock)
+    engine = make_engine(tmp_path, clock=clock)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(group_members_max=1), access=OpenAccess())
     await broker.start()

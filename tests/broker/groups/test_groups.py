@@ -23,10 +23,10 @@ from penstock.errors import (
     PartitionNotFound,
     TopicNotFound,
 )
-from penstock.log.api import Durability, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Durability, Engine, TopicConfig
 from penstock.testing.clock import START_MS, ManualClock
 from tests.broker.producing import produce
+from tests.engines import embedded, make_engine
 
 WHO = ANONYMOUS
 
@@ -34,7 +34,7 @@ WHO = ANONYMOUS
 @asynccontextmanager
 async def running(data_dir: Path, limits: BrokerLimits | None = None) -> AsyncIterator[Broker]:
     clock = ManualClock()
-    engine = EmbeddedEngine(data_dir, clock=clock)
+    engine = make_engine(data_dir, clock=clock)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=limits or BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -128,7 +128,7 @@ async def test_offsets_survive_a_restart_and_members_do_not(tmp_path: Path) -> N
         assert (info.topic, info.group, info.members, offsets_of(info)) == ("t", "g", (), {0: 27, 1: 28, 2: 29})
 
 
-async def test_commits_are_on_disk_even_where_topics_are_not(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_commits_are_on_disk_even_where_topics_are_not(engine: Engine, clock: ManualClock) -> None:
     defaults = TopicConfig(durability=Durability("none"))
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess(), topic_defaults=defaults)
     await broker.start()
@@ -137,7 +137,8 @@ async def test_commits_are_on_disk_even_where_topics_are_not(engine: EmbeddedEng
     await broker.close()
 
 
-async def test_commits_of_one_turn_share_their_flushes(engine: EmbeddedEngine, broker: Broker) -> None:
+@pytest.mark.embedded
+async def test_commits_of_one_turn_share_their_flushes(engine: Engine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     commits = engine.stats.commits
     await asyncio.gather(*(broker.commit_offset(WHO, "t", f"g{n}", 0, n) for n in range(300)))
@@ -156,7 +157,7 @@ async def test_a_topic_created_again_is_read_from_its_start(broker: Broker) -> N
     await broker.delete_topic(WHO, "t")
     assert list(broker.list_groups(WHO)) == []
     await broker.ensure_topic(WHO, "t")
-    assert broker.start_position(WHO, "t", "g", 0, "committed") == 0
+    assert await broker.start_position(WHO, "t", "g", 0, "committed") == 0
     with pytest.raises(GroupNotFound):
         broker.committed_offset(WHO, "t", "g", 0)
     broker.unsubscribe("s1")
@@ -189,7 +190,7 @@ async def test_offsets_left_by_a_crash_in_the_middle_of_a_deletion_count_for_not
 async def test_an_offset_committed_before_its_topic_existed_does_not_apply_to_it(broker: Broker) -> None:
     await broker.commit_offset(WHO, "t", "g", 0, 5)
     await broker.ensure_topic(WHO, "t")
-    assert broker.start_position(WHO, "t", "g", 0, "committed") == 0
+    assert await broker.start_position(WHO, "t", "g", 0, "committed") == 0
     await broker.commit_offset(WHO, "t", "g", 0, 3)
     assert broker.committed_offset(WHO, "t", "g", 0) == 3
 
@@ -199,22 +200,23 @@ async def test_an_offset_committed_before_its_topic_existed_does_not_apply_to_it
 
 async def test_a_reader_starts_at_the_earliest_the_latest_or_where_its_group_is(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
-    assert broker.start_position(WHO, "t", "g", 0, "latest") == 0
+    assert await broker.start_position(WHO, "t", "g", 0, "latest") == 0
     await produce(broker, "t", [b"a", b"b", b"c"])
-    assert broker.start_position(WHO, "t", "g", 0, "earliest") == 0
-    assert broker.start_position(WHO, "t", "g", 0, "latest") == 3
-    assert broker.start_position(WHO, "t", "g", 0, "committed") == 0
+    assert await broker.start_position(WHO, "t", "g", 0, "earliest") == 0
+    assert await broker.start_position(WHO, "t", "g", 0, "latest") == 3
+    assert await broker.start_position(WHO, "t", "g", 0, "committed") == 0
     await broker.commit_offset(WHO, "t", "g", 0, 2)
-    assert broker.start_position(WHO, "t", "g", 0, "committed") == 2
+    assert await broker.start_position(WHO, "t", "g", 0, "committed") == 2
     with pytest.raises(InvalidRequest, match="unknown subscribe mode: foo"):
-        broker.start_position(WHO, "t", "g", 0, "foo")
+        await broker.start_position(WHO, "t", "g", 0, "foo")
     with pytest.raises(TopicNotFound):
-        broker.start_position(WHO, "u", "g", 0, "earliest")
+        await broker.start_position(WHO, "u", "g", 0, "earliest")
     for partition in (1, -1):
         with pytest.raises(PartitionNotFound):
-            broker.start_position(WHO, "t", "g", partition, "earliest")
+            await broker.start_position(WHO, "t", "g", partition, "earliest")
 
 
+@pytest.mark.dense
 async def test_a_group_that_retention_has_passed_starts_at_the_earliest_record_left(broker: Broker) -> None:
     await broker.create_topic(WHO, "t", TopicConfig(segment_bytes=1 << 16))
     await broker.commit_offset(WHO, "t", "g", 0, 1)
@@ -222,12 +224,13 @@ async def test_a_group_that_retention_has_passed_starts_at_the_earliest_record_l
         await produce(broker, "t", [b"x" * (40 << 10)])
     start = await broker.partition(WHO, "t", 0).delete_before(3)
     assert start > 1
-    assert broker.start_position(WHO, "t", "g", 0, "committed") == start
-    assert broker.start_position(WHO, "t", "g", 0, "earliest") == start
+    assert await broker.start_position(WHO, "t", "g", 0, "committed") == start
+    assert await broker.start_position(WHO, "t", "g", 0, "earliest") == start
     assert await broker.reset_offset(WHO, "t", "h", 0, "earliest") == start
-    assert broker.lag(WHO, "t", "g", 0).records == 4 - start
+    assert (await broker.lag(WHO, "t", "g", 0)).records == 4 - start
 
 
+@pytest.mark.dense
 async def test_a_reset_sets_the_group_and_creates_it(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     assert await broker.reset_offset(WHO, "t", "g", 0, "latest") == 0
@@ -248,6 +251,7 @@ async def test_a_reset_sets_the_group_and_creates_it(broker: Broker) -> None:
     assert broker.committed_offset(WHO, "t", "g", 0) == 0
 
 
+@pytest.mark.dense
 async def test_seeking_to_a_time_finds_the_first_record_since_and_commits_it_for_a_named_group(
     broker: Broker, clock: ManualClock
 ) -> None:
@@ -354,7 +358,7 @@ async def test_a_group_that_only_subscribed_does_not_survive_a_restart(tmp_path:
 
 
 async def test_the_oldest_idle_groups_are_forgotten_first(
-    engine: EmbeddedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups_module, "IDLE_GROUPS_MAX", 2)
     groups = Groups(engine, clock, BrokerLimits())
@@ -376,7 +380,7 @@ async def test_the_oldest_idle_groups_are_forgotten_first(
     await groups.close()
 
 
-async def test_idle_groups_take_no_room_from_others(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_idle_groups_take_no_room_from_others(engine: Engine, clock: ManualClock) -> None:
     groups = Groups(engine, clock, BrokerLimits(groups_max=2))
     await groups.start()
     for name in ("a", "b"):
@@ -390,9 +394,7 @@ async def test_idle_groups_take_no_room_from_others(engine: EmbeddedEngine, cloc
     await groups.close()
 
 
-async def test_a_first_commit_that_is_refused_leaves_an_idle_group_idle(
-    engine: EmbeddedEngine, clock: ManualClock
-) -> None:
+async def test_a_first_commit_that_is_refused_leaves_an_idle_group_idle(engine: Engine, clock: ManualClock) -> None:
     groups = Groups(engine, clock, BrokerLimits(groups_max=2, group_offsets_max=1))
     await groups.start()
     await groups.commit("t", "a", 0, 1)
@@ -407,7 +409,7 @@ async def test_a_first_commit_that_is_refused_leaves_an_idle_group_idle(
 
 
 async def test_groups_are_bounded_also_while_their_first_commits_are_in_flight(
-    engine: EmbeddedEngine, clock: ManualClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     groups = Groups(engine, clock, BrokerLimits(groups_max=2))
     await groups.start()
@@ -423,9 +425,7 @@ async def test_groups_are_bounded_also_while_their_first_commits_are_in_flight(
     await groups.close()
 
 
-async def test_a_first_commit_that_is_refused_leaves_no_group_behind(
-    engine: EmbeddedEngine, clock: ManualClock
-) -> None:
+async def test_a_first_commit_that_is_refused_leaves_no_group_behind(engine: Engine, clock: ManualClock) -> None:
     groups = Groups(engine, clock, BrokerLimits(groups_max=2, group_offsets_max=1))
     await groups.start()
     await groups.commit("t", "a", 0, 1)
@@ -437,7 +437,7 @@ async def test_a_first_commit_that_is_refused_leaves_no_group_behind(
     await groups.close()
 
 
-async def test_members_are_bounded(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_members_are_bounded(engine: Engine, clock: ManualClock) -> None:
     groups = Groups(engine, clock, BrokerLimits(group_members_max=2))
     groups.join("t", "a", "s1")
     groups.join("t", "a", "s2")
@@ -451,10 +451,10 @@ async def test_members_are_bounded(engine: EmbeddedEngine, clock: ManualClock) -
 # -- a disk that fails ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_commit_that_fails_is_told_and_changes_nothing(engine: EmbeddedEngine, broker: Broker) -> None:
+async def test_a_commit_that_fails_is_told_and_changes_nothing(engine: Engine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     await broker.commit_offset(WHO, "t", "g", 0, 1)
-    engine.partition(GROUPS_TOPIC, 0).fail("the disk is gone")
+    embedded(engine).partition(GROUPS_TOPIC, 0).fail("the disk is gone")
     for group in ("g", "new"):
         with pytest.raises(NotWritten, match="the disk is gone"):
             await broker.commit_offset(WHO, "t", group, 0, 2)
@@ -463,11 +463,11 @@ async def test_a_commit_that_fails_is_told_and_changes_nothing(engine: EmbeddedE
     assert [(info.group, offsets_of(info)) for info in broker.list_groups(WHO)] == [("g", {0: 1})]
 
 
-async def test_a_topic_can_be_deleted_although_its_offsets_cannot(engine: EmbeddedEngine, broker: Broker) -> None:
+async def test_a_topic_can_be_deleted_although_its_offsets_cannot(engine: Engine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     await broker.commit_offset(WHO, "t", "g", 0, 1)
-    engine.partition(GROUPS_TOPIC, 0).fail("the disk is gone")
+    embedded(engine).partition(GROUPS_TOPIC, 0).fail("the disk is gone")
     await broker.delete_topic(WHO, "t")
     await broker.ensure_topic(WHO, "t")
     assert list(broker.list_groups(WHO)) == []
-    assert broker.start_position(WHO, "t", "g", 0, "committed") == 0
+    assert await broker.start_position(WHO, "t", "g", 0, "committed") == 0

@@ -17,29 +17,32 @@ from tests.broker.producing import produce
 WHO = ANONYMOUS
 
 
+@pytest.mark.dense
 async def test_lag_is_what_lies_between_the_committed_offset_and_the_end(broker: Broker) -> None:
     await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
     await broker.commit_offset(WHO, "t", "g", 0, 0)
-    assert broker.lag(WHO, "t", "g", 0) == Lag(0, 0, 0)
+    assert await broker.lag(WHO, "t", "g", 0) == Lag(0, 0, 0)
     await produce(broker, "t", [b"a", b"b", b"c"], partition=0)
-    assert broker.lag(WHO, "t", "g", 0) == Lag(0, 3, 3)
+    assert await broker.lag(WHO, "t", "g", 0) == Lag(0, 3, 3)
     await broker.commit_offset(WHO, "t", "g", 0, 2)
-    assert broker.lag(WHO, "t", "g", 0) == Lag(2, 3, 1)
+    assert await broker.lag(WHO, "t", "g", 0) == Lag(2, 3, 1)
     await broker.commit_offset(WHO, "t", "g", 0, 100)
-    assert broker.lag(WHO, "t", "g", 0) == Lag(100, 3, 0)
+    assert await broker.lag(WHO, "t", "g", 0) == Lag(100, 3, 0)
 
 
+@pytest.mark.dense
 async def test_a_group_without_an_offset_is_behind_by_all_there_is(broker: Broker) -> None:
     await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
     await broker.commit_offset(WHO, "t", "g", 0, 0)
     await produce(broker, "t", [b"a", b"b"], partition=1)
-    assert broker.lag(WHO, "t", "g", 1) == Lag(None, 2, 2)
+    assert await broker.lag(WHO, "t", "g", 1) == Lag(None, 2, 2)
     with pytest.raises(GroupNotFound):
-        broker.lag(WHO, "t", "h", 0)
+        await broker.lag(WHO, "t", "h", 0)
     with pytest.raises(PartitionNotFound):
-        broker.lag(WHO, "t", "g", 2)
+        await broker.lag(WHO, "t", "g", 2)
 
 
+@pytest.mark.dense
 async def test_a_report_tells_the_age_of_the_first_record_not_committed(broker: Broker, clock: ManualClock) -> None:
     await broker.ensure_topic(WHO, "t")
     await produce(broker, "t", [b"a"])
@@ -56,6 +59,7 @@ async def test_a_report_tells_the_age_of_the_first_record_not_committed(broker: 
     assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 0, 0.0)]
 
 
+@pytest.mark.dense
 async def test_a_wall_clock_set_back_gives_no_negative_age(broker: Broker, clock: ManualClock) -> None:
     await broker.ensure_topic(WHO, "t")
     await produce(broker, "t", [b"a"])
@@ -64,6 +68,7 @@ async def test_a_wall_clock_set_back_gives_no_negative_age(broker: Broker, clock
     assert (await broker.group_lags(SYSTEM)).lags == [GroupLag("t", "g", 0, 1, 0.0)]
 
 
+@pytest.mark.dense
 async def test_a_report_forgets_what_it_knew_when_the_topic_is_another(broker: Broker, clock: ManualClock) -> None:
     for _ in range(2):
         await broker.ensure_topic(WHO, "t")
@@ -80,6 +85,7 @@ async def test_offsets_without_a_topic_have_no_lag(broker: Broker) -> None:
     assert (await broker.group_lags(SYSTEM)).lags == []
 
 
+@pytest.mark.dense
 async def test_a_report_is_bounded_in_rows_and_in_lookups(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +102,7 @@ async def test_a_report_is_bounded_in_rows_and_in_lookups(
     assert [row.seconds for row in (await broker.group_lags(SYSTEM, lags_max=3)).lags] == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.dense
 async def test_partitions_without_a_commit_count_from_the_log_start(broker: Broker, clock: ManualClock) -> None:
     await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
     for partition in range(4):
@@ -111,6 +118,7 @@ async def test_partitions_without_a_commit_count_from_the_log_start(broker: Brok
     ]
 
 
+@pytest.mark.dense
 async def test_a_group_whose_members_have_read_nothing_is_behind_by_everything(broker: Broker) -> None:
     await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
     await produce(broker, "t", [b"x"] * 3, partition=1)

@@ -18,6 +18,7 @@ WHO = ANONYMOUS
 ALL = Filter()
 
 
+@pytest.mark.dense
 async def test_a_group_is_shown_with_its_members_their_partitions_and_its_lag(
     broker: Broker, clock: ManualClock
 ) -> None:
@@ -64,6 +65,7 @@ async def test_groups_come_in_pages_and_by_name(broker: Broker, monkeypatch: pyt
     assert only.topic == "u"
 
 
+@pytest.mark.dense
 async def test_a_subscription_is_shown_with_what_is_in_flight_redelivered_and_dead(
     broker: Broker, clock: ManualClock
 ) -> None:

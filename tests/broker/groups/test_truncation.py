@@ -19,12 +19,15 @@ from penstock.broker.groups.groups import GROUPS_TOPIC, OffsetKey
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import OffsetOutOfRange
 from penstock.log.api import Durability, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
+from tests.engines import make_engine
 from tests.log.embedded.storage import crash_image, cut_log
 from tests.log.records import append
+
+pytestmark = pytest.mark.embedded  # a power cut takes from its files
+
 
 WHO = ANONYMOUS
 LOOSE = TopicConfig(durability=Durability("none"))
@@ -32,7 +35,7 @@ LOOSE = TopicConfig(durability=Durability("none"))
 
 @asynccontextmanager
 async def running(directory: Path, disk: FaultyDisk | None = None) -> AsyncIterator[Broker]:
-    engine = EmbeddedEngine(directory, clock=ManualClock(), disk=disk)
+    engine = make_engine(directory, clock=ManualClock(), disk=disk)
     await engine.start()
     broker = Broker(engine, clock=ManualClock(), limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -67,8 +70,8 @@ async def test_a_group_beyond_the_cut_continues_at_the_cut(tmp_path: Path) -> No
         async with running(image) as broker:
             await produce_one_by_one(broker, 4)
             assert broker.committed_offset(WHO, "orders", "g", 0) == 3
-            assert broker.start_position(WHO, "orders", "g", 0, "committed") == 3
-            assert broker.lag(WHO, "orders", "g", 0).records == 4
+            assert await broker.start_position(WHO, "orders", "g", 0, "committed") == 3
+            assert (await broker.lag(WHO, "orders", "g", 0)).records == 4
             assert [row.records for row in (await broker.group_lags(WHO)).lags] == [4]
             assert broker.group_stats.truncated_offsets == 1
     [line] = [line for line in lines if line["event"] == "group_offset_truncated"]
@@ -116,7 +119,7 @@ async def test_an_offset_without_an_epoch_is_compared_with_the_end_of_the_log(
 ) -> None:
     """As releases stored it that did not know epochs."""
     image = await a_cut_log(tmp_path, committed=1)
-    engine = EmbeddedEngine(image, clock=ManualClock())
+    engine = make_engine(image, clock=ManualClock())
     await engine.start()
     entry = [committed, 0, engine.topics()["orders"].id]
     key = msgspec.msgpack.encode(OffsetKey("orders", "g", 0))

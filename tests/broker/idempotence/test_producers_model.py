@@ -20,21 +20,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from penstock.background import Background
+from penstock.broker.access.audit import Audit
 from penstock.broker.access.checks import OpenAccess
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context
 from penstock.broker.records.producer import Producer
 from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.validation import Validation
 from penstock.errors import OutcomeUnknown, PenstockError, UnknownProducer
 from penstock.log.api import Durability, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.options import EngineOptions
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
+from penstock.workers import WorkerPool
 from tests.broker.idempotence.sending import Client, Request, client_of, places
 from tests.broker.producing import read_values
+from tests.engines import embedded, make_engine
 
 PRODUCERS_MAX = 2
 TOPICS = {"single": 1, "spread": 3, "unflushed": 2}
@@ -52,18 +55,14 @@ class ProducersHouse:
 
     async def open(self) -> None:
         options = EngineOptions(reserve_bytes=1 << 12)
-        self.engine = EmbeddedEngine(self._directory, clock=self._clock, disk=self._disk, options=options)
+        self.engine = make_engine(self._directory, clock=self._clock, disk=self._disk, options=options)
         await self.engine.start()
         limits = BrokerLimits(producers_max=PRODUCERS_MAX)
-        validation = Validation(Registry(self.engine, self._clock, limits), Background())
-        self.producers = IdempotentProducers(
-            self.engine,
-            Producer(self.engine, limits),
-            validation,
-            clock=self._clock,
-            limits=limits,
-            access=OpenAccess(),
-        )
+        background, workers, access = Background(), WorkerPool(), OpenAccess()
+        audit = Audit(self.engine, self._clock, access, workers)
+        context = Context(self.engine, self._clock, limits, access, audit, background, workers)
+        validation = Validation(Registry(self.engine, self._clock, limits), background)
+        self.producers = IdempotentProducers(context, Producer(self.engine, limits), validation)
         await self.producers.start()
 
     async def close(self) -> None:
@@ -204,7 +203,7 @@ class ProducersAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        self.do(self.house.engine.maintain())
+        self.do(embedded(self.house.engine).maintain())
 
     async def check(self) -> None:
         for topic, partitions in TOPICS.items():

@@ -20,16 +20,17 @@ from penstock.errors import (
     RecordTooLarge,
     TopicNotFound,
 )
-from penstock.log.api import Appended, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Appended, Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import appended, by_partition, produce, read_values
+from tests.engines import embedded
 
 
 def values_of(count: int) -> list[bytes]:
     return [b"%d" % n for n in range(count)]
 
 
+@pytest.mark.dense
 async def test_a_topic_with_one_partition_takes_a_run_whole(broker: Broker) -> None:
     await broker.ensure_topic(ANONYMOUS, "t")
     [first] = await produce(broker, "t", values_of(3), [b"a", None, b"b"])
@@ -76,6 +77,7 @@ async def test_turns_begin_again_at_zero_for_a_topic_created_again(broker: Broke
     assert [placement.partition for placement in await produce(broker, "t", [b"a"])] == [0]
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("count", [1, 10, VECTOR_RUN_MIN + 5])
 async def test_keys_decide_the_partition_and_the_placements_tell_which_record_went_where(
     broker: Broker, count: int
@@ -110,6 +112,7 @@ async def test_headers_and_expiries_stay_with_their_records_when_a_run_is_split(
     assert (block.values(), block.headers()) == ([b"b"], None)
 
 
+@pytest.mark.dense
 async def test_runs_that_do_not_wait_for_each_other_keep_their_order(broker: Broker) -> None:
     await broker.ensure_topic(ANONYMOUS, "t")
     placements = await asyncio.gather(*(produce(broker, "t", [b"%d" % n]) for n in range(200)))
@@ -147,6 +150,7 @@ async def test_records_that_stay_together_follow_their_key(broker: Broker) -> No
     assert block.keys() == [b""] * 3  # an empty key is a key
 
 
+@pytest.mark.dense
 async def test_runs_that_are_spread_gather_and_keep_their_order_in_every_partition(broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=4))
     runs = [[b"%d-%d" % (run, row) for row in range(10)] for run in range(50)]
@@ -211,19 +215,19 @@ async def test_a_run_hears_its_answer_although_the_owner_of_another_fails_on_its
 
 
 async def test_of_runs_that_gathered_only_the_records_of_a_failed_partition_fail(
-    engine: EmbeddedEngine, broker: Broker
+    engine: Engine, broker: Broker
 ) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
-    engine.partition("t", 1).fail("the disk under partition 1 is gone")
+    embedded(engine).partition("t", 1).fail("the disk under partition 1 is gone")
     for number, placements in enumerate(await asyncio.gather(*(produce(broker, "t", values_of(4)) for _ in range(3)))):
         sound, failed = placements
         assert (sound.rows, appended(sound).base_offset) == ([0, 2], 2 * number)
         assert (failed.rows, type(failed.result)) == ([1, 3], NotWritten)
 
 
-async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: EmbeddedEngine, broker: Broker) -> None:
+async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: Engine, broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
-    engine.partition("t", 1).fail("the disk under partition 1 is gone")
+    embedded(engine).partition("t", 1).fail("the disk under partition 1 is gone")
     sound, failed = await produce(broker, "t", values_of(4))
     assert (sound.partition, sound.rows, appended(sound).base_offset) == (0, [0, 2], 0)
     assert (failed.partition, failed.rows) == (1, [1, 3])
@@ -232,7 +236,7 @@ async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: Emb
 
 
 @pytest.fixture
-async def strict(engine: EmbeddedEngine, clock: ManualClock) -> Broker:
+async def strict(engine: Engine, clock: ManualClock) -> Broker:
     """A broker with a topic of three partitions that takes small records only."""
     limits = BrokerLimits(record_bytes_max=1000, key_bytes_max=100)
     broker = Broker(engine, clock=clock, limits=limits, access=OpenAccess())
@@ -333,7 +337,7 @@ async def test_a_run_without_a_sound_record_is_reported_after_the_call(strict: B
     assert [placement.rows for placement in by_partition(await placed)] == [[0], [1]]
 
 
-async def test_many_records_may_be_larger_together_than_one_may_be(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_many_records_may_be_larger_together_than_one_may_be(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(record_bytes_max=1000), access=OpenAccess())
     await broker.ensure_topic(ANONYMOUS, "t")
     [placement] = await produce(broker, "t", [b"v" * 1000] * 5)
@@ -358,6 +362,7 @@ async def test_a_compacted_topic_wants_a_key_with_every_record(
     assert len(stored) == 2 - len(rows)
 
 
+@pytest.mark.dense
 async def test_a_compacted_topic_takes_tombstones(broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(cleanup="compact"))
     [placement] = await produce(broker, "t", [b"a", None], [b"k", b"l"])

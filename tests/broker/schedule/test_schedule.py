@@ -32,11 +32,12 @@ from penstock.errors import (
 )
 from penstock.log.api import BatchFor, Engine, OnAllAppended, TopicConfig
 from penstock.log.block import Block
-from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded import EngineOptions
 from penstock.record_headers import encode_headers
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import read_values
+from tests.engines import embedded, make_engine
 
 WHO = ANONYMOUS
 
@@ -45,7 +46,7 @@ WHO = ANONYMOUS
 async def running(
     data_dir: Path, clock: ManualClock, limits: BrokerLimits | None = None, disk: FaultyDisk | None = None
 ) -> AsyncIterator[Broker]:
-    engine = EmbeddedEngine(data_dir, clock=clock, disk=disk)
+    engine = make_engine(data_dir, clock=clock, disk=disk)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=limits or BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -81,6 +82,7 @@ async def nothing_more_happens(broker: Broker) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.dense
 async def test_a_delayed_record_is_readable_when_it_is_due_and_not_before(broker: Broker, clock: ManualClock) -> None:
     await broker.ensure_topic(WHO, "t")
     scheduled = await delay(broker, "t", b"later", 5_000)
@@ -120,8 +122,9 @@ async def test_records_come_in_the_order_of_their_due_times(broker: Broker, cloc
     assert await delivered(broker, "t", 6) == [b"1", b"3", b"4", b"2", b"0", b"5"]
 
 
+@pytest.mark.embedded
 async def test_many_that_are_due_together_are_few_appends(
-    engine: EmbeddedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appends: list[int] = []
     original = engine.append_atomic
@@ -242,7 +245,7 @@ async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
     small = replace(TABLE_CONFIG, segment_bytes=1 << 16)
     monkeypatch.setattr("penstock.broker.schedule.schedule_log.TABLE_CONFIG", small)
     clock, options = ManualClock(), EngineOptions(tombstone_ms=0, compact_dirty_ratio=0.01)
-    engine = EmbeddedEngine(tmp_path, clock=clock, options=options)
+    engine = make_engine(tmp_path, clock=clock, options=options)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -256,7 +259,7 @@ async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
     await asyncio.gather(*(delay(broker, "t", bytes(1_000), 7_200_000) for _ in range(100)))
     size_bytes = engine.partition(SCHEDULE_TOPIC, 0).size_bytes
     clock.advance(1)
-    await engine.maintain()
+    await embedded(engine).maintain()
     assert engine.partition(SCHEDULE_TOPIC, 0).size_bytes < size_bytes / 2
     await broker.close()
     await engine.close()
@@ -266,6 +269,7 @@ async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
         assert broker.schedule.pending == 100
 
 
+@pytest.mark.dense
 async def test_a_clock_set_back_or_forward_neither_loses_nor_repeats(broker: Broker, clock: ManualClock) -> None:
     await broker.ensure_topic(WHO, "t")
     await delay(broker, "t", b"one", 1_000)
@@ -307,6 +311,7 @@ async def test_delayed_records_go_with_their_topic(broker: Broker, clock: Manual
     assert broker.schedule.pending == 0
 
 
+@pytest.mark.dense
 async def test_large_records_are_read_a_few_at_a_time(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +327,7 @@ async def test_large_records_are_read_a_few_at_a_time(
 
 
 async def test_a_full_disk_delays_delivery_and_repeats_nothing(
-    engine: EmbeddedEngine, broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = 3
     original = engine.append_atomic
@@ -348,7 +353,7 @@ async def test_a_full_disk_delays_delivery_and_repeats_nothing(
 
 
 async def test_an_entry_that_is_not_in_the_log_any_more_holds_up_no_other(
-    broker: Broker, engine: EmbeddedEngine, clock: ManualClock
+    broker: Broker, engine: Engine, clock: ManualClock
 ) -> None:
     await broker.ensure_topic(WHO, "t")
     ended = await delay(broker, "t", b"ended", 1_000)
@@ -382,7 +387,7 @@ async def test_after_a_failed_flush_the_next_start_delivers_once(tmp_path: Path)
 @pytest.mark.parametrize(
     ("how", "error", "text"),
     [
-        ({"delay_ms": 0}, InvalidRequest, "write the record at once"),
+        ({"delay_ms": 0}, InvalidRequest, "produce the record without a delay"),
         (
             {"delay_ms": 86_400_001},
             InvalidRequest,
@@ -419,6 +424,7 @@ async def test_a_record_must_follow_the_schema_of_its_topic_when_it_is_accepted(
     assert broker.schedule.pending == 1
 
 
+@pytest.mark.dense
 async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,7 +531,7 @@ async def test_what_waits_is_listed_by_the_time_it_is_due_a_page_at_a_time(
     )
     await broker.schedule.cancel(WHO, "a", later.id)
     assert await listed() == [sooner.id, soon.id]
-    with pytest.raises(InvalidRequest, match="is no id of a delayed record"):
+    with pytest.raises(InvalidRequest, match="is not the id of a delayed record"):
         await broker.schedule.list_pending(WHO, "", "soon")
 
 

@@ -14,9 +14,9 @@ import pytest
 from penstock.broker.schemas import decoding
 from penstock.broker.schemas.decoded import Decoded
 from penstock.broker.schemas.decoding import Writing, decode_values
+from penstock.broker.schemas.entries import Version
 from penstock.broker.schemas.kinds import KINDS
 from penstock.broker.schemas.reference import SchemaType
-from penstock.broker.schemas.registry import Version
 
 
 def version(kind: SchemaType, text: str) -> Version:

@@ -10,8 +10,7 @@ from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resou
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied, InvalidRequest, SchemaNotFound, TopicNotFound
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 
 PROTO = 'syntax = "proto3"; message A { int32 x = 1; } message B { string y = 1; }'
@@ -73,7 +72,7 @@ class OnlyS1:
 
 
 @pytest.fixture
-async def guarded(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     guarded = Broker(engine, clock=clock, limits=BrokerLimits(), access=OnlyS1())
     await guarded.start()
     yield guarded

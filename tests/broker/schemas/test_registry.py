@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.schemas.entries import Binding, EntryKey
 from penstock.broker.schemas.marks import REGISTRY_ID_FIRST
 from penstock.broker.schemas.reference import LATEST, Reference
-from penstock.broker.schemas.registry import Binding, EntryKey, Registry
+from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.worker import Worker
 from penstock.errors import (
     IncompatibleSchema,
@@ -24,9 +25,9 @@ from penstock.errors import (
     SchemaNotFound,
     TopicExists,
 )
-from penstock.log.api import TopicConfig, TopicInfo
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig, TopicInfo
 from penstock.testing.clock import ManualClock
+from tests.engines import make_engine
 
 OPEN = '{"type": "object"}'
 WITH_A = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
@@ -42,14 +43,14 @@ async def worker() -> AsyncIterator[Worker]:
     await worker.close()
 
 
-async def opened(engine: EmbeddedEngine, clock: ManualClock, worker: Worker, **limits: int) -> Registry:
+async def opened(engine: Engine, clock: ManualClock, worker: Worker, **limits: int) -> Registry:
     registry = Registry(engine, clock, BrokerLimits(**limits), worker)
     await registry.start()
     return registry
 
 
 @pytest.fixture
-async def registry(engine: EmbeddedEngine, clock: ManualClock, worker: Worker) -> Registry:
+async def registry(engine: Engine, clock: ManualClock, worker: Worker) -> Registry:
     return await opened(engine, clock, worker)
 
 
@@ -73,7 +74,7 @@ async def test_versions_are_numbered_from_one_and_the_same_definition_keeps_its_
 
 
 async def test_a_definition_has_one_id_under_every_name_and_an_id_is_never_used_again(
-    engine: EmbeddedEngine, clock: ManualClock, worker: Worker, registry: Registry
+    engine: Engine, clock: ManualClock, worker: Worker, registry: Registry
 ) -> None:
     first = await registry.register("orders", "json", WITH_A, None)
     other = await registry.register("users", "json", OPEN, None)
@@ -91,7 +92,7 @@ async def test_a_definition_has_one_id_under_every_name_and_an_id_is_never_used_
 
 
 async def test_versions_that_were_registered_before_there_were_ids_get_them_in_that_order(
-    engine: EmbeddedEngine, clock: ManualClock, worker: Worker, registry: Registry
+    engine: Engine, clock: ManualClock, worker: Worker, registry: Registry
 ) -> None:
     await registry.register("z", "json", OPEN, None)
     avro = '{"type": "record", "name": "R", "fields": []}'
@@ -115,7 +116,7 @@ async def test_many_registrations_at_once_get_numbers_without_gaps(registry: Reg
 
 
 async def test_a_number_is_never_used_again(
-    registry: Registry, engine: EmbeddedEngine, clock: ManualClock, worker: Worker
+    registry: Registry, engine: Engine, clock: ManualClock, worker: Worker
 ) -> None:
     for text in (OPEN, WITH_A, WITH_A_B):
         await registry.register("s", "json", text, "none")
@@ -164,7 +165,7 @@ async def test_a_new_version_is_compared_with_the_latest_that_is_left(registry: 
 
 
 async def test_the_mode_can_be_changed_with_a_definition_that_is_there(
-    registry: Registry, engine: EmbeddedEngine, clock: ManualClock, worker: Worker
+    registry: Registry, engine: Engine, clock: ManualClock, worker: Worker
 ) -> None:
     await registry.register("s", "json", WITH_A, None)
     assert (await registry.register("s", "json", WITH_A, "full")).compatibility == "full"
@@ -194,7 +195,7 @@ async def test_a_schema_keeps_its_type_unless_nothing_is_asked(registry: Registr
 )
 async def test_what_cannot_be_registered_is_refused_and_leaves_nothing(
     registry: Registry,
-    engine: EmbeddedEngine,
+    engine: Engine,
     name: str,
     kind: str,
     text: str,
@@ -207,7 +208,7 @@ async def test_what_cannot_be_registered_is_refused_and_leaves_nothing(
     assert engine.partition("__schemas", 0).committed_end == 0
 
 
-async def test_there_are_bounds(engine: EmbeddedEngine, clock: ManualClock, worker: Worker) -> None:
+async def test_there_are_bounds(engine: Engine, clock: ManualClock, worker: Worker) -> None:
     registry = await opened(engine, clock, worker, schemas_max=2, schema_versions_max=2, schemas_bytes_max=60)
     await registry.register("a", "json", '{"title": "one"}', None)
     await registry.register("a", "json", '{"title": "two"}', None)
@@ -235,7 +236,7 @@ async def test_deleting_what_is_not_there_says_so(registry: Registry, version: i
 # -- bindings -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_schema_that_a_topic_is_bound_to_stays(registry: Registry, engine: EmbeddedEngine) -> None:
+async def test_a_schema_that_a_topic_is_bound_to_stays(registry: Registry, engine: Engine) -> None:
     info = await engine.create_topic("t", TopicConfig())
     for text in (OPEN, WITH_A, WITH_A_B):
         await registry.register("s", "json", text, "none")
@@ -254,7 +255,7 @@ async def test_a_schema_that_a_topic_is_bound_to_stays(registry: Registry, engin
     assert registry.bound == {}
 
 
-async def test_binding_to_what_is_not_there_is_refused(registry: Registry, engine: EmbeddedEngine) -> None:
+async def test_binding_to_what_is_not_there_is_refused(registry: Registry, engine: Engine) -> None:
     info = await engine.create_topic("t", TopicConfig())
     await registry.register("s", "json", "{}", None)
     for reference in (Reference("nope"), Reference("s", 2)):
@@ -264,7 +265,7 @@ async def test_binding_to_what_is_not_there_is_refused(registry: Registry, engin
 
 
 async def test_a_binding_ends_with_its_topic(
-    registry: Registry, engine: EmbeddedEngine, clock: ManualClock, worker: Worker
+    registry: Registry, engine: Engine, clock: ManualClock, worker: Worker
 ) -> None:
     info = await engine.create_topic("t", TopicConfig())
     await registry.register("s", "json", "{}", None)
@@ -278,7 +279,7 @@ async def test_a_binding_ends_with_its_topic(
 
 
 async def test_a_topic_is_created_bound_or_not_at_all(
-    registry: Registry, engine: EmbeddedEngine, clock: ManualClock, worker: Worker
+    registry: Registry, engine: Engine, clock: ManualClock, worker: Worker
 ) -> None:
     await registry.register("s", "json", "{}", None)
 
@@ -303,7 +304,7 @@ async def test_a_topic_is_created_bound_or_not_at_all(
 
 @pytest.mark.parametrize("created", [True, False])
 async def test_a_crash_while_a_topic_is_created_leaves_both_or_neither(
-    registry: Registry, engine: EmbeddedEngine, clock: ManualClock, worker: Worker, created: bool
+    registry: Registry, engine: Engine, clock: ManualClock, worker: Worker, created: bool
 ) -> None:
     await registry.register("s", "json", "{}", None)
     await registry._table.put(EntryKey("binding", "t", 0), Binding("s", 0, "", ""))
@@ -315,8 +316,9 @@ async def test_a_crash_while_a_topic_is_created_leaves_both_or_neither(
     assert entry == (Binding("s", 0, "", engine.topics()["t"].id) if created else None)
 
 
+@pytest.mark.embedded
 async def test_everything_is_there_after_a_crash(
-    tmp_path: Path, registry: Registry, engine: EmbeddedEngine, clock: ManualClock, worker: Worker
+    tmp_path: Path, registry: Registry, engine: Engine, clock: ManualClock, worker: Worker
 ) -> None:
     info = await engine.create_topic("t", TopicConfig())
     await registry.register("orders", "json", WITH_A, "full")
@@ -327,7 +329,7 @@ async def test_everything_is_there_after_a_crash(
     await registry.bind("t", info.id, Reference("money", 1, "Money"))
     shutil.copytree(tmp_path / "data", tmp_path / "crashed")
 
-    survivor = EmbeddedEngine(tmp_path / "crashed", clock=clock)
+    survivor = make_engine(tmp_path / "crashed", clock=clock)
     await survivor.start()
     again = await opened(survivor, clock, worker)
     assert list(again.versions(None)) == list(registry.versions(None))

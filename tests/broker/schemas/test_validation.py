@@ -15,8 +15,7 @@ from penstock.broker.records.spreading import Placement, errors_by_row
 from penstock.broker.schemas import validation
 from penstock.broker.schemas.reference import Reference
 from penstock.errors import PenstockError, SchemaNotFound, ShuttingDown, TopicNotFound, ValidationFailed
-from penstock.log.api import Batch, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Batch, Engine, TopicConfig
 from tests.broker.producing import appended, by_partition, produce, read_values
 
 ORDER = '{"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}'
@@ -104,6 +103,7 @@ async def test_a_record_that_ends_the_worker_takes_no_other_with_it(
     assert await values_in(broker, "orders") == [b'"a"', b'"b"', b'"d"']
 
 
+@pytest.mark.dense
 async def test_large_runs_go_to_the_worker_and_runs_behind_them_keep_their_order(broker: Broker) -> None:
     await bound(broker)
     large = [b'{"id": %d}' % n for n in range(40_000)]
@@ -115,7 +115,7 @@ async def test_large_runs_go_to_the_worker_and_runs_behind_them_keep_their_order
 
 
 @pytest.mark.usefixtures("always_in_the_worker")
-async def test_what_goes_wrong_after_the_check_is_answered_too(broker: Broker, engine: EmbeddedEngine) -> None:
+async def test_what_goes_wrong_after_the_check_is_answered_too(broker: Broker, engine: Engine) -> None:
     await bound(broker)
     waiting = asyncio.ensure_future(produced(broker, [SOUND]))
     await asyncio.sleep(0)
@@ -234,7 +234,7 @@ async def test_checkers_are_kept_up_to_a_bound(broker: Broker, monkeypatch: pyte
     assert list(broker._validation._checkers) == [("s8", 1, ""), ("s9", 1, "")]
 
 
-async def test_runs_under_way_are_finished_when_the_broker_closes(broker: Broker, engine: EmbeddedEngine) -> None:
+async def test_runs_under_way_are_finished_when_the_broker_closes(broker: Broker, engine: Engine) -> None:
     await bound(broker)
     waiting = asyncio.ensure_future(produced(broker, [b'{"id": %d}' % n for n in range(40_000)]))
     await asyncio.sleep(0)
@@ -244,9 +244,7 @@ async def test_runs_under_way_are_finished_when_the_broker_closes(broker: Broker
         await broker.schemas.register(ANONYMOUS, "late", "json", "{}")
 
 
-async def test_a_stop_refuses_the_runs_behind_the_one_that_is_being_checked(
-    broker: Broker, engine: EmbeddedEngine
-) -> None:
+async def test_a_stop_refuses_the_runs_behind_the_one_that_is_being_checked(broker: Broker, engine: Engine) -> None:
     await bound(broker)
     values = [b'{"id": %d}' % n for n in range(40_000)]
     waiting = [asyncio.ensure_future(produced(broker, values)) for _ in range(5)]

@@ -47,7 +47,7 @@ def laugh(depth: int) -> str:
 
 
 def definition(text: str, kind: str = "json", older: Stored | None = None) -> CheckDefinition:
-    return CheckDefinition(kind, text, older, "backward", [])
+    return CheckDefinition(kind, text, [] if older is None else [older], "backward", [])
 
 
 def records(text: str, *values: bytes, all_reasons: bool = False, key: str = "s-v1") -> CheckRecords:
@@ -162,10 +162,10 @@ def test_a_definition_is_compared_with_the_one_before_unless_it_is_known() -> No
     [reply] = asked(definition(text, older=older))
     assert isinstance(reply, Parsed)
     assert reply.problems == ["new required field 'a' not in old schema"]
-    [again] = asked(CheckDefinition("json", text, older, "backward", [reply.fingerprint]))
+    [again] = asked(CheckDefinition("json", text, [older], "backward", [reply.fingerprint]))
     assert isinstance(again, Parsed)
     assert again.problems == []
-    [free] = asked(CheckDefinition("json", text, older, "none", []))
+    [free] = asked(CheckDefinition("json", text, [older], "none", []))
     assert isinstance(free, Parsed)
     assert free.problems == []
 

@@ -63,6 +63,7 @@ async def stored(broker: Broker, topic: str = "orders") -> list[tuple[bytes | No
     partition: Partition = broker.partition(ANONYMOUS, topic, 0)
     records = []
     offset = 0
+    await partition.follow()
     while offset < partition.committed_end:
         for block in await partition.read(offset):
             headers = block.headers() or [None] * block.count

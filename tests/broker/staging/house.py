@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from penstock.broker.access.checks import Principal
@@ -26,7 +25,7 @@ class StagingHouse(House):
 
     @chunk_bytes.setter
     def chunk_bytes(self, chunk_bytes: int) -> None:
-        self._limits = replace(self._limits, staged_chunk_bytes=chunk_bytes)
+        self._limits = self._limits.model_copy(update={"staged_chunk_bytes": chunk_bytes})
 
     @property
     def staging(self) -> Staging:

@@ -76,6 +76,7 @@ async def test_an_empty_epoch_is_committed_too(house: StagingHouse) -> None:
         assert await house.values("orders") == []
 
 
+@pytest.mark.embedded
 async def test_staged_records_that_are_damaged_are_refused_by_the_commit_and_the_broker_starts(
     house: StagingHouse,
 ) -> None:

@@ -12,14 +12,13 @@ from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import InvalidRequest, LimitExceeded, OffsetOutOfRange, PartitionNotFound, TopicNotFound
-from penstock.log.api import Durability, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Durability, Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
 
 
 @pytest.fixture
-async def small(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def small(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     limits = BrokerLimits(topics_max=3, partitions_max=6, partitions_per_topic_max=4)
     broker = Broker(engine, clock=clock, limits=limits, access=OpenAccess())
     await broker.start()
@@ -111,6 +110,7 @@ async def test_added_partitions_count_towards_the_limits(small: Broker) -> None:
     await small.topics.alter(ANONYMOUS, "clicks", [("compression", "zstd")])  # settings need no room
 
 
+@pytest.mark.dense
 async def test_records_are_deleted_before_an_offset_of_one_partition(broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
     for partition in range(2):
@@ -128,6 +128,7 @@ async def test_records_are_deleted_before_an_offset_of_one_partition(broker: Bro
     assert starts(broker) == [0, 2]
 
 
+@pytest.mark.dense
 async def test_records_are_deleted_before_a_time(broker: Broker, clock: ManualClock) -> None:
     await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=3))
     await produce(broker, "orders", [b"old", b"old"], partition=0)
@@ -138,13 +139,14 @@ async def test_records_are_deleted_before_a_time(broker: Broker, clock: ManualCl
     assert starts(broker) == [2, 1, 0]
 
 
+@pytest.mark.dense
 async def test_a_group_behind_a_truncation_begins_at_the_new_start(broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
     await produce(broker, "orders", [b"%d" % number for number in range(10)])
     await broker.commit_offset(ANONYMOUS, "orders", "billing", 0, 2)
     await broker.topics.truncate(ANONYMOUS, "orders", "offset", 6)
-    assert broker.start_position(ANONYMOUS, "orders", "billing", 0, "committed") == 6
-    assert broker.lag(ANONYMOUS, "orders", "billing", 0).records == 4
+    assert await broker.start_position(ANONYMOUS, "orders", "billing", 0, "committed") == 6
+    assert (await broker.lag(ANONYMOUS, "orders", "billing", 0)).records == 4
 
 
 async def test_every_change_is_on_record(broker: Broker) -> None:

@@ -7,11 +7,10 @@ import pytest
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.topics.quota import TopicQuota
 from penstock.errors import LimitExceeded
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 
 
-async def test_what_is_being_made_counts_and_what_failed_does_not(engine: EmbeddedEngine) -> None:
+async def test_what_is_being_made_counts_and_what_failed_does_not(engine: Engine) -> None:
     quota = TopicQuota(engine, BrokerLimits(topics_max=3, partitions_max=6, partitions_per_topic_max=5))
     await engine.create_topic("a", TopicConfig(partitions=2))
     with quota.reserved("b", 3):
@@ -26,7 +25,7 @@ async def test_what_is_being_made_counts_and_what_failed_does_not(engine: Embedd
         pass
 
 
-async def test_a_topic_that_gets_partitions_is_counted_once(engine: EmbeddedEngine) -> None:
+async def test_a_topic_that_gets_partitions_is_counted_once(engine: Engine) -> None:
     quota = TopicQuota(engine, BrokerLimits(topics_max=1, partitions_max=6, partitions_per_topic_max=6))
     await engine.create_topic("a", TopicConfig(partitions=4))
     with quota.reserved("a", 6):
@@ -35,7 +34,7 @@ async def test_a_topic_that_gets_partitions_is_counted_once(engine: EmbeddedEngi
         pass
 
 
-async def test_internal_topics_do_not_count(engine: EmbeddedEngine) -> None:
+async def test_internal_topics_do_not_count(engine: Engine) -> None:
     quota = TopicQuota(engine, BrokerLimits(topics_max=1, partitions_max=1, partitions_per_topic_max=1))
     await engine.create_topic("__own", TopicConfig(partitions=3))
     with quota.reserved("a", 1):

@@ -37,6 +37,7 @@ DAY_S = 24 * 3600
 # -- all or nothing -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.embedded
 async def test_records_of_all_topics_appear_together_with_the_commit_and_not_before(house: House) -> None:
     async with house:
         await house.topic("orders", partitions=3)

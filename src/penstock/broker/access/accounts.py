@@ -29,7 +29,7 @@ class Accounts:
         background: Background,
         workers: WorkerPool,
     ) -> None:
-        self.directory = Directory(engine)
+        self.directory = Directory(engine, background)
         self.rules = rules or RolePolicy(self.directory, settings)
         self.access = AuditedAccess(self.rules, self.directory.granted if rules is None else None)
         """The rules, with refusals noted in the audit trail."""

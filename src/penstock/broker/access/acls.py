@@ -120,4 +120,6 @@ def _check_pattern(pattern: str) -> None:
     # What is before the star may end anywhere in a name, also behind a slash, so a letter stands in for what follows.
     validate_topic_name(pattern.removesuffix("*") + "x" if pattern.endswith("*") else pattern)
     if is_internal(pattern):
-        raise InvalidRequest(f"ACL {pattern} speaks of the broker's own topics, which nobody may open")
+        raise InvalidRequest(
+            f"ACL {pattern} names internal topics, which ACLs cannot open: name topics without the prefix __"
+        )

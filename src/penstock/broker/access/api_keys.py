@@ -15,16 +15,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.background import Background, run_to_completion
-from penstock.broker.access.audit import Audit
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker
+from penstock.background import run_to_completion
+from penstock.broker.access.checks import Operation, Principal, on_broker
 from penstock.broker.access.directory import KEY_PRINCIPAL_PREFIX, Directory
 from penstock.broker.access.logins import Logins
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context, Part
 from penstock.broker.table import Table
-from penstock.clock import Clock
 from penstock.errors import EntryNotFound, InvalidRequest
-from penstock.log.api import Engine
 from penstock.names import NAME_BYTES_MAX, validate_name
 
 KEYS_TOPIC: Final = "__keys"
@@ -62,31 +59,25 @@ def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
 
 
-class ApiKeys:
-    def __init__(
-        self,
-        engine: Engine,
-        directory: Directory,
-        audit: Audit,
-        logins: Logins,
-        *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
-        background: Background,
-    ) -> None:
-        self.access = access
-        self.background = background
+class ApiKeys(Part):
+    def __init__(self, context: Context, directory: Directory, logins: Logins) -> None:
+        super().__init__(context)
         self._directory = directory
         directory.role_holders.append(self._holders_of)
-        self._audit = audit
         self._logins = logins
-        self._clock = clock
         self._names: dict[bytes, str] = {}
         """By digest."""
         self._digests: dict[str, bytes] = {}
         """By name."""
-        self._table = Table(engine, KEYS_TOPIC, str, ApiKey, entries_max=limits.api_keys_max, on_change=self._changed)
+        self._table = Table(
+            self._engine,
+            KEYS_TOPIC,
+            str,
+            ApiKey,
+            entries_max=self._limits.api_keys_max,
+            background=self.background,
+            on_change=self._changed,
+        )
 
     async def start(self) -> None:
         await self._table.load()

@@ -28,9 +28,10 @@ import structlog
 
 from penstock.broker.access.checks import AccessPolicy, Operation, Principal, Resource, on_broker
 from penstock.broker.access.throttle import source_of
+from penstock.broker.table import ensure_internal_topic
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.log.api import Appended, Batch, Engine, Partition, TopicConfig
+from penstock.log.api import Appended, Batch, Engine, Partition, TopicConfig, follow_all
 from penstock.log.block import Block
 from penstock.workers import Check, Worker, WorkerPool
 
@@ -144,9 +145,7 @@ class _Trail:
         self._failing = False
 
     async def start(self) -> None:
-        if self.topic not in self._engine.topics():
-            await self._engine.create_topic(self.topic, AUDIT_CONFIG)
-        self._partition = self._engine.partition(self.topic, 0)
+        self._partition = await ensure_internal_topic(self._engine, self.topic, AUDIT_CONFIG)
 
     async def written(self) -> None:
         noted = self.noted
@@ -186,6 +185,7 @@ class _Trail:
     async def scan(self, query: AuditQuery, worker: Worker) -> tuple[Sequence[AuditEvent], int]:
         """Return the newest events that match, oldest first, and how many match in all."""
         partition = self._engine.partition(self.topic, 0)
+        await follow_all([partition])
         offset = max(partition.start_offset, await partition.offset_at(query.start_ms) if query.start_ms > 0 else 0)
         newest: deque[AuditEvent] = deque(maxlen=query.limit + query.skip)
         total = 0

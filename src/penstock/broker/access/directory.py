@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.background import Background
 from penstock.broker.access.checks import Granted, Operation
 from penstock.broker.table import Table
 from penstock.errors import InvalidRequest
@@ -145,10 +146,16 @@ class _Coverage:
 
 
 class Directory:
-    def __init__(self, engine: Engine) -> None:
-        self.users = Table(engine, USERS_TOPIC, str, User, entries_max=USERS_MAX, on_change=self._user_changed)
-        self.roles = Table(engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, on_change=self._role_changed)
-        self.acls = Table(engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, on_change=self._acl_changed)
+    def __init__(self, engine: Engine, background: Background | None = None) -> None:
+        self.users = Table(
+            engine, USERS_TOPIC, str, User, entries_max=USERS_MAX, background=background, on_change=self._user_changed
+        )
+        self.roles = Table(
+            engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, background=background, on_change=self._role_changed
+        )
+        self.acls = Table(
+            engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, background=background, on_change=self._acl_changed
+        )
         self.changing = asyncio.Lock()
         """Held while users, roles or API keys change: what one change checks, no other undoes meanwhile."""
         self.role_holders: list[Callable[[str], Iterator[str]]] = []

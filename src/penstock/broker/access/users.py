@@ -145,6 +145,11 @@ class Users:
         self._setup_token = self._random_bytes(TOKEN_BYTES).hex()
         return self._setup_token
 
+    def login_basis(self, name: str) -> object:
+        """Return what a login of a user rests on. It is another once the password has changed, the user may not log in, or is another."""
+        user = self._directory.users.get(name)
+        return None if user is None else (user.password_hash, user.enabled)
+
     def standing(self, principal: Principal) -> Standing:
         """What a principal is and may do everywhere. Nobody is refused to know that of itself."""
         user = self._directory.users.get(principal.name)
@@ -302,7 +307,7 @@ class Users:
         async with self._changing:
             in_use = next(self._directory.holders_of(name), None)
             if in_use is not None:
-                raise InvalidRequest(f"role {name} is in use by {in_use}: take it away there first")
+                raise InvalidRequest(f"role {name} is in use by {in_use}: remove it there first")
             if self._directory.roles.get(name) is None:
                 return
             await self._directory.roles.delete(name)

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from penstock.errors import OffsetOutOfRange
-from penstock.log.api import Partition
+from penstock.log.api import Partition, follow_all
 from penstock.log.block import Block
 
 READ_BYTES: Final = 256 << 10
@@ -118,7 +118,7 @@ class Cursor:
             handle = self.handle
             if self.read_to >= handle.committed_end:
                 self.block = None
-                return False
+                return False if handle.followed else NOT_IN_MEMORY
             self.read_to = max(self.read_to, handle.start_offset)
             found = handle.read_cached(self.read_to, READ_BYTES)
             if found is None:
@@ -136,6 +136,7 @@ class Cursor:
     async def load(self) -> None:
         """Read on, where `take` found nothing in memory."""
         if (self.block is None or self.row >= self.block.count) and not self.next_blocks:
+            await follow_all([self.handle])
             read_to, end = max(self.read_to, self.handle.start_offset), self.handle.committed_end
             if read_to < end:
                 self.next_blocks = deque(await self.handle.read(read_to, READ_BYTES))

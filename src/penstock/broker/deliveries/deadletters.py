@@ -16,24 +16,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from penstock.background import Background, run_to_completion
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_topic
+from penstock.background import run_to_completion
+from penstock.broker.access.checks import Operation, Principal, on_topic
 from penstock.broker.deliveries.deadletter_entries import DeadLetter, FailedRecord, headers_with_story, letters_of
 from penstock.broker.keyed_locks import KeyedLocks
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context, Part
 from penstock.broker.records.producer import ANY_PARTITION, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, appended_together
-from penstock.clock import Clock
 from penstock.errors import EntryNotFound, InvalidRequest, TopicNotFound
-from penstock.log.api import Batch, BatchFor, Engine, TopicInfo
+from penstock.log.api import Batch, BatchFor, TopicInfo, follow_all
 from penstock.names import NAME_BYTES_MAX
-from penstock.workers import Check, WorkerPool
+from penstock.workers import Check
 
 DEADLETTERS_TOPIC: Final = "__deadletters"
 SUFFIX: Final = ".dlq"
@@ -65,32 +64,30 @@ Wanted = Callable[[DeadLetter, Check], bool]
 """Whether a dead letter is wanted. Called in a worker thread; if it takes long, it calls the check between its steps (workers.py)."""
 
 
-class DeadLetters:
+class DeadLetters(Part):
     def __init__(
         self,
-        engine: Engine,
+        context: Context,
         producer: Producer,
         validation: Validation,
         *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
-        background: Background,
         ensure_topic: Callable[[str], Awaitable[None]],
         delete_topic: Callable[[Principal, str], Awaitable[None]],
-        workers: WorkerPool,
     ) -> None:
-        self.access = access
-        self.background = background
+        super().__init__(context)
         self.stats = DeadLetterStats()
-        self._engine = engine
         self._producer = producer
         self._validation = validation
-        self._clock = clock
         self._ensure_topic = ensure_topic
         self._delete_topic = delete_topic
-        self._workers = workers
-        self._marks = Table(engine, DEADLETTERS_TOPIC, MarkKey, bytes, entries_max=limits.dead_letter_marks_max)
+        self._marks = Table(
+            self._engine,
+            DEADLETTERS_TOPIC,
+            MarkKey,
+            bytes,
+            entries_max=self._limits.dead_letter_marks_max,
+            background=self.background,
+        )
         self._changing: KeyedLocks[str] = KeyedLocks()
         """By topic: a mark is read, changed and written by one replay or purge at a time."""
 
@@ -99,11 +96,13 @@ class DeadLetters:
         await self._marks.load()
         names = {info.id: info.name for info in self._engine.topics().values()}
         changes: list[tuple[MarkKey, bytes | None]] = []
-        for key, bits in self._marks.items():
+        for key, bits in list(self._marks.items()):
             if key.topic_id not in names:
                 changes.append((key, None))
                 continue
-            end = self._engine.partition(names[key.topic_id], key.partition).committed_end
+            handle = self._engine.partition(names[key.topic_id], key.partition)
+            await follow_all([handle])
+            end = handle.committed_end
             kept = _marks_before(bits, end - key.chunk * LETTERS_PER_MARK)
             if kept != bits:
                 changes.append((key, kept))
@@ -162,12 +161,25 @@ class DeadLetters:
                     break
         return found
 
+    @on_topic(Operation.READ)
+    async def letter(self, principal: Principal, topic: str, letter_id: str) -> DeadLetter:
+        """Return one dead letter that was not replayed. Raises EntryNotFound where none is listed under this id."""
+        return await self._find(topic, letter_id)
+
     @on_topic(Operation.WRITE)
     @run_to_completion
-    async def replay(self, principal: Principal, topic: str, letter_id: str) -> DeadLetter:
-        """Write a dead letter's record to its topic again. Raises EntryNotFound where none is listed under this id."""
+    async def replay(
+        self, principal: Principal, topic: str, letter_id: str, edit: Callable[[DeadLetter], DeadLetter] | None = None
+    ) -> DeadLetter:
+        """Write a dead letter's record to its topic again, edited if asked for. Raises EntryNotFound where none is listed under this id.
+
+        A record with another key goes to the partition of that key.
+        """
         async with self._changing.of(topic):
             letter = await self._find(topic, letter_id)
+            if edit is not None:
+                edited = edit(letter)
+                letter = edited if edited.key == letter.key else replace(edited, origin_partition=None)
             await self._replay(topic, [letter])
         return letter
 
@@ -249,6 +261,7 @@ class DeadLetters:
             return
         now_ms = self._clock.now_ms()
         handles = [self._engine.partition(info.name, index) for index in range(info.config.partitions)]
+        await follow_all(handles)
         for handle, end in [(handle, handle.committed_end) for handle in handles]:
             offset = handle.start_offset
             while offset < end:
@@ -271,6 +284,7 @@ class DeadLetters:
         if not 0 <= partition < info.config.partitions:
             return None
         handle = self._engine.partition(info.name, partition)
+        await follow_all([handle])
         if not handle.start_offset <= offset < handle.committed_end:
             return None
         blocks = await handle.read(offset, 1)

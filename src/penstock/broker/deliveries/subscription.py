@@ -291,7 +291,7 @@ class Subscription:
         if not counts:
             entry.deliveries -= 1
         entry.due_ms = None
-        self._waiting.append(tag)
+        self._waiting.appendleft(tag)
 
     def give_up(self, tag: int, reason: str) -> None:
         """A delivery that can never arrive: its record becomes a dead letter now."""

@@ -128,7 +128,7 @@ class SubscriptionWriter:
         self._writing = True
         error: PenstockError | None = ShuttingDown("the broker stopped before the acknowledgements were stored")
         try:
-            await self._write_states(list(dirty.values()))
+            await self._write_states(list(dirty.values()), relaxed=not self._await_current)
             error = None
         except Exception as failure:
             self._dirty = {**dirty, **self._dirty}
@@ -147,11 +147,11 @@ class SubscriptionWriter:
         except Exception:
             log.exception("durability_callback_failed")
 
-    async def _write_states(self, subscriptions: Sequence[Subscription]) -> None:
+    async def _write_states(self, subscriptions: Sequence[Subscription], *, relaxed: bool) -> None:
         async with self._state_write:
             changes = [(each.id, each.stored()) for each in subscriptions if not each.deleted]
             if changes:
-                await self._table.change(changes)
+                await self._table.change(changes, relaxed=relaxed)
 
     # -- dead letters -----------------------------------------------------------------------------------------------------
 

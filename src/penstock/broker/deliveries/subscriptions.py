@@ -18,8 +18,8 @@ from typing import Final, Literal
 
 import structlog
 
-from penstock.background import Background, Loop, run_to_completion
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_topic_group
+from penstock.background import Loop, run_to_completion
+from penstock.broker.access.checks import Operation, Principal, on_topic_group
 from penstock.broker.deliveries.cursor import NOT_IN_MEMORY, NotInMemory
 from penstock.broker.deliveries.deadletters import DeadLetters
 from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription
@@ -34,9 +34,8 @@ from penstock.broker.deliveries.subscription import (
 from penstock.broker.deliveries.subscription_writer import OnDurable, SubscriptionWriter
 from penstock.broker.groups.groups import GroupInfo, GroupOffset
 from penstock.broker.keyed_locks import KeyedLocks
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context, Part
 from penstock.broker.table import Table
-from penstock.clock import Clock
 from penstock.errors import (
     AccessDenied,
     InvalidRequest,
@@ -44,7 +43,7 @@ from penstock.errors import (
     PenstockError,
     TopicNotFound,
 )
-from penstock.log.api import Engine, Partition, TopicInfo
+from penstock.log.api import Partition, TopicInfo, follow_all
 from penstock.names import validate_group_name
 
 SUBSCRIPTIONS_TOPIC: Final = "__subscriptions"
@@ -74,29 +73,26 @@ class SubscriptionStats:
     """Cursors moved back to where the log was cut."""
 
 
-class Subscriptions:
+class Subscriptions(Part):
     def __init__(
         self,
-        engine: Engine,
+        context: Context,
         dead_letters: DeadLetters,
-        background: Background,
         *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
         policy: DeliveryPolicy,
         ensure_topic: Callable[[Principal, str], Awaitable[None]],
     ) -> None:
-        self.access = access
-        self.background = background
+        super().__init__(context)
         self.stats = SubscriptionStats()
-        self._engine = engine
-        self._clock = clock
-        self._limits = limits
         self._policy = policy
         self._ensure_topic = ensure_topic
         self._table = Table(
-            engine, SUBSCRIPTIONS_TOPIC, int, StoredSubscription, entries_max=limits.subscriptions_max + 1
+            self._engine,
+            SUBSCRIPTIONS_TOPIC,
+            int,
+            StoredSubscription,
+            entries_max=self._limits.subscriptions_max + 1,
+            background=self.background,
         )
         self._by_id: dict[int, Subscription] = {}
         self._by_name: dict[tuple[str, str], Subscription] = {}
@@ -105,10 +101,12 @@ class Subscriptions:
         self._arriving = 0
         self._owned: Counter[str] = Counter()
         """Subscriptions by owner, those that are being created among them."""
+        self._subscribed: Counter[str] = Counter()
+        """Subscriptions by topic."""
         self._next_id = 1
         self._reading: dict[int, Subscription] = {}
         """Those that may have something in flight or blocks in memory: what the sweep looks at."""
-        self._writer = SubscriptionWriter(self._table, dead_letters, background, clock)
+        self._writer = SubscriptionWriter(self._table, dead_letters, self.background, self._clock)
         self._sweeping: Loop | None = None
         self._idle_checked_s = 0.0
 
@@ -118,7 +116,7 @@ class Subscriptions:
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic()
         gone: list[int] = []
         changed: list[tuple[int, StoredSubscription]] = []
-        for subscription_id, stored in self._table.items():
+        for subscription_id, stored in list(self._table.items()):
             if subscription_id == _NUMBERS:
                 self._next_id = stored.cursors[0].start
                 continue
@@ -127,6 +125,7 @@ class Subscriptions:
                 gone.append(subscription_id)
                 continue
             handles = self._handles(info)
+            await follow_all(handles)
             continued = stored.continued(handles)
             if continued != stored:
                 self._note_truncated(subscription_id, stored, continued)
@@ -272,7 +271,7 @@ class Subscriptions:
         """
         had = (tag for tag, deliveries in delivered if subscription.is_with_reader(tag, deliveries))
         at_work_on = next(had, None) if first_counts else None
-        for tag, deliveries in sorted(delivered):
+        for tag, deliveries in sorted(delivered, reverse=True):  # so that the first of them ends up in front
             subscription.give_back(tag, deliveries, counts=tag == at_work_on)
         if subscription.exhausted:
             self._writer.dead_letter_soon(subscription)
@@ -327,11 +326,21 @@ class Subscriptions:
             each for each in self._by_id.values() if group in (None, group_name(each)) and topic in (None, each.topic)
         ]
 
-    def take_up_partitions(self, info: TopicInfo) -> None:
-        """The topic has more partitions: its subscriptions read them from their start."""
-        handles = self._handles(info)
-        for subscription in [each for each in self._by_id.values() if each.topic_id == info.id]:
-            self._extend(subscription, handles)
+    def topic_changed(self, name: str) -> None:
+        """A topic was changed, whoever did that: subscriptions read partitions that were added, from their start, and end if it is gone.
+
+        What is stored of those that end is deleted by `forget_topic`, or at the next start.
+        """
+        if name not in self._subscribed:
+            return
+        info = self._engine.topics().get(name)
+        of_topic = [each for each in self._by_id.values() if each.topic == name]
+        self._forget([each for each in of_topic if info is None or each.topic_id != info.id])
+        if info is not None:
+            handles = self._handles(info)
+            for subscription in of_topic:
+                if not subscription.deleted:
+                    self._extend(subscription, handles)
 
     def _extend(self, subscription: Subscription, handles: Sequence[Partition]) -> None:
         """Make a subscription read partitions that it does not read yet."""
@@ -341,9 +350,15 @@ class Subscriptions:
             self._writer.store_soon(subscription)
 
     async def forget_topic(self, topic: str) -> None:
-        """The topic was deleted, and so are its subscriptions."""
-        ended = [subscription for subscription in self._by_id.values() if subscription.topic == topic]
-        await self._end(ended)
+        """A topic was deleted (see `topic_changed`): delete what is stored of its subscriptions."""
+        info = self._engine.topics().get(topic)
+        await self._delete_leftovers(
+            [
+                subscription_id
+                for subscription_id, stored in self._table.items()
+                if stored.topic == topic and (info is None or stored.topic_id != info.id)
+            ]
+        )
 
     def sweep(self) -> None:
         """Take back what is due, let go of blocks that nobody reads, and end what nobody uses."""
@@ -380,6 +395,7 @@ class Subscriptions:
                 await self._create_topic(principal, topic)
             info = self._topic(topic)
             handles = self._handles(info)
+            await follow_all(handles)
             starts = [handle.start_offset if start == "earliest" else handle.committed_end for handle in handles]
             stored = StoredSubscription(
                 topic,
@@ -467,6 +483,7 @@ class Subscriptions:
         subscription.used_s = now_s
         self._by_id[subscription.id] = subscription
         self._owned[subscription.owner] += 1
+        self._subscribed[subscription.topic] += 1
         if subscription.name:
             self._by_name[subscription.topic, subscription.name] = subscription
 
@@ -480,6 +497,9 @@ class Subscriptions:
             subscription.wake()
             del self._by_id[subscription.id]
             self._disown(subscription.owner)
+            self._subscribed[subscription.topic] -= 1
+            if not self._subscribed[subscription.topic]:
+                del self._subscribed[subscription.topic]
             if subscription.name:
                 del self._by_name[subscription.topic, subscription.name]
             self._reading.pop(subscription.id, None)

@@ -28,8 +28,8 @@ from typing import Final
 
 import structlog
 
-from penstock.background import Background, Loop
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_group_topics
+from penstock.background import Loop
+from penstock.broker.access.checks import Operation, Principal, on_group_topics
 from penstock.broker.groups.assignment import TopicPartition, assign
 from penstock.broker.groups.groups import Groups, OffsetKey
 from penstock.broker.groups.membership import (
@@ -49,9 +49,8 @@ from penstock.broker.groups.membership import (
     known_topic,
     stored,
 )
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context, Part
 from penstock.broker.table import Table
-from penstock.clock import Clock
 from penstock.errors import (
     AccessDenied,
     ConsumerFenced,
@@ -63,7 +62,7 @@ from penstock.errors import (
     TopicNotFound,
 )
 from penstock.futures import shield
-from penstock.log.api import Engine
+from penstock.log.api import follow_all
 from penstock.names import NAME_BYTES_MAX, validate_group_name, validate_name
 
 MEMBERS_TOPIC: Final = "__members"
@@ -93,29 +92,21 @@ _GROUP: Final = ""
 log = structlog.get_logger("penstock.broker.groups.coordinator")
 
 
-class Coordinator:
-    def __init__(
-        self,
-        engine: Engine,
-        groups: Groups,
-        background: Background,
-        *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
-    ) -> None:
-        self.access = access
+class Coordinator(Part):
+    def __init__(self, context: Context, groups: Groups) -> None:
+        super().__init__(context)
         self.stats = groups.stats
-        self._engine = engine
         self._offsets = groups
-        self._background = background
-        self._clock = clock
-        self._limits = limits
         self._groups: dict[str, Group] = {}
         self._empty: OrderedDict[str, None] = OrderedDict()
         """Groups without members, the one that has been empty for longest first."""
         self._table = Table(
-            engine, MEMBERS_TOPIC, MemberKey, StoredMember, entries_max=limits.group_members_max + limits.groups_max
+            self._engine,
+            MEMBERS_TOPIC,
+            MemberKey,
+            StoredMember,
+            entries_max=self._limits.group_members_max + self._limits.groups_max,
+            background=self.background,
         )
         self._sweeping: Loop | None = None
 
@@ -136,7 +127,7 @@ class Coordinator:
                 self._rebalance(group)
             else:
                 self._empty[group.name] = None
-        self._sweeping = self._background.loop("group_sessions", self._sweep_step, first_s=SWEEP_S)
+        self._sweeping = self.background.loop("group_sessions", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
         if self._sweeping is not None:
@@ -167,6 +158,8 @@ class Coordinator:
                 del member.owned[partition]
                 member.stored = False
         self._grant(state, member)
+        news = [each for each in member.target if each in member.owned and beat.owned.get(each) != member.owned[each]]
+        await follow_all(self._engine.partition(*each) for each in news)
         assigned = [self._assigned(state, member, each, beat) for each in sorted(member.owned) if each in member.target]
         heartbeat_ms = min(HEARTBEAT_MS_MAX, member.session_ms // HEARTBEATS_PER_SESSION)
         if not state.is_balanced():

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
+from penstock.background import Background
 from penstock.broker.groups.truncation import position_of_client, valid_position
 from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.table import PreparedChange, Table
@@ -120,7 +121,9 @@ _Pair = tuple[str, str]
 
 
 class Groups:
-    def __init__(self, engine: Engine, clock: Clock, limits: BrokerLimits) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, limits: BrokerLimits, background: Background | None = None
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._limits = limits
@@ -136,6 +139,7 @@ class Groups:
             OffsetKey,
             CommittedOffset,
             entries_max=limits.group_offsets_max,
+            background=background,
             value_bytes_max=OFFSET_BYTES_MAX,
             on_change=self._changed,
         )

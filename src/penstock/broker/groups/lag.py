@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from penstock.broker.groups.groups import GroupInfo, Groups
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.log.api import Engine, Partition
+from penstock.log.api import Engine, Partition, follow_all
 
 LAGS_MAX: Final = 2_000
 LOOKUPS_MAX: Final = 500
@@ -109,8 +109,9 @@ class Lags:
         self._groups = groups
         self._ages = ages
 
-    def lag(self, topic: str, group: str, partition: int) -> Lag:
+    async def lag(self, topic: str, group: str, partition: int) -> Lag:
         handle = self._engine.partition(topic, partition)
+        await follow_all([handle])
         committed = self._groups.committed(topic, group, partition)
         return Lag(committed, handle.committed_end, handle.committed_end - _position(handle, committed))
 
@@ -148,6 +149,7 @@ class Lags:
         for index in indexes[:partitions_max]:
             try:
                 handle = self._engine.partition(info.topic, index)
+                await follow_all([handle])
             except PenstockError:
                 lags.append(PartitionLag(index, committed.get(index), None, None, None))
                 continue

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker
+from penstock.broker.access.checks import Operation, Principal, on_broker
 from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.deliveries.subscriptions import Subscriptions, group_name
 from penstock.broker.groups.assignment import TopicPartition
@@ -17,7 +17,7 @@ from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.groups import GroupInfo, Groups
 from penstock.broker.groups.lag import Lags, Lookups, PartitionLag, RecordAges
 from penstock.broker.groups.membership import MemberInfo
-from penstock.log.api import Engine
+from penstock.broker.part import Context, Part
 
 PAGE_PARTITIONS_MAX: Final = 2_000
 """A page ends with the group or subscription that reaches it."""
@@ -81,20 +81,17 @@ class SubscriptionPage(NamedTuple):
     more: bool
 
 
-class Monitoring:
+class Monitoring(Part):
     def __init__(
         self,
-        engine: Engine,
+        context: Context,
         groups: Groups,
         coordinator: Coordinator,
         subscriptions: Subscriptions,
         lags: Lags,
         ages: RecordAges,
-        *,
-        access: AccessPolicy,
     ) -> None:
-        self.access = access
-        self._engine = engine
+        super().__init__(context)
         self._groups = groups
         self._coordinator = coordinator
         self._subscriptions = subscriptions

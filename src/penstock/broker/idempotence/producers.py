@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker, on_topic
+from penstock.broker.access.checks import Operation, Principal, on_broker, on_topic
 from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX, Sequences, Verdict
 from penstock.broker.idempotence.stored import (
     NOT_STORED,
@@ -38,14 +38,13 @@ from penstock.broker.idempotence.stored import (
     kept_reasons,
     written,
 )
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context, Part
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import Accepted, Producer
 from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.table import TABLE_CONFIG, read_state
+from penstock.broker.table import TABLE_CONFIG, ensure_internal_topic, read_state
 from penstock.broker.transactions.transaction_records import TransactionRecords
-from penstock.clock import Clock
 from penstock.errors import (
     CorruptMetadata,
     InvalidRequest,
@@ -56,7 +55,7 @@ from penstock.errors import (
     TopicNotFound,
     UnknownProducer,
 )
-from penstock.log.api import Appended, Batch, BatchFor, Engine, LateBatch, Partition
+from penstock.log.api import Appended, Batch, BatchFor, LateBatch, Partition
 from penstock.log.block import Block
 
 FORGOTTEN_PER_APPEND_MAX: Final = 1024
@@ -119,24 +118,12 @@ class _Producer:
         return [encode(ProducerKey(self.id, slot)) for slot in (PRODUCER_SLOT, *slots)]
 
 
-class IdempotentProducers:
-    def __init__(
-        self,
-        engine: Engine,
-        producer: Producer,
-        validation: Validation,
-        *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
-    ) -> None:
-        self.access = access
+class IdempotentProducers(Part):
+    def __init__(self, context: Context, producer: Producer, validation: Validation) -> None:
+        super().__init__(context)
         self.stats = ProducerStats()
-        self._engine = engine
         self._producer = producer
         self._validation = validation
-        self._clock = clock
-        self._limits = limits
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
         """By id, the one whose last request is the oldest first."""
@@ -156,14 +143,13 @@ class IdempotentProducers:
 
     async def start(self) -> None:
         """Read the producers. Raises CorruptBlock if a part of them cannot be read."""
-        if PRODUCERS_TOPIC not in self._engine.topics():
-            await self._engine.create_topic(PRODUCERS_TOPIC, TABLE_CONFIG)
+        partition = await ensure_internal_topic(self._engine, PRODUCERS_TOPIC, TABLE_CONFIG)
         stray: dict[bytes, None] = {}
         async for block in read_state(self._engine, PRODUCERS_TOPIC):
             self._load(block, stray)
         for known in self._known.values():
             self._size_bytes += known.measure()
-        self._partition = self._engine.partition(PRODUCERS_TOPIC, 0)
+        self._partition = partition
         self._delete(list(stray))
         self._forget_old()
 

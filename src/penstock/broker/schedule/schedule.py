@@ -27,15 +27,15 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from penstock.background import Background, Loop, run_to_completion
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker, on_topic
-from penstock.broker.limits import INT64_MAX, BrokerLimits
+from penstock.background import Loop, run_to_completion
+from penstock.broker.access.checks import Operation, Principal, on_broker, on_topic
+from penstock.broker.limits import INT64_MAX
+from penstock.broker.part import Context, Part
 from penstock.broker.records.producer import Producer
 from penstock.broker.schedule.due_times import Due, DueTimes
 from penstock.broker.schedule.schedule_log import Delayed, Loaded, ScheduleLog
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import appended_together
-from penstock.clock import Clock
 from penstock.errors import (
     EntryNotFound,
     InvalidRequest,
@@ -45,7 +45,7 @@ from penstock.errors import (
     ShuttingDown,
     TopicNotFound,
 )
-from penstock.log.api import Appended, Batch, BatchFor, Engine, Partition
+from penstock.log.api import Appended, Batch, BatchFor, Partition
 from penstock.stats import DURATION_BOUNDS_S, Histogram
 
 # Entries are read so long before they are due: a read of the disk is then over in time, and many share it.
@@ -109,27 +109,13 @@ class ScheduleStats:
     """How long after its time a record was readable."""
 
 
-class Schedule:
-    def __init__(
-        self,
-        engine: Engine,
-        producer: Producer,
-        validation: Validation,
-        *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
-        background: Background,
-    ) -> None:
-        self.access = access
-        self.background = background
+class Schedule(Part):
+    def __init__(self, context: Context, producer: Producer, validation: Validation) -> None:
+        super().__init__(context)
         self.stats = ScheduleStats()
-        self._engine = engine
         self._producer = producer
         self._validation = validation
-        self._clock = clock
-        self._limits = limits
-        self._log = ScheduleLog(engine)
+        self._log = ScheduleLog(self._engine)
         self._waiting = DueTimes()
         self._reading: set[Due] = set()
         self._ready: dict[Due, Loaded] = {}
@@ -186,7 +172,7 @@ class Schedule:
         Otherwise `done` is called once, on the loop, when the entry is on disk or could not be written.
         """
         if delay_ms <= 0:
-            raise InvalidRequest(f"a delay of {delay_ms} ms is none: write the record at once")
+            raise InvalidRequest(f"delay_ms must be positive, got {delay_ms}: produce the record without a delay")
         if delay_ms > self._limits.delay_ms_max:
             raise InvalidRequest(
                 f"delay {go_duration(delay_ms)} exceeds maximum allowed delay {go_duration(self._limits.delay_ms_max)}"
@@ -263,7 +249,7 @@ class Schedule:
         """
         last = _parse_id(after) if after else (0, -1)
         if last is None:
-            raise InvalidRequest(f"{after} is no id of a delayed record: leave it out to list from the first on")
+            raise InvalidRequest(f"{after} is not the id of a delayed record: leave it out to list from the beginning")
         in_memory = sorted(due for due in (*self._reading, *self._ready) if due > last)
         wanted = list(
             islice(heapq.merge(in_memory, self._waiting.following(last, LISTED_ENTRIES_MAX)), LISTED_ENTRIES_MAX)
@@ -390,7 +376,7 @@ class Schedule:
             await appended_together(self._engine, [*parts, self._log.ends(deliverable)])
         except OutcomeUnknown as error:
             # Whether they were delivered is unknown: to deliver them again now might be the second time. A restart will tell.
-            _log.error("delayed records left for the next start", records=len(deliverable), error=str(error))
+            _log.error("delayed_records_not_delivered", records=len(deliverable), error=str(error))
             return
         except BaseException as error:
             for entry in deliverable:

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from penstock.broker.schedule.due_times import Due, DueTimes, Int64s
-from penstock.broker.table import TABLE_CONFIG, read_state
+from penstock.broker.table import TABLE_CONFIG, ensure_internal_topic, read_state
 from penstock.errors import CorruptBlock, CorruptMetadata
 from penstock.log.api import Batch, BatchFor, Engine, OnAppended, Partition
 from penstock.log.block import Block
@@ -69,9 +69,7 @@ class ScheduleLog:
 
     async def load(self) -> DueTimes:
         """Create the topic where it is missing, else read it: what waits in it. Raises where a part of it cannot be read."""
-        if SCHEDULE_TOPIC not in self._engine.topics():
-            await self._engine.create_topic(SCHEDULE_TOPIC, TABLE_CONFIG)
-        self._partition = self._engine.partition(SCHEDULE_TOPIC, 0)
+        self._partition = await ensure_internal_topic(self._engine, SCHEDULE_TOPIC, TABLE_CONFIG)
         columns = [_keys_of(block) async for block in read_state(self._engine, SCHEDULE_TOPIC)]
         return self._still_waiting(columns)
 

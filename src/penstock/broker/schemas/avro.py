@@ -10,13 +10,12 @@ import re
 from typing import Any, Final, Self
 
 import fastavro
-import msgspec
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from penstock.broker.schemas.avro_compatibility import problems_reading
 from penstock.broker.schemas.avro_wire import NAMED, AvroChecker, Walks
-from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker, Definition, shortened
-from penstock.broker.schemas.json_schema import decode_definition
+from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker, shortened
+from penstock.broker.schemas.json_schema import JsonText, decode_definition
 from penstock.errors import InvalidRequest, SchemaInvalid
 
 DEFINITION_DEPTH_MAX: Final = 64
@@ -25,15 +24,13 @@ COST_PER_LEVEL: Final = 8
 """A record of one-byte fields takes some 200 ns a byte, because the walk is Python; a record in a record twice that."""
 PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_CANONICAL: Final = msgspec.json.Encoder(order="deterministic")
 
 
-class AvroDefinition(Definition):
+class AvroDefinition(JsonText):
     kind = "avro"
 
     def __init__(self, text: str, cost: int = COST_UNBOUNDED) -> None:
-        self._text = text
-        self.cost = cost
+        super().__init__(text, cost)
         source = decode_definition(text)
         _check_depth(source)
         self._named: dict[str, Any] = {}
@@ -55,18 +52,6 @@ class AvroDefinition(Definition):
         except RecursionError:
             raise SchemaInvalid("types refer to types over more levels than can be followed") from None
         return definition
-
-    @classmethod
-    def load(cls, text: str, form: bytes, cost: int) -> Self:
-        return cls(text, cost)
-
-    @property
-    def form(self) -> bytes:
-        return b""
-
-    @property
-    def identity(self) -> bytes:
-        return _CANONICAL.encode(decode_definition(self._text))
 
     @property
     def schema(self) -> Any:

@@ -16,9 +16,9 @@ from google.protobuf import json_format
 
 from penstock.broker.schemas.avro import AvroDefinition
 from penstock.broker.schemas.decoded import NOT_DECODED, Decoded
+from penstock.broker.schemas.entries import Version
 from penstock.broker.schemas.kinds import KINDS
 from penstock.broker.schemas.protobuf import ProtobufDefinition
-from penstock.broker.schemas.registry import Version
 from penstock.errors import InvalidRequest
 from penstock.workers import Check
 

@@ -34,17 +34,12 @@ _CANONICAL: Final = msgspec.json.Encoder(order="deterministic")
 _UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class JsonDefinition(Definition):
-    kind = "json"
+class JsonText(Definition):
+    """A definition that is written in JSON, of which nothing else is stored."""
 
     def __init__(self, text: str, cost: int) -> None:
         self._text = text
         self.cost = cost
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        _compiled(text)
-        return cls(text, evaluations_per_value(decode_definition(text)))
 
     @classmethod
     def load(cls, text: str, form: bytes, cost: int) -> Self:
@@ -57,6 +52,15 @@ class JsonDefinition(Definition):
     @property
     def identity(self) -> bytes:
         return _CANONICAL.encode(decode_definition(self._text))
+
+
+class JsonDefinition(JsonText):
+    kind = "json"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        _compiled(text)
+        return cls(text, evaluations_per_value(decode_definition(text)))
 
     def checker(self, message: str) -> Checker:
         if message:

@@ -9,6 +9,7 @@ from penstock.broker.schemas.avro import AvroDefinition
 from penstock.broker.schemas.definition import REASONS_MAX, Definition
 from penstock.broker.schemas.json_schema import JsonDefinition
 from penstock.broker.schemas.protobuf import ProtobufDefinition
+from penstock.broker.schemas.reference import TRANSITIVE
 
 KINDS: Final[Mapping[str, type[Definition]]] = {
     each.kind: each for each in (JsonDefinition, AvroDefinition, ProtobufDefinition)
@@ -19,6 +20,7 @@ def problems_between(newer: Definition, older: Definition, compatibility: str) -
     """What speaks against `newer` as the version after `older`, which is of the same kind."""
     if compatibility == "none":
         return []
+    compatibility = compatibility.removesuffix(TRANSITIVE)
     problems = newer.problems_following(older)
     if compatibility in ("backward", "full"):
         problems += newer.problems_reading(older)

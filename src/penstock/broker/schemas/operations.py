@@ -7,57 +7,52 @@ DELETE    a schema: one version or all of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from penstock.background import Background, run_to_completion
+from penstock.background import run_to_completion
 from penstock.broker.access.checks import (
-    AccessPolicy,
     AccessRules,
     Operation,
     Principal,
     Resource,
     ResourceKind,
+    authorize,
     is_allowed,
     on_broker,
     on_schema,
     on_topic,
 )
 from penstock.broker.keyed_locks import KeyedLocks
+from penstock.broker.part import Context, Part
+from penstock.broker.schemas.bundling import Link
 from penstock.broker.schemas.decoded import NOT_DECODED, Decoded
 from penstock.broker.schemas.marks import MarkInvalid, header_mark, read_mark
 from penstock.broker.schemas.reference import LATEST, Compatibility, Reference, parse_reference
 from penstock.broker.schemas.registry import Registry, SchemaVersion
 from penstock.broker.schemas.validation import Validation
 from penstock.errors import CorruptBlock, PenstockError, SchemaNotFound, TopicNotFound
-from penstock.log.api import Engine, TopicInfo
-from penstock.workers import WorkerPool
+from penstock.log.api import TopicInfo
 
 
-class Schemas:
+class Schemas(Part):
     def __init__(
         self,
+        context: Context,
         registry: Registry,
         validation: Validation,
         *,
-        engine: Engine,
-        access: AccessPolicy,
         rules: AccessRules,
-        background: Background,
         topic_changes: KeyedLocks[str],
-        workers: WorkerPool,
     ) -> None:
         """`rules` answer what `access` does, without noting refusals in the audit trail."""
-        self.access = access
-        self.background = background
+        super().__init__(context)
         self._rules = rules
         self._registry = registry
         self._validation = validation
-        self._engine = engine
         self._topic_changes = topic_changes
-        self._workers = workers
         self.stats = validation.stats
 
     def exists(self, reference: str) -> bool:
@@ -73,37 +68,51 @@ class Schemas:
     @on_schema(Operation.CREATE)
     @run_to_completion
     async def register(
-        self, principal: Principal, name: str, type_name: str, definition: str, compatibility: str | None = None
+        self,
+        principal: Principal,
+        name: str,
+        type_name: str,
+        definition: str,
+        compatibility: str | None = None,
+        links: tuple[Link, ...] = (),
     ) -> SchemaVersion:
         """The next version, or the version that has this definition already. `compatibility` is kept for those to come.
 
         Raises SchemaInvalid, IncompatibleSchema, LimitExceeded.
         """
-        return await self._registry.register(name, type_name, definition, compatibility)
+        self._check_links(principal, links)
+        return await self._registry.register(name, type_name, definition, compatibility, links)
+
+    def _check_links(self, principal: Principal, links: Iterable[Link]) -> None:
+        """Raises AccessDenied for a reference to a schema that the principal may not know of: its definition would be told."""
+        for each in links:
+            authorize(self.access, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each.schema))
 
     @on_schema(Operation.DESCRIBE)
     def get(self, principal: Principal, name: str, version: int = LATEST) -> SchemaVersion:
-        """Raises SchemaNotFound."""
+        """Return one version; a number may be that of a soft-deleted one. Raises SchemaNotFound."""
         return self._registry.get(name, version)
 
     @on_broker(Operation.DESCRIBE)
-    def versions(self, principal: Principal, name: str | None = None) -> Iterator[SchemaVersion]:
+    def versions(
+        self, principal: Principal, name: str | None = None, *, deleted: bool = False
+    ) -> Iterator[SchemaVersion]:
         """Iterate over every version of one schema, or of all that this principal may know of, by name and number.
 
-        To be taken without waiting in between.
+        To be taken without waiting in between. `deleted`: those that are soft-deleted too.
         """
         return (
             version
-            for each, versions in groupby(self._registry.versions(name), key=attrgetter("name"))
+            for each, versions in groupby(self._registry.versions(name, deleted=deleted), key=attrgetter("name"))
             if is_allowed(self._rules, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each))
             for version in versions
         )
 
     @on_schema(Operation.DELETE)
     @run_to_completion
-    async def delete(self, principal: Principal, name: str, version: int = LATEST) -> None:
-        """One version or all. Raises SchemaNotFound, and InvalidRequest where a topic is bound to it."""
-        await self._registry.delete(name, version)
+    async def delete(self, principal: Principal, name: str, version: int = LATEST, *, soft: bool = False) -> None:
+        """One version or all, for good or softly. Raises SchemaNotFound, and InvalidRequest where a topic is bound to it."""
+        await self._registry.delete(name, version, soft=soft)
 
     @on_schema(Operation.DESCRIBE)
     async def validate(
@@ -121,17 +130,31 @@ class Schemas:
         definition: str,
         compatibility: str | None = None,
         version: int = LATEST,
+        links: tuple[Link, ...] = (),
     ) -> list[str]:
         """What keeps a definition from being the version after one, in a few words each; nothing where it could be.
 
         Raises SchemaInvalid where it is no definition at all, SchemaNotFound for a version that is not there.
         """
-        return await self._registry.check(name, type_name, definition, compatibility, version)
+        self._check_links(principal, links)
+        return await self._registry.check(name, type_name, definition, compatibility, version, links)
 
     @on_schema(Operation.DESCRIBE)
-    async def find(self, principal: Principal, name: str, type_name: str, definition: str) -> SchemaVersion:
+    async def find(
+        self, principal: Principal, name: str, type_name: str, definition: str, links: tuple[Link, ...] = ()
+    ) -> SchemaVersion:
         """The version of a name that has a definition. Raises SchemaNotFound, SchemaInvalid."""
-        return await self._registry.find(name, type_name, definition)
+        self._check_links(principal, links)
+        return await self._registry.find(name, type_name, definition, links)
+
+    @on_schema(Operation.DESCRIBE)
+    def referrers(self, principal: Principal, name: str, version: int) -> list[SchemaVersion]:
+        """The versions that refer to one: those that this principal may know of."""
+        return [
+            each
+            for each in self._registry.referrers(name, version)
+            if is_allowed(self._rules, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each.name))
+        ]
 
     @on_broker(Operation.DESCRIBE)
     def with_id(self, principal: Principal, registry_id: int) -> list[SchemaVersion]:

@@ -12,7 +12,11 @@ from penstock.names import NAME_BYTES_MAX
 LATEST: Final = 0
 VERSION_MAX: Final = (1 << 32) - 1
 SchemaType = Literal["json", "avro", "protobuf"]
-Compatibility = Literal["none", "backward", "forward", "full"]
+Compatibility = Literal[
+    "none", "backward", "forward", "full", "backward_transitive", "forward_transitive", "full_transitive"
+]
+TRANSITIVE: Final = "_transitive"
+"""A version must be compatible with all versions before it, not only with the one before."""
 _ALIASES: Final = {"proto": "protobuf"}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _VERSION: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -42,6 +46,12 @@ def parse_reference(text: str) -> Reference:
             f"{text!r} does not name a schema: use a name, name:version, name:Message or name:version:Message"
         )
     return Reference(name, version, message)
+
+
+def parse_version(text: str) -> int | None:
+    """Return the number of a version as a path names it, None for anything else."""
+    number = int(text) if _VERSION.fullmatch(text) else 0
+    return number if 0 < number <= VERSION_MAX else None
 
 
 def validate_schema_name(name: str) -> None:

@@ -23,9 +23,10 @@ from typing import Final, NamedTuple
 from penstock.background import Background
 from penstock.broker.records.faults import Faults
 from penstock.broker.schemas.definition import Checker, Fault, first_faults
+from penstock.broker.schemas.entries import Version
 from penstock.broker.schemas.marks import MarkInvalid
 from penstock.broker.schemas.reference import Reference
-from penstock.broker.schemas.registry import Registry, Version, schema_id
+from penstock.broker.schemas.registry import Registry, schema_id
 from penstock.broker.schemas.worker import CheckRecords, Refused, Verdict, Worker
 from penstock.broker.schemas.writers import Asked, sort_by_writer
 from penstock.errors import InvalidRequest, PenstockError, ServerError, ValidationFailed

@@ -51,11 +51,12 @@ class Stored(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CheckDefinition(msgspec.Struct, array_like=True, frozen=True, tag="definition"):
-    """Parse a definition and compare it with the version before it, unless it is one of the known ones."""
+    """Parse a definition and compare it with versions before it, unless it is one of the known ones."""
 
     kind: str
     text: str
-    older: Stored | None
+    older: list[Stored]
+    """Those that it must be compatible with, the latest first."""
     compatibility: str
     known: list[bytes]
     """Fingerprints of the versions there are."""
@@ -80,7 +81,7 @@ class Parsed(msgspec.Struct, array_like=True, frozen=True, tag="parsed"):
     crc64: bytes
     """Of Avro: as single-object encoding has it."""
     problems: list[str]
-    """Why it cannot follow the version before it."""
+    """Why it cannot follow one of the versions before it."""
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True, tag="verdict"):

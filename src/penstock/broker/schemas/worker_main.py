@@ -53,9 +53,12 @@ def check_definition(request: CheckDefinition) -> Reply:
     KINDS[request.kind].load(request.text, definition.form, definition.cost).checker("")
     cost = definition.cost if time.process_time() - started_s <= QUICK_S_MAX else COST_UNBOUNDED
     problems: list[str] = []
-    if request.older is not None and fingerprint not in request.known:
-        older = KINDS[request.kind].load(*_fields(request.older))
-        problems = problems_between(definition, older, request.compatibility)
+    if fingerprint not in request.known:
+        for stored in request.older:
+            older = KINDS[request.kind].load(*_fields(stored))
+            problems = problems_between(definition, older, request.compatibility)
+            if problems:
+                break
     return Parsed(definition.form, cost, fingerprint, definition.crc64, problems)
 
 

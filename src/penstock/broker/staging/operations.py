@@ -25,9 +25,8 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.background import Background, Loop, run_to_completion
+from penstock.background import Loop, run_to_completion
 from penstock.broker.access.checks import (
-    AccessPolicy,
     Operation,
     Principal,
     Resource,
@@ -36,7 +35,7 @@ from penstock.broker.access.checks import (
     on_broker,
     on_topic,
 )
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context, Part
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.staging.blocks import check_parts, records_of, with_headers
 from penstock.broker.staging.entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
@@ -45,10 +44,8 @@ from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
 from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
 from penstock.broker.transactions.applications import Application, Applications, Once
-from penstock.clock import Clock
 from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
 from penstock.futures import shield
-from penstock.log.api import Engine
 from penstock.names import validate_name
 
 SWEEP_S: Final = 5.0
@@ -70,34 +67,25 @@ class Committed(Enum):
     """It is decided and will be done; ask again to hear when."""
 
 
-class Staging:
+class Staging(Part):
     """The staged records of one broker."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        applications: Applications,
-        validation: Validation,
-        *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
-        background: Background,
-    ) -> None:
-        self.access = access
-        self.background = background
+    def __init__(self, context: Context, validation: Validation, applications: Applications) -> None:
+        super().__init__(context)
         self.stats = StagingStats()
-        self._engine = engine
         self._applications = applications
         self._validation = validation
-        self._limits = limits
-        self._clock = clock
-        self._tickets = Tickets(engine, clock, limits, self.stats, background.health("staging_tickets"))
+        self._tickets = Tickets(self._engine, self._clock, self._limits, self.stats, self.background)
         self._commits: Table[str, CommitEntry] = Table(
-            engine, COMMITS_TOPIC, str, CommitEntry, entries_max=limits.staged_applications_max
+            self._engine,
+            COMMITS_TOPIC,
+            str,
+            CommitEntry,
+            entries_max=self._limits.staged_applications_max,
+            background=self.background,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._publishing = background.health("staged_commits")
+        self._publishing = self.background.health("staged_commits")
         self._sweeping: Loop | None = None
         self._sweeps = 0
 
@@ -355,9 +343,9 @@ class Staging:
         tickets = [] if staged is None else [each for each in staged.tickets.values() if each.entry.chosen >= 0]
         broken = [str(ticket.key) for ticket in tickets if not ticket.has_first(ticket.entry.requests)]
         if staged is None or broken:
-            _log.error("staged records of a decided commit are missing", application=name, tickets=broken)
+            _log.error("staged_records_missing", application=name, tickets=broken)
             return
-        _log.info("going on with a commit", application=name, epoch=commit.epoch, applied=commit.applied)
+        _log.info("staged_commit_resumed", application=name, epoch=commit.epoch, applied=commit.applied)
         winners = sorted(tickets, key=lambda ticket: ticket.entry.chosen)
         staged.publication = self._publication(staged, commit.epoch, winners, applied=commit.applied, decided=True)
         _ = self._go_on(staged, staged.publication)

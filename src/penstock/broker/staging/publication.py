@@ -110,7 +110,7 @@ class Publication:
                 if chunk.end < len(self._requests):
                     reading = asyncio.create_task(self._next_chunk(chunk.end))
                 if self._stopping:
-                    raise ShuttingDown("the broker is stopping; the commit goes on when it is back")
+                    raise ShuttingDown("the broker is shutting down; the commit continues after its restart")
                 await self._publish(chunk, [])
         finally:
             if reading is not None:
@@ -130,7 +130,7 @@ class Publication:
                 if must_exist:
                     raise
                 # The decision cannot be taken back, and there is nowhere to write to.
-                _log.warning("staged records dropped: their topic was deleted during their commit", topic=head.topic)
+                _log.warning("staged_records_dropped", topic=head.topic)
             size_bytes += len(data) - data_at
             at += 1
         return Chunk([BatchFor(partition, BlockBatch(each)) for partition, each in blocks.items()], at)

@@ -22,7 +22,7 @@ from penstock.broker.staging.entries import (
     staging_topic,
 )
 from penstock.errors import CorruptBlock, PenstockError, TopicExists, TopicNotFound
-from penstock.log.api import Engine, Partition
+from penstock.log.api import Engine, Partition, follow_all
 from penstock.log.block import Block
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class StagingStore:
         if application.topic not in self._engine.topics():
             return
         partition = self._engine.partition(application.topic, 0)
+        await follow_all([partition])
         wanted = min((ticket.entry.first_offset for ticket in application.tickets.values()), default=None)
         await partition.delete_before(partition.committed_end if wanted is None else wanted)
 
@@ -144,6 +145,7 @@ class StagingStore:
         if application.topic not in self._engine.topics():
             return
         partition = self._engine.partition(application.topic, 0)
+        await follow_all([partition])
         first = min(ticket.entry.first_offset for ticket in application.tickets.values())
         offset = max(first, partition.start_offset)
         while offset < partition.committed_end:
@@ -151,7 +153,7 @@ class StagingStore:
                 blocks = await partition.read(offset, READ_BYTES)
             except CorruptBlock as error:
                 # What cannot be read is not there: a commit that names it is refused, and its writer writes it again.
-                _log.error("staged records cannot be read", application=application.name, error=str(error))
+                _log.error("staged_records_unreadable", application=application.name, error=str(error))
                 break
             if not blocks:
                 break

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.background import Health
+from penstock.background import Background
 from penstock.broker.access.checks import Principal
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.staging.blocks import StagedPart
@@ -40,7 +40,7 @@ from penstock.errors import (
     TransactionNotActive,
     TransactionNotFound,
 )
-from penstock.log.api import Appended, BlockBatch, Engine, TopicInfo
+from penstock.log.api import Appended, BlockBatch, Engine, TopicInfo, follow_all
 from penstock.log.block import wrap_blocks
 
 # A topic costs two directories and some files, which a query that writes every few seconds should not pay each time.
@@ -63,7 +63,9 @@ class StagingStats:
 class Tickets:
     """The tickets of one broker, by application."""
 
-    def __init__(self, engine: Engine, clock: Clock, limits: BrokerLimits, stats: StagingStats, health: Health) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, limits: BrokerLimits, stats: StagingStats, background: Background
+    ) -> None:
         self.by_application: dict[str, StagedApplication] = {}
         self.table: Table[TicketKey, TicketEntry] = Table(
             engine,
@@ -72,13 +74,14 @@ class Tickets:
             TicketEntry,
             # Those that end are deleted a moment later.
             entries_max=2 * limits.staged_tickets_max,
+            background=background,
             value_bytes_max=TICKET_BYTES_MAX,
         )
         self._engine = engine
         self._clock = clock
         self._limits = limits
         self._stats = stats
-        self._health = health
+        self._health = background.health("staging_tickets")
         self._store = StagingStore(engine)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -245,6 +248,7 @@ class Tickets:
             await ticket.before.wait()
         try:
             partition = await self._store.partition(staged)
+            await follow_all([partition])
             ticket.entry = TicketEntry(ticket.entry.owner, ticket.entry.run, partition.committed_end)
             await self.table.put(ticket.key, ticket.entry)
         except PenstockError as refused:

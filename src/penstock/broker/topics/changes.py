@@ -1,7 +1,7 @@
 """Changing topics that exist: their settings, the number of their partitions, where they start.
 
-Each operation is done or not done, also across a crash: the engine sees to that. Who reads by subscription is told of new partitions
-here; readers of other kinds find them when they next ask for the topic.
+Each operation is done or not done, also across a crash: the engine sees to that. Subscriptions hear of new partitions from the engine, as
+of those that another node adds; readers of other kinds find them when they next ask for the topic.
 """
 
 from __future__ import annotations
@@ -9,39 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from penstock.background import Background, run_to_completion
-from penstock.broker.access.audit import Audit
-from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_topic
-from penstock.broker.deliveries.subscriptions import Subscriptions
+from penstock.background import run_to_completion
+from penstock.broker.access.checks import Operation, Principal, on_topic
 from penstock.broker.keyed_locks import KeyedLocks
+from penstock.broker.part import Context, Part
 from penstock.broker.topics.quota import TopicQuota
 from penstock.broker.topics.settings import changed_settings, check_topic_config, parse_topic_config
 from penstock.errors import InvalidRequest, TopicNotFound
-from penstock.log.api import Engine, TopicConfig, TopicInfo
+from penstock.log.api import TopicConfig, TopicInfo
 
 ALL_PARTITIONS = -1
 
 
-class TopicChanges:
-    def __init__(
-        self,
-        engine: Engine,
-        quota: TopicQuota,
-        locks: KeyedLocks[str],
-        subscriptions: Subscriptions,
-        audit: Audit,
-        *,
-        access: AccessPolicy,
-        background: Background,
-    ) -> None:
+class TopicChanges(Part):
+    def __init__(self, context: Context, quota: TopicQuota, locks: KeyedLocks[str]) -> None:
         """`locks` are those of all changes of topics, by name."""
-        self.access = access
-        self.background = background
-        self._engine = engine
+        super().__init__(context)
         self._quota = quota
         self._locks = locks
-        self._subscriptions = subscriptions
-        self._audit = audit
 
     @on_topic(Operation.CREATE)
     @run_to_completion
@@ -107,6 +92,8 @@ class TopicChanges:
         indexes = range(info.config.partitions) if partition == ALL_PARTITIONS else [partition]
         handles = {index: self._engine.partition(info.name, index) for index in indexes}
         if mode == "end":
+            for handle in handles.values():
+                await handle.follow()  # nothing that was acknowledged anywhere before this is left
             return {index: handle.committed_end for index, handle in handles.items()}
         if mode == "time":
             return {index: await handle.offset_at(position) for index, handle in handles.items()}
@@ -127,8 +114,6 @@ class TopicChanges:
             return before
         with self._quota.reserved(name, max(config.partitions, before.config.partitions)):
             info = await self._engine.alter_topic(name, config)
-        if "partitions" in changed:
-            self._subscriptions.take_up_partitions(info)
         settings = {setting: after for setting, (_, after) in changed.items()}
         self._audit.note(principal, "topic.alter", name, details=settings)
         return info

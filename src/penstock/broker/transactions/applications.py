@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.background import Background
 from penstock.broker.access.checks import Principal
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.table import PreparedChange, Table
@@ -66,7 +67,7 @@ class Application(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Applications:
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, background: Background) -> None:
         self._clock = clock
         self._held: dict[str, asyncio.Future[None]] = {}
         self._table = Table(
@@ -75,6 +76,7 @@ class Applications:
             str,
             Application,
             entries_max=APPLICATIONS_MAX,
+            background=background,
             value_bytes_max=ENTRY_BYTES_MAX,
         )
 

@@ -3,7 +3,8 @@
 What a transaction gathers stays in memory, visible to no one, until it is committed. The commit is one atomic append of the records, of
 the offsets, and of an entry in the table `__transactions` that says so. There is no second step: a crash leaves all of it or none, and
 one that comes before the commit leaves nothing. The entry makes a commit happen once: whoever asks again, also after a crash, is told
-that it was done. Where the disk fails so that nobody can know (OutcomeUnknown), asking again after a restart gives the answer.
+that it was done. Where the disk fails so that nobody can know (OutcomeUnknown), asking again after a restart gives the answer; a log that
+can tell sooner is asked, and the commit is under way until then.
 
     open --commit--> committing --> committed       kept in the table for a day, so that a second commit is not a first one
       |                  |--------> open again      certainly not written: the disk is full, a topic is gone
@@ -30,9 +31,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.background import Background, Loop
+from penstock.background import Loop
 from penstock.broker.access.checks import (
-    AccessPolicy,
     Operation,
     Principal,
     Resource,
@@ -43,14 +43,13 @@ from penstock.broker.access.checks import (
     on_topic_group,
 )
 from penstock.broker.groups.groups import Groups, OffsetKey, PreparedOffsets
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.part import Context, Part
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import ANY_PARTITION, Accepted, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, append_together
 from penstock.broker.transactions.applications import Applications, Once
 from penstock.broker.transactions.transaction_records import TransactionRecords
-from penstock.clock import Clock
 from penstock.errors import (
     LimitExceeded,
     NotWritten,
@@ -61,7 +60,7 @@ from penstock.errors import (
     TransactionNotFound,
 )
 from penstock.futures import shield
-from penstock.log.api import Appended, Batch, BatchFor, Engine
+from penstock.log.api import Batch, BatchFor
 
 TRANSACTIONS_TOPIC: Final = "__transactions"
 OUTCOME_BYTES_MAX: Final = 1 << 10
@@ -150,45 +149,39 @@ class _Ended(NamedTuple):
     how: End
 
 
-class Transactions:
+class Transactions(Part):
     """The transactions of one broker. `new_token` makes text that nobody can guess."""
 
     def __init__(
         self,
-        engine: Engine,
+        context: Context,
         producer: Producer,
-        groups: Groups,
         validation: Validation,
+        groups: Groups,
         applications: Applications,
         *,
-        clock: Clock,
-        limits: BrokerLimits,
-        access: AccessPolicy,
-        background: Background,
         new_token: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
-        self.access = access
-        self.background = background
+        super().__init__(context)
         self.stats = TransactionStats()
-        self._engine = engine
         self._producer = producer
         self._groups = groups
         self._validation = validation
         self._applications = applications
-        self._clock = clock
-        self._limits = limits
         self._new_token = new_token
         self._open: dict[str, _Transaction] = {}
         """In the order in which they began, which is the order in which they time out."""
         self._open_by_owner: Counter[str] = Counter()
         self._ended: dict[str, _Ended] = {}
+        limits = self._limits
         self._table = Table(
-            engine,
+            self._engine,
             TRANSACTIONS_TOPIC,
             str,
             Outcome,
             # Old ids are forgotten a moment after new ones have come, and in that moment every open transaction may be committed.
             entries_max=limits.transactions_remembered_max + 2 * limits.transactions_max + FORGOTTEN_PER_APPEND_MAX,
+            background=self.background,
             value_bytes_max=OUTCOME_BYTES_MAX,
         )
         self._forgetting: asyncio.Future[None] | None = None
@@ -410,10 +403,10 @@ class Transactions:
         if offsets is not None:
             changes.append(offsets.change)
 
-        def settled(result: Sequence[Appended] | PenstockError) -> None:
+        def settled(error: PenstockError | None) -> None:
             if offsets is not None:
                 offsets.settled()
-            self._settle(transaction, finished, result)
+            self._settle(transaction, finished, error)
 
         try:
             for part in (*batches, *(change.part for change in changes)):
@@ -445,22 +438,20 @@ class Transactions:
             authorize(self.access, principal, Operation.COMMIT, Resource(ResourceKind.GROUP, key.group, key.topic))
         return self._groups.prepare(transaction.offsets) if transaction.offsets else None
 
-    def _settle(
-        self, transaction: _Transaction, finished: asyncio.Future[None], result: Sequence[Appended] | PenstockError
-    ) -> None:
-        if not isinstance(result, PenstockError):
+    def _settle(self, transaction: _Transaction, finished: asyncio.Future[None], error: PenstockError | None) -> None:
+        if error is None:
             self._end(transaction, End.COMMITTED)
             self.stats.committed += 1
             finished.set_result(None)
             if len(self._table) > self._limits.transactions_remembered_max:
                 self._forget()
             return
-        if isinstance(result, OutcomeUnknown):
+        if isinstance(error, OutcomeUnknown):
             self._end(transaction, End.UNKNOWN)
-            result = _unknown(transaction.id, str(result))
+            error = _unknown(transaction.id, str(error))
         else:
             transaction.committing = None
-        finished.set_exception(result)
+        finished.set_exception(error)
         finished.exception()  # seen, even where nobody waits any more
 
     # -- finding and ending -----------------------------------------------------------------------------------------------

@@ -1,0 +1,378 @@
+"""The engine on Apache Kafka: opens the log, hands out partitions, and makes several appends one.
+
+It keeps nothing on this machine: topics are topics of Kafka, records are records of Kafka, and what the broker needs to know beyond that is
+in a table of topics. One node at a time uses the topics behind a prefix (`lock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from penstock.background import Background, Loop, run_to_completion
+from penstock.clock import Clock, SystemClock
+from penstock.errors import (
+    InvalidRequest,
+    NotWritten,
+    OffsetOutOfRange,
+    PenstockError,
+    ShuttingDown,
+    TopicExists,
+    TopicNotFound,
+    Unreachable,
+)
+from penstock.log.api import (
+    BatchFor,
+    Engine,
+    EngineStats,
+    LateBatch,
+    OnAllAppended,
+    TopicConfig,
+    TopicInfo,
+    missing_partition,
+)
+from penstock.log.kafka.client import KafkaClient
+from penstock.log.kafka.faults import KafkaFault, Unanswered
+from penstock.log.kafka.follower import Follower
+from penstock.log.kafka.lock import CHECK_S, KEEP_S, NodeLock
+from penstock.log.kafka.names import OWNED
+from penstock.log.kafka.partition import KafkaPartition
+from penstock.log.kafka.reader import Reader
+from penstock.log.kafka.sender import Sender
+from penstock.log.kafka.settings import KafkaSettings
+from penstock.log.kafka.topics import REPLICATION, StoredTopic, TopicStore
+from penstock.log.kafka.transactions import Transactions
+from penstock.log.tail import TailBudget
+from penstock.log.watchers import Watchers
+
+LOOK_S: Final = 30.0
+"""How often Kafka is asked for topics that others created or deleted, and for sizes."""
+FOLLOWED_AT_ONCE: Final = 100
+"""Partitions whose bounds are asked for together at the start."""
+CLOSE_S_MAX: Final = 10.0
+"""How long closing waits for answers beyond the time that an append waits."""
+
+log = structlog.get_logger("penstock.kafka")
+
+
+class KafkaEngine(Engine):
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        clock: Clock | None = None,
+        background: Background | None = None,
+        tail_bytes_per_partition: int = 4 << 20,
+        tail_bytes_max: int = 256 << 20,
+    ) -> None:
+        self.stats = EngineStats()
+        self.background = background or Background()
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._client = KafkaClient(settings)
+        self._tails = TailBudget(tail_bytes_max)
+        self._tail_bytes = tail_bytes_per_partition
+        self._topics: dict[str, TopicInfo] = {}
+        self._stored: dict[str, StoredTopic] = {}
+        self._partitions: dict[str, list[KafkaPartition]] = {}
+        self._topic_watchers: Watchers[[str]] = Watchers("topics")
+        self._changing = asyncio.Lock()
+        self._running: list[Sender | Transactions | Follower] = []
+        self._missing: set[str] = set()
+        """Topics that Kafka did not have the last time it was asked."""
+        self._closing = False
+        self._loops: list[Loop] = []
+        self._table: KafkaPartition | None = None
+        self._fenced: str | None = None
+        self._kept_at = 0.0
+
+    # -- start and stop ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        settings, prefix = self._settings, self._settings.topic_prefix
+        await self._client.start()
+        try:
+            self._reader = Reader(self._client, settings.append_s_max)
+            self._lock = NodeLock(self._client, self._reader, prefix)
+            self._transactions = Transactions(self._client, self._reader, self._lock, prefix)
+            self._sender = Sender(self._client, self._transactions, self._clock, self.stats, settings.append_s_max)
+            self._sender.on_fenced = self._was_fenced
+            self._follower = Follower(self._client)
+            self._running = [self._sender, self._transactions, self._follower]
+            replication = settings.replication or min(REPLICATION, len(self._client.nodes()))
+            self._store = TopicStore(self._client, self._reader, settings, self._clock, replication)
+            await self._take_over(prefix)
+            table = self._make_partition("topics", 0, self._store.place, TopicConfig(cleanup="compact"))
+            self._table = table
+            for topic in (await self._store.load(table)).values():
+                self._open(topic)
+            await self._follow_all()
+        except BaseException as error:
+            await self._release()
+            if isinstance(error, KafkaFault):
+                raise Unreachable(f"Kafka refuses what this node needs to start: {error}") from error
+            raise
+        log.info("kafka_opened", brokers=len(self._client.nodes()), replication=replication, topics=len(self._topics))
+        self._loops = [
+            self.background.loop("kafka claim", self._check_lock, first_s=CHECK_S),
+            self.background.loop("kafka topics", self.look_around, first_s=0, retry_s_max=LOOK_S),
+        ]
+
+    async def _take_over(self, prefix: str) -> None:
+        """From here on a node that was here before writes nothing that matters."""
+        try:
+            await self._lock.claim()
+            await self._store.open()
+            counts = self._client.partition_counts()
+            internal = [
+                (kafka, index)
+                for kafka, count in counts.items()
+                if kafka.startswith(prefix + OWNED)
+                for index in range(count)
+            ]
+            await self._lock.fence(internal or [self._store.place])
+            await self._transactions.start()
+        except KafkaFault as fault:
+            raise NotWritten(
+                f"Kafka does not let this node claim its topics ({fault}): it needs the rights to create and write topics that begin"
+                f" with {prefix + OWNED!r}, and to use transactional ids that begin with {prefix + 'penstock.'!r}"
+            ) from fault
+        self._sender.producer = self._lock.producer
+        self._kept_at = asyncio.get_running_loop().time()
+
+    async def _follow_all(self) -> None:
+        """Ask for the bounds of every partition: who looks at them right after the start finds them current."""
+        partitions = [partition for parts in self._partitions.values() for partition in parts]
+        for at in range(0, len(partitions), FOLLOWED_AT_ONCE):
+            await asyncio.gather(*(partition.follow() for partition in partitions[at : at + FOLLOWED_AT_ONCE]))
+
+    async def close(self) -> None:
+        if self._closing or not self._loops:
+            return
+        self._closing = True
+        for loop in self._loops:
+            await loop.cancel()
+        async with self._changing:
+            pass
+        partitions = [partition for parts in self._partitions.values() for partition in parts]
+        for partition in partitions:
+            partition.close(deleted=False)
+        try:
+            async with asyncio.timeout(self._settings.append_s_max + CLOSE_S_MAX):
+                await self._sender.drained()
+        except TimeoutError:
+            log.warning("kafka_closed_unanswered", consequence="appends in flight have an unknown outcome")
+        await self._release()
+
+    async def _release(self) -> None:
+        """End everything that runs, as far as the start came."""
+        for part in self._running:
+            await part.stop()
+        partitions = [partition for parts in self._partitions.values() for partition in parts]
+        if self._table is not None:
+            partitions.append(self._table)
+        await asyncio.gather(*(partition.stop() for partition in partitions))
+        await self._client.close()
+
+    def _was_fenced(self, reason: str) -> None:
+        self._fenced = reason
+        log.error("fenced", reason=reason)
+        for parts in self._partitions.values():
+            for partition in parts:
+                partition.fail(reason)
+                if not partition.busy:
+                    self._sender.refuse_queued(partition)
+
+    async def _check_lock(self) -> float:
+        """Find out that another node has taken over, even if nothing is written here."""
+        now = asyncio.get_running_loop().time()
+        try:
+            if self._fenced is None:
+                if now - self._kept_at > KEEP_S:
+                    await self._lock.fence([self._store.place])
+                    self._kept_at = now
+                await self._lock.check()
+        except NotWritten:
+            self._sender.fence()
+        if self._fenced is not None:
+            raise NotWritten(self._fenced)  # the broker is not ready, and stays so
+        return CHECK_S
+
+    async def look_around(self) -> float:
+        """See what others have created and deleted, and how large partitions are."""
+        if await self._client.refresh() and self._fenced is None:
+            async with self._changing:
+                if not self._closing:
+                    for topic in (await self._store.adopt(self._stored)).values():
+                        self._open(topic)
+                    await self._drop_vanished()
+            self._follower.begin_all()
+            for parts in self._partitions.values():
+                for partition in parts:
+                    if partition.watchers and not partition.followed:
+                        self._follower.catch_up_soon(partition)
+            try:
+                sizes = await self._client.sizes()
+            except (Unanswered, KafkaFault) as error:
+                log.debug("sizes_unknown", error=str(error))
+                return LOOK_S
+            for parts in self._partitions.values():
+                for partition in parts:
+                    partition.size_bytes = sizes.get(partition.place, partition.size_bytes)
+        return LOOK_S
+
+    async def _drop_vanished(self) -> None:
+        """Forget topics that were not there twice: somebody deleted them in Kafka. Those that have more partitions get them here."""
+        counts = self._client.partition_counts()
+        for name, topic in list(self._stored.items()):
+            count = counts.get(topic.kafka, 0)
+            if not count and name not in self._missing:
+                self._missing.add(name)  # the broker that was asked may not know of it yet
+            elif not count:
+                log.warning("topic_vanished", topic=name, reason="it was deleted in Kafka")
+                await self._store.forget(name)
+                self._forget(name)
+            elif count > topic.info.config.partitions:
+                self._open(await self._store.grown(topic, count))
+        self._missing = {
+            name for name in self._missing if name in self._stored and not counts.get(self._stored[name].kafka)
+        }
+
+    # -- topics ------------------------------------------------------------------------------------------------------------
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        return self._topics
+
+    def watch_topics(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return self._topic_watchers.add(callback)
+
+    def partition(self, topic: str, index: int) -> KafkaPartition:
+        parts = self._partitions.get(topic)
+        if parts is None or not 0 <= index < len(parts):
+            raise missing_partition(topic, index, parts)
+        return parts[index]
+
+    def _make_partition(self, name: str, index: int, place: tuple[str, int], config: TopicConfig) -> KafkaPartition:
+        return KafkaPartition(
+            name,
+            index,
+            place,
+            config,
+            reader=self._reader,
+            sender=self._sender,
+            follower=self._follower,
+            tails=self._tails,
+            tail_bytes=self._tail_bytes,
+        )
+
+    def _open(self, topic: StoredTopic, *, created: bool = False) -> None:
+        """Serve a topic, or what is new of it."""
+        info = topic.info
+        parts = self._partitions.setdefault(info.name, [])
+        for partition in parts:
+            partition.config = info.config
+        for index in range(len(parts), info.config.partitions):
+            partition = self._make_partition(info.name, index, (topic.kafka, index), info.config)
+            if created:
+                partition.opened_empty()
+            parts.append(partition)
+        self._stored[info.name] = topic
+        self._topics[info.name] = info
+        self._topic_watchers.notify(info.name)
+
+    def _forget(self, name: str) -> None:
+        for partition in self._partitions.pop(name):
+            partition.close(deleted=True)
+            if not partition.busy:
+                self._sender.refuse_queued(partition)
+            self._follower.drop(partition)
+            self._transactions.forget(partition)
+        del self._stored[name], self._topics[name]
+        self._topic_watchers.notify(name)
+
+    def _check_writable(self) -> None:
+        if self._closing:
+            raise ShuttingDown("the broker is stopping; send again when it is back")
+        if self._fenced is not None:
+            raise NotWritten(self._fenced)
+
+    def _topic(self, name: str) -> StoredTopic:
+        self._check_writable()
+        topic = self._stored.get(name)
+        if topic is None:
+            raise TopicNotFound(f"topic {name!r} not found")
+        return topic
+
+    @run_to_completion
+    async def create_topic(self, name: str, config: TopicConfig) -> TopicInfo:
+        async with self._changing:
+            self._check_writable()
+            if name in self._topics:
+                raise TopicExists(f"topic {name!r} already exists")
+            topic = await self._store.create(name, config)
+            self._open(topic, created=True)
+            return topic.info
+
+    @run_to_completion
+    async def delete_topic(self, name: str) -> None:
+        async with self._changing:
+            topic = self._topic(name)
+            for partition in self._partitions[name]:
+                partition.close(deleted=True)
+                if not partition.busy:
+                    self._sender.refuse_queued(partition)
+            try:
+                await self._store.delete(topic)
+            except PenstockError:
+                for partition in self._partitions[name]:
+                    partition.reopen()
+                raise
+            self._forget(name)
+
+    @run_to_completion
+    async def alter_topic(self, name: str, config: TopicConfig) -> TopicInfo:
+        async with self._changing:
+            topic = self._topic(name)
+            before = topic.info.config.partitions
+            if config.partitions < before:
+                raise InvalidRequest(f"topic {name!r} has {before} partitions, and cannot have fewer")
+            altered = await self._store.alter(topic, config)
+            self._open(altered, created=True)
+            return altered.info
+
+    @run_to_completion
+    async def truncate_topic(self, name: str, before: Mapping[int, int]) -> None:
+        async with self._changing:
+            topic = self._topic(name)
+            parts = {index: self.partition(name, index) for index in before}
+            await asyncio.gather(*(partition.follow() for partition in parts.values()))
+            for index, offset in before.items():
+                if not 0 <= offset <= parts[index].committed_end:
+                    raise OffsetOutOfRange(
+                        f"offset {offset} out of range: {parts[index]} ends at {parts[index].committed_end}, and nothing was deleted"
+                    )
+            moved = {index: offset for index, offset in before.items() if offset > parts[index].start_offset}
+            if moved:
+                for index, start in (await self._store.truncate(topic, moved)).items():
+                    parts[index].truncated_to(start)
+
+    # -- appending ---------------------------------------------------------------------------------------------------------
+
+    def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
+        partitions = [part.partition for part in parts]
+        if not parts or len(set(partitions)) != len(partitions):
+            raise InvalidRequest("an atomic append names at least one partition, and each only once")
+        for partition, batch in parts:
+            assert isinstance(partition, KafkaPartition)
+            refusal = partition.refusal(None if isinstance(batch, LateBatch) else batch)
+            if refusal is not None:
+                asyncio.get_running_loop().call_soon(done, refusal)
+                return
+        partition, batch = parts[0]
+        if len(parts) == 1 and not isinstance(batch, LateBatch):
+            partition.append(batch, lambda result: done(result if isinstance(result, PenstockError) else [result]))
+        else:
+            self._sender.append_atomic(parts, done)
