@@ -119,7 +119,7 @@ def tls_for(directory: Path, *, alpn_required: bool = True) -> TlsSettings:
 @pytest.mark.parametrize("offered", [None, "h3", "lines/1"])
 async def test_without_the_protocol_that_is_required_the_handshake_fails(tmp_path: Path, offered: str | None) -> None:
     async with serving_quic(tmp_path) as service:
-        with capture_logs() as logs, pytest.raises(Unreachable, match="this server speaks lines"):
+        with capture_logs() as logs, pytest.raises(Unreachable, match="this server supports lines"):
             await service.client(alpn=offered)
         await until(lambda: service.stats.connections_open == 0)
         assert service.stats.handshake_failures == 1
@@ -149,7 +149,7 @@ async def test_a_protocol_that_is_not_required_is_agreed_on_where_it_is_offered(
         offering, silent = await service.client(), await service.client(alpn=None)
         assert (offering.alpn, silent.alpn) == ("lines", None)
         assert [session.connection.alpn for session in service.sessions] == ["lines", None]
-        with pytest.raises(Unreachable, match="this server speaks lines"):
+        with pytest.raises(Unreachable, match="this server supports lines"):
             await service.client(alpn="h3")
 
 

@@ -17,7 +17,8 @@ from penstock.net import quic_connection
 from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
-from penstock.quic.core import CONNECTION_REFUSED, QuicCore
+from penstock.net.quic_stream import QuicServerStream
+from penstock.quic.core import CLOCK_AHEAD_S_MAX, CONNECTION_REFUSED, QuicCore
 from penstock.quic.packets import long_header
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
@@ -219,6 +220,23 @@ async def test_a_frame_that_stays_half_received_ends_its_stream(tmp_path: Path) 
         assert await read_line(other) == b"still\n"
 
 
+async def test_a_frame_that_stays_partial_is_freed_before_its_peer_has_said_anything(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(header_s_max=1.0)) as service:
+        client = await service.client()
+        client.open_stream().send(b"half a line")
+        await until(lambda: bool(service.sessions) and bool(connection_of(service).partial_frames))
+        connection = connection_of(service)
+        (stream,) = connection.streams.values()
+        assert isinstance(stream, QuicServerStream)
+        connection.sweep(100.0)
+        assert stream.owes
+        connection.sweep(101.0)
+        assert stream._session is None, "the session was told at once that its stream is closed"
+        assert connection.flow.partial_bytes == 0
+        await until(lambda: not connection.streams)  # QUIC has finished with it too
+        assert service.stats.closed_header == 1
+
+
 async def test_many_streams_with_partial_frames_are_one_peer_too_many(tmp_path: Path) -> None:
     async with serving_quic(tmp_path, QuicLimits(partial_frames_bytes_max=1 * MIB)) as service:
         client = await service.client()
@@ -341,7 +359,10 @@ async def test_a_handshake_that_goes_on_and_on_is_given_up(tmp_path: Path) -> No
                     sent_bytes += len(datagram)
                 try:
                     while True:
-                        library.receive_datagram(own.recv(65_535), service.where, time.monotonic())
+                        now_s = (
+                            time.monotonic() + CLOCK_AHEAD_S_MAX
+                        )  # which is how far the library's clock may be ahead
+                        library.receive_datagram(own.recv(65_535), service.where, now_s)
                 except BlockingIOError:
                     return service.stats.handshake_failures > 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.net.windows import WINDOW_BYTES_MIN, WINDOWS_LEFT, ReceiveWindows
+from penstock.net.windows import WINDOW_BYTES_CROWDED, WINDOW_BYTES_MIN, WINDOWS_LEFT, ReceiveWindows
 
 MIB = 1 << 20
 TOTAL_BYTES = 64 * MIB
@@ -25,11 +25,13 @@ def test_the_first_connection_has_the_largest_window_and_each_next_one_a_smaller
     assert len(set(offered)) == len(offered)
 
 
-def test_all_windows_together_exceed_the_total_by_the_smallest_ones_at_most() -> None:
+def test_all_windows_together_have_twice_the_total_and_the_smallest_ones_at_most() -> None:
     offered = taken(ReceiveWindows(TOTAL_BYTES), 4_000)
-    assert offered[-1] == WINDOW_BYTES_MIN
+    assert offered == sorted(offered, reverse=True)
+    assert {WINDOW_BYTES_MIN, WINDOW_BYTES_CROWDED} < set(offered)
+    assert offered[-1] == WINDOW_BYTES_CROWDED
     assert sum(window for window in offered if window > WINDOW_BYTES_MIN) <= TOTAL_BYTES
-    assert sum(offered) <= TOTAL_BYTES + len(offered) * WINDOW_BYTES_MIN
+    assert sum(window for window in offered if window > WINDOW_BYTES_CROWDED) <= 2 * TOTAL_BYTES + WINDOW_BYTES_MIN
 
 
 def test_what_is_given_back_is_there_for_the_next() -> None:

@@ -10,9 +10,10 @@ import pytest
 from penstock.broker.access.checks import OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
+from tests.engines import make_engine
 
 
 @pytest.fixture
@@ -31,15 +32,15 @@ def limits() -> BrokerLimits:
 
 
 @pytest.fixture
-async def engine(tmp_path: Path, clock: ManualClock, disk: FaultyDisk) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(tmp_path / "data", clock=clock, disk=disk)
+async def engine(tmp_path: Path, clock: ManualClock, disk: FaultyDisk) -> AsyncIterator[Engine]:
+    engine = make_engine(tmp_path / "data", clock=clock, disk=disk)
     await engine.start()
     yield engine
     await engine.close()
 
 
 @pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock, limits: BrokerLimits) -> AsyncIterator[Broker]:
+async def broker(engine: Engine, clock: ManualClock, limits: BrokerLimits) -> AsyncIterator[Broker]:
     broker = Broker(engine, clock=clock, limits=limits, access=OpenAccess())
     await broker.start()
     yield broker

@@ -10,14 +10,24 @@ from structlog.testing import capture_logs
 
 from penstock.broker.broker import Broker
 from penstock.errors import PenstockError, ProtocolViolation
+from penstock.protocols.blipmq import codec as blipmq_codec
 from penstock.protocols.conversation import (
     BACKLOG_CHUNK_BYTES_MIN,
     GATHERED_BYTES_MAX,
     REQUEST_BYTES_MIN,
     ROOM_NEEDED_BYTES_MIN,
     Conversation,
+    Decoder,
     ReplySlot,
 )
+from penstock.protocols.felix import wire as felix_wire
+from penstock.protocols.felix.codec import frames as felix_frames
+from penstock.protocols.flymq import wire as flymq_wire
+from penstock.protocols.flymq.codec import frames as flymq_frames
+from penstock.protocols.fujin import wire as fujin_wire
+from penstock.protocols.fujin.codec import commands as fujin_commands
+from penstock.protocols.rustlog.codec import frames as rustlog_frames
+from tests.protocols.transport import MemoryTransport
 
 PER_TURN = 3
 READ_BYTES = 100_000
@@ -51,33 +61,29 @@ class Words:
         self.more = b" " in self._kept and self.violation is None
         return words
 
+    def forget(self) -> None:
+        self._kept = b""
+
 
 class Counts:
     errors = 0
     internal_errors = 0
 
 
-class Wire:
+class Wire(MemoryTransport):
     """What a session sees of a connection; steps run when the test lets the loop turn."""
 
-    peer = "192.0.2.1:50000"
-    listener = "words"
-    principal_hint: str | None = None
-
     def __init__(self) -> None:
+        super().__init__("words")
         self.writable = True
         self.sends: list[bytes] = []
-        self.held_bytes = 0
-        self.pending: tuple[bool, int] = (False, 0)
+        self.partial_bytes = 0
         self.room_bytes = 1 << 30
         self.violations: list[ProtocolViolation] = []
 
     def room_for(self, size_bytes: int) -> bool:
         self.writable = size_bytes <= self.room_bytes
         return self.writable
-
-    def promise_room(self, size_bytes: int) -> bool:
-        return self.room_for(size_bytes)
 
     def send(self, data: bytes) -> None:
         assert data
@@ -86,16 +92,9 @@ class Wire:
     def close(self) -> None:
         raise AssertionError("nobody asked for it")
 
-    def hold(self, size_bytes: int) -> None:
-        assert size_bytes > 0
-        self.held_bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        assert self.held_bytes >= 0
-
     def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
-        self.pending = (pending, kept_bytes)
+        super().frame_pending(pending, kept_bytes)
+        self.partial_bytes = kept_bytes
 
     def set_authenticated(self, authenticated: bool) -> None:
         raise AssertionError("nobody asked for it")
@@ -107,7 +106,7 @@ class Wire:
             except ProtocolViolation as violation:
                 self.violations.append(violation)
 
-        asyncio.get_running_loop().call_soon(guarded)
+        super().call_soon(guarded)
 
 
 class Echo(Conversation[bytes]):
@@ -183,11 +182,11 @@ async def test_a_turn_decodes_a_share_and_the_next_goes_on(echo: Echo, wire: Wir
     assert wire.held_bytes == len(b"4 5 6 7 hal")
     await turn()
     assert wire.sends == [b"123", b"456"]
-    assert wire.pending == (False, 0)
+    assert not wire.pending
     await turn()
     assert wire.sends == [b"123", b"456", b"7"]
     assert wire.held_bytes == 0
-    assert wire.pending == (True, 3)
+    assert (wire.pending, wire.partial_bytes) == (True, 3)
 
 
 async def test_no_more_is_decoded_while_messages_wait(echo: Echo, wire: Wire) -> None:
@@ -251,6 +250,32 @@ async def test_what_waits_is_released_when_the_connection_is_gone(echo: Echo, wi
 
 
 # --- replies ---
+
+
+async def test_half_a_message_is_freed_when_the_connection_is_gone(echo: Echo, wire: Wire) -> None:
+    """The conversation itself may stay until the next garbage collection."""
+    echo.receive(b"1 hal")
+    assert echo._decoder.kept_bytes == len(b"hal")
+    echo.closed()
+    assert echo._decoder.kept_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("decoder", "half"),
+    [
+        (flymq_frames.RequestDecoder(), flymq_wire.HEADER.pack(flymq_wire.MAGIC, flymq_wire.VERSION, 1, 0, 100)),
+        (blipmq_codec.Decoder(), (100).to_bytes(4, "big")),
+        (rustlog_frames.RequestDecoder(), (100).to_bytes(4, "big")),
+        (fujin_commands.Decoder(), bytes((fujin_wire.Request.CONNECT_READER, 0, 0))),
+        (felix_frames.FrameDecoder(), felix_wire.HEADER.pack(felix_wire.MAGIC, felix_wire.VERSION, 0, 100)),
+    ],
+    ids=["flymq", "blipmq", "rustlog", "fujin", "felix"],
+)
+def test_every_decoder_frees_what_it_keeps(decoder: Decoder[object], half: bytes) -> None:
+    assert decoder.feed(half) == []
+    assert decoder.kept_bytes == len(half)
+    decoder.forget()
+    assert decoder.kept_bytes == 0
 
 
 async def test_a_reply_that_is_ready_early_waits_for_those_before_it(echo: Echo, wire: Wire) -> None:

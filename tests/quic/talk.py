@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.net.certificates import own_certificate
-from penstock.quic.core import STREAM_DATA, QuicCore
+from penstock.quic.core import QuicCore
+from penstock.quic.events import STREAM_DATA
 from penstock.quic.packets import VERSION, LongHeader
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings, load_identity
@@ -50,8 +51,9 @@ class Talk:
 
     def step(self, *, taking: tuple[QuicCore, ...] | None = None) -> None:
         for core, peer, source in ((self.client, self.server, CLIENT), (self.server, self.client, SERVER)):
-            for datagram, _ in core.take_datagrams(self.now_s, 100):
-                self._carry(peer, datagram, source)
+            if core.must_send(self.now_s):
+                for datagram, _ in core.take_datagrams(self.now_s, 100):
+                    self._carry(peer, datagram, source)
         self.now_s += 0.002
         under_way, self._under_way = self._under_way, []
         for core, datagram, source in under_way:

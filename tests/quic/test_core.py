@@ -9,14 +9,8 @@ import pytest
 from qh3.tls import Epoch
 
 from penstock.quic import core as core_module
-from penstock.quic.core import (
-    STOP_SENDING,
-    STREAM_FINISHED,
-    STREAM_RESET,
-    UNEXPECTED_MESSAGE,
-    QuicCore,
-    StreamRefused,
-)
+from penstock.quic.core import UNEXPECTED_MESSAGE, QuicCore, StreamRefused
+from penstock.quic.events import STOP_SENDING, STREAM_FINISHED, STREAM_RESET
 from penstock.quic.settings import QuicSettings
 from tests.quic.talk import CLIENT, KIB, MIB, Talk
 
@@ -187,6 +181,7 @@ def test_handshake_messages_after_the_handshake_end_the_connection(tmp_path: Pat
     for _ in talk.steps(10):
         pass
     talk.client._core.send_crypto(Epoch.ONE_RTT, 0, b"\x01\0\0\x01x")
+    talk.client.ping()
     for _ in talk.steps(10):
         pass
     assert talk.server.is_closed

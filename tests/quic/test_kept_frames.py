@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.quic.core import STREAM_DATA, STREAM_FINISHED, STREAM_RESET, QuicCore, StreamRefused
+from penstock.quic.core import QuicCore, StreamRefused
+from penstock.quic.events import STREAM_DATA, STREAM_FINISHED, STREAM_RESET
 from penstock.quic.packets import Address
 from tests.quic.talk import Talk
 

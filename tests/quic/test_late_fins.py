@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.quic.core import STREAM_FINISHED, StreamRefused
+from penstock.quic.core import StreamRefused
+from penstock.quic.events import STREAM_FINISHED
 from penstock.quic.late_fins import HOLD_S_MIN
 from tests.quic.talk import SERVER, Talk
 
@@ -96,7 +97,7 @@ def test_an_end_that_comes_with_its_data_is_not_held(tmp_path: Path) -> None:
     talk.server.send(stream_id, b"x", end=False)
     talk.server.send(stream_id, b"", end=True)
     assert len(talk.server.take_datagrams(talk.now_s, 100)) == 1
-    assert not talk.server._fins
+    assert not talk.server._fins.held_since_s
 
 
 def test_nothing_more_is_taken_after_an_end_that_is_held(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_nothing_more_is_taken_after_an_end_that_is_held(tmp_path: Path) -> None
     with pytest.raises(StreamRefused):
         talk.server.send(stream_id, b"y", end=False)
     talk.server.reset(stream_id, 7)
-    assert not talk.server._fins
+    assert not talk.server._fins.held_since_s
     for _ in talk.steps(100):
         pass
     assert ("stream_reset", stream_id, 7) in [event[:3] for event in talk.events[talk.client]]
@@ -137,10 +138,10 @@ def test_ends_that_are_held_together_are_sent_together(tmp_path: Path) -> None:
     for stream_id in streams:
         talk.server.send(stream_id, b"", end=True)
     talk.server.take_datagrams(talk.now_s, 100)
-    assert all(stream_id in talk.server._fins for stream_id in streams)
+    assert all(stream_id in talk.server._fins.held_since_s for stream_id in streams)
     talk.now_s += HOLD_S_MIN * 5
     talk.server.take_datagrams(talk.now_s, 100)
-    assert not talk.server._fins
+    assert not talk.server._fins.held_since_s
 
 
 def test_no_timer_is_left_behind_by_an_end_that_is_held_and_then_given_up(tmp_path: Path) -> None:

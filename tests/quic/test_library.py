@@ -12,7 +12,7 @@ from qh3 import tls as library_tls
 from qh3._hazmat import QuicConnectionCore, X25519ML768KeyExchange
 
 from penstock.quic import library
-from penstock.quic.core import REPORTED, STREAM_DATA
+from penstock.quic.events import REPORTED, STREAM_DATA
 from penstock.quic.handshake import ConnectionIds, make_packet_core
 from penstock.quic.settings import QuicSettings
 from tests.quic.talk import CLIENT, SERVER, Talk
@@ -149,6 +149,45 @@ def test_a_timer_that_paces_datagrams_has_the_name_we_compare_with(tmp_path: Pat
     timer = core.get_timer()
     assert timer is not None
     assert timer[0] == library.PACING_TIMER
+
+
+def test_asking_for_a_datagram_costs_the_pacer_one_also_if_there_is_nothing_to_send(tmp_path: Path) -> None:
+    """If this fails, the library was mended, and `QuicCore.must_send` need not be so careful."""
+    talk = Talk(tmp_path).shake_hands()
+    for _ in talk.steps(50):
+        pass
+    core = talk.client._core
+    polls = 0
+    while core.get_timer()[0] != library.PACING_TIMER:  # type: ignore[index]
+        assert core.poll_transmit(talk.now_s) is None
+        polls += 1
+        assert polls < 100
+    assert polls > 1
+
+
+def test_an_acknowledgement_that_is_not_due_travels_with_data_only_if_the_timer_is_handled_before(
+    tmp_path: Path,
+) -> None:
+    for is_handled in (False, True):
+        talk = Talk(tmp_path).shake_hands()
+        for _ in talk.steps(50):
+            pass
+        stream_id = talk.client.open_stream(one_way=False)
+        talk.client.send(stream_id, b"x", end=False)
+        ((datagram, _),) = talk.client.take_datagrams(talk.now_s, 1)
+        core = talk.server._core
+        core.receive_gro_buffer(datagram, len(datagram), CLIENT, talk.now_s)
+        timer = core.get_timer()
+        assert timer is not None
+        assert timer[0] == library.ACK_TIMER
+        assert timer[1] > talk.now_s
+        if is_handled:
+            core.handle_timer(timer[1])
+        core.send_stream(stream_id, b"y", False)
+        assert core.poll_transmit(talk.now_s) is not None
+        after = core.get_timer()
+        assert after is not None
+        assert (after[0] == library.ACK_TIMER) is not is_handled
 
 
 def test_a_core_with_the_initial_keys_we_derive_reads_what_a_client_sends() -> None:

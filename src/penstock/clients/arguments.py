@@ -24,14 +24,24 @@ def columns(records: Values) -> tuple[list[bytes | None] | None, list[bytes]]:
     return None, rows  # type: ignore[return-value]  # checked by check_bytes
 
 
-def chunks(values: Sequence[bytes], first: int) -> Iterator[tuple[int, int]]:
-    """Bounds of what is sent at a time, from row `first` on."""
+def chunks(
+    values: Sequence[bytes], first: int, keys: Sequence[bytes | None] | None = None
+) -> Iterator[tuple[int, int]]:
+    """Bounds of what is sent at a time, from row `first` on: twice CHUNK_BYTES at most, or one record."""
     while first < len(values):
-        sample = values[first : first + CHUNK_RECORDS_MAX]
-        size_bytes = sum(map(len, sample))
-        count = len(sample) if size_bytes <= CHUNK_BYTES else max(1, CHUNK_BYTES * len(sample) // size_bytes)
-        yield first, first + count
-        first += count
+        last = min(first + CHUNK_RECORDS_MAX, len(values))
+        size_bytes = _size_bytes(values, keys, first, last)
+        if size_bytes > CHUNK_BYTES:
+            last = first + max(1, CHUNK_BYTES * (last - first) // size_bytes)
+            while last > first + 1 and _size_bytes(values, keys, first, last) > 2 * CHUNK_BYTES:
+                last = (first + last) // 2  # a record here is much larger than the others
+        yield first, last
+        first = last
+
+
+def _size_bytes(values: Sequence[bytes], keys: Sequence[bytes | None] | None, first: int, last: int) -> int:
+    size_bytes = sum(map(len, values[first:last]))
+    return size_bytes if keys is None else size_bytes + sum(map(len, filter(None, keys[first:last])))
 
 
 def check_topic(name: str) -> None:
@@ -61,7 +71,7 @@ def values_of(records: Iterable[object], instead: str) -> list[bytes]:
 
 def milliseconds(seconds: float, what: str) -> int:
     if not 0 <= seconds < 1 << 53:
-        raise InvalidRequest(f"a {what} of {seconds} s makes no sense: use a number of seconds from 0")
+        raise InvalidRequest(f"{what} must be a number of seconds from 0, got {seconds}")
     return math.ceil(seconds * 1000)
 
 

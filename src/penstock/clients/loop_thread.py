@@ -18,7 +18,7 @@ except ImportError:  # penstock-client has it as an extra
 CANCEL_S_MAX = 5.0
 """How long an interrupted caller waits for its work to unwind."""
 WAIT_S_MAX = 0.2
-"""How long one wait for the loop lasts. A signal that arrives just before it wakes nobody, nor does a loop that closes meanwhile."""
+"""The longest wait for the loop before it is checked again: a signal just before the wait, or a loop that closes, does not end it."""
 CLOSED = "this client is closed; connect again to go on"
 TURNS_TO_CLOSE = 3
 """Turns of the loop that transports take to close once they were told to."""
@@ -35,7 +35,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = new_event_loop()
         self._cleanups: set[asyncio.Task[None]] = set()
-        """Tasks that nobody waits for; the loop itself does not keep them alive."""
+        """Tasks that are not awaited, kept because the loop has only weak references to them."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""One TCP connection with many requests in flight, answered in the order they were written.
+"""One TCP connection with many requests in flight, whose replies come in the order of the requests.
 
 Requests handed over within one turn of the loop leave in one write. A whole read is decoded at once, and its replies are dealt out to
 the exchanges that await them, oldest first. One timer watches the oldest exchange: replies come in order, so when it is late nothing
@@ -23,7 +23,7 @@ Message_co = TypeVar("Message_co", covariant=True)
 
 
 class Decoder(Protocol[Message_co]):
-    """Bytes to replies. One message may stand for several replies that came in a row."""
+    """Decodes replies. One message may represent several consecutive replies."""
 
     @property
     def violation(self) -> ProtocolViolation | None:
@@ -34,7 +34,7 @@ class Decoder(Protocol[Message_co]):
 
 
 class Exchange(ABC, Generic[Message]):
-    """One or more requests written together, and whoever waits for their replies."""
+    """One or more requests written together, and the waiter for their replies."""
 
     __slots__ = ("awaited", "data", "deadline", "finished", "repeatable", "timeout_s", "written")
 
@@ -52,7 +52,7 @@ class Exchange(ABC, Generic[Message]):
 
     @abstractmethod
     def accept(self, message: Message, first: int, count: int) -> None:
-        """Take `count` replies of `message` from its `first` on. Raises ProtocolViolation where they answer something else."""
+        """Take `count` replies of `message` from its `first` on. Raises ProtocolViolation if they are not replies to these requests."""
 
     def fail(self, error: PenstockError) -> None:
         if not self.finished.done():
@@ -87,7 +87,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
         self._watch: asyncio.TimerHandle | None = None
         self._gone = asyncio.Event()
         self._answered = False
-        """Whether anything has come that this protocol has. Where nothing has, it may be the wrong port."""
+        """Whether a message of this protocol has been received. If not, it may be the wrong port."""
         self.lost: PenstockError | None = None
 
     # -- what the client calls -------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             if self._decoder.violation is not None:
                 raise self._decoder.violation
         except ProtocolViolation as error:
-            self._give_up(ProtocolViolation(f"{self._peer} sent what is no answer: {error}{self._doubt}"))
+            self._give_up(ProtocolViolation(f"{self._peer} sent an invalid reply: {error}{self._doubt}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone.set()

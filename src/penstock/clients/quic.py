@@ -30,7 +30,7 @@ READ_AHEAD_BYTES: Final = 1024 * 1024
 ACCEPTED_MAX: Final = 1024
 """Streams of the server that wait for `accept_stream`; one more is refused."""
 KEEP_ALIVE_OF_IDLE: Final = 3
-"""A connection is kept alive by a sign of life so many times within the time after which it would be taken for gone."""
+"""How many keep-alive packets are sent within the idle timeout."""
 NOBODY_THERE: Final = "nobody listens there"
 ADVICE: Final = {
     NOBODY_THERE: "; is the broker running?",
@@ -69,9 +69,9 @@ class QuicStream(Stream):
         self._drained: asyncio.Future[None] | None = None
         self._waits_for_end = self.can_receive
         self._cut_off: ConnectionLost | None = None
-        """Why no more can be read, where the server's side did not end in good order."""
+        """Why reading failed, if the server did not end its side of the stream."""
         self._refused: ConnectionLost | None = None
-        """Why no more can be written, where our side was not ended by us."""
+        """Why writing failed, if we did not end our side of the stream."""
 
     @property
     def is_one_way(self) -> bool:
@@ -85,7 +85,7 @@ class QuicStream(Stream):
     # -- writing -----------------------------------------------------------------------------------------------------------
 
     async def write(self, data: bytes, *, end: bool = False) -> None:
-        """Send, and wait while too much is under way. Raises ConnectionLost where the server takes no more."""
+        """Send data, waiting while too much is in flight. Raises ConnectionLost if the server accepts no more."""
         if not self.can_send:
             raise self._refused or ConnectionLost("this side of the stream has ended")
         self.send(data, end=end)
@@ -104,7 +104,7 @@ class QuicStream(Stream):
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def on_data(self, on_data: OnData) -> None:
-        """Hand over bytes as they arrive from now on, those that wait already first, and `b""` at their end."""
+        """Pass bytes to a callback as they arrive, those already buffered first, and `b""` at the end of the stream."""
         self._on_data = on_data
         while self._chunks:
             data = self._chunks.popleft()
@@ -115,7 +115,7 @@ class QuicStream(Stream):
         self.resume_receiving()
 
     async def read(self) -> bytes:
-        """What has come, once there is some; `b""` where the server's side has ended. Raises ConnectionLost where it was cut off."""
+        """Return received bytes, waiting for some; `b""` after the end of the stream. Raises ConnectionLost if it was reset."""
         while not self._chunks:
             if self._cut_off is not None:
                 raise self._cut_off
@@ -189,7 +189,7 @@ class QuicConnection(Connection):
         endpoint.received, endpoint.refused = self.take_datagrams, self.refused
         self.peer = peer
         self.on_stream: Callable[[QuicStream], None] | None = None
-        """Is given each stream that the server opens, before its first bytes; where it is None, they wait for `accept_stream`."""
+        """Called with each stream that the server opens, before its first bytes; if None, streams wait for `accept_stream`."""
         self.on_lost: Callable[[ConnectionLost], None] | None = None
         self.loss: ConnectionLost | None = None
         """Why the connection is gone, once it is."""
@@ -209,7 +209,7 @@ class QuicConnection(Connection):
         return self.core.alpn
 
     def open_stream(self, *, one_way: bool = False, on_data: OnData | None = None) -> QuicStream:
-        """Open a stream. Raises LimitExceeded where the server allows no more now, and ConnectionLost once it is gone."""
+        """Open a stream. Raises LimitExceeded if the server allows no more now, and ConnectionLost once the connection is closed."""
         if self.loss is not None:
             raise self.loss
         try:

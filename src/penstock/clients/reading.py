@@ -7,7 +7,8 @@ poll, and nothing new came from any partition, the next round waits, twice as lo
 A reader that follows all partitions of a topic asks now and then whether partitions were added to it, and reads those from their start.
 
 If the broker answers a fetch with an earlier offset than what was read already, the log has lost its tail in a crash: the cursor of a
-reader that follows the topic continues there, with the records that are written next.
+reader that follows the topic continues there, with the records that are written next. A topic that ends before what was read and has lost
+nothing is another one of the same name: its reader is told, rather than left waiting for offsets that it has read.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
-from penstock.clients.records import FetchResult, Record
+from penstock.clients.records import FetchResult, PartitionDescription, Record
 from penstock.clients.retry import Sleep
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, OffsetOutOfRange
 
 READ_RECORDS = 5000
 """Records that one fetch asks for. A broker may give fewer; deployed ones stop at 1 000."""
@@ -37,7 +38,7 @@ POLL_S_MAX = 0.25
 
 
 class Fetched(Protocol):
-    """What one fetch brought. Where the next one goes on can be read before the records are decoded, so both can go on at once."""
+    """The result of one fetch. The next offset is known before the records are decoded, so the next fetch can start meanwhile."""
 
     @property
     def next_offset(self) -> int: ...
@@ -45,9 +46,9 @@ class Fetched(Protocol):
 
 
 class Cursor:
-    """Where reading stands in one partition. `end` is where it stops, None for never."""
+    """The position in one partition. Reading stops at `end`; None for never."""
 
-    __slots__ = ("_has_read", "committed", "end", "offset", "partition", "topic")
+    __slots__ = ("committed", "end", "has_read", "offset", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, offset: int, end: int | None) -> None:
         self.topic = topic
@@ -55,7 +56,7 @@ class Cursor:
         self.offset = offset
         self.committed = offset
         self.end = end
-        self._has_read = False
+        self.has_read = False
 
     @property
     def finished(self) -> bool:
@@ -66,15 +67,15 @@ class Cursor:
         moved = fetched.next_offset > self.offset
         if moved:
             self.offset = fetched.next_offset
-            self._has_read = True
+            self.has_read = True
         elif self.end is not None:
             self.offset = self.end  # the broker has nothing more before the end: what was there is gone
-        elif self._has_read:
+        elif self.has_read:
             self.offset = fetched.next_offset
         return moved
 
     def records(self, fetched: Fetched) -> list[Record]:
-        """The records of a fetch, without those that came after reading began."""
+        """Return the records of a fetch, without those after `end`."""
         records, end = fetched.decode().records, self.end
         if end is not None and records and records[-1].offset >= end:
             return [record for record in records if record.offset < end]
@@ -82,11 +83,25 @@ class Cursor:
 
 
 Fetch = Callable[[Cursor, int], Coroutine[Any, Any, Fetched]]
-"""From where a cursor stands, up to a number of records."""
+"""Fetches from a cursor, up to a number of records."""
 Commit = Callable[[Cursor, int], Coroutine[Any, Any, None]]
 """Of the partition of a cursor, the next offset to read."""
 AddedCursors = Callable[[], Coroutine[Any, Any, Sequence[Cursor]]]
 """Of partitions that were added since reading began, or since it was last called."""
+
+
+async def check_same_topic(cursors: Iterable[Cursor], partitions: Sequence[PartitionDescription], fetch: Fetch) -> None:
+    """Raises OffsetOutOfRange if the cursors of a topic are beyond the end of its partitions, because it was created again.
+
+    If the end was cut off in a crash, a fetch from there says so, and its cursor continues at the cut.
+    """
+    for cursor, partition in zip(cursors, partitions, strict=False):
+        is_beyond = cursor.has_read and partition.next_offset < cursor.offset
+        if is_beyond and (await fetch(cursor, 1)).next_offset == cursor.offset:
+            raise OffsetOutOfRange(
+                f"offset out of range: {cursor.topic}-{cursor.partition} was read up to offset {cursor.offset}, and ends at "
+                f"{partition.next_offset}: the topic was deleted and created again; start again to read the new one"
+            )
 
 
 def check_limit(limit: int | None) -> None:

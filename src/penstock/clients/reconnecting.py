@@ -52,7 +52,7 @@ class Reconnecting(Generic[Conversation]):
         await self.get(attempts_max=1)
 
     async def get(self, attempts_max: int | None = None) -> Conversation:
-        """Return the conversation. Raises Unreachable if there is none to be had, and what `begin` refuses with."""
+        """Return the session. Raises Unreachable if there is none, and what `begin` raises."""
         current = self._usable()
         if current is not None:
             return current
@@ -74,7 +74,7 @@ class Reconnecting(Generic[Conversation]):
         return conversation
 
     def leave(self) -> Conversation | None:
-        """The next caller gets another conversation; returns this one, for whoever has a last word to say in it."""
+        """Give up the session, so that the next caller gets another; return it, for what is left to send."""
         current, self._current = self._current, None
         self._connection = None
         return current
@@ -85,7 +85,7 @@ class Reconnecting(Generic[Conversation]):
         return self.leave()
 
     async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
-        """Do something within the bounds of what may be in flight, and of time. Raises RequestTimeout."""
+        """Run an action within the bounds on requests in flight and on time. Raises RequestTimeout."""
         await self._window.enter(requests, size_bytes)
         try:
             return await self._within(self._options.request_timeout_s, work)

@@ -29,7 +29,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchResult(msgspec.Struct, frozen=True):
-    """What one fetch found, and where the next one goes on; records that a filter left out are passed over."""
+    """The records of one fetch, and the offset of the next one; records that a filter left out are skipped."""
 
     records: list[Record]
     next_offset: int

@@ -39,7 +39,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """One thing that is tried again and again: how often and for how long by now, and whether once more is allowed."""
+    """The attempts at one action: their number, the time since the first, and whether another is allowed."""
 
     __slots__ = ("_attempts_max", "_clock", "_delays_s", "_elapsed_s_max", "_sleep", "_started_s", "count")
 
@@ -61,7 +61,7 @@ class Attempts:
         return self._clock.monotonic() - self._started_s
 
     async def another(self) -> bool:
-        """The last one failed: wait for the next, or say that there is none."""
+        """Wait before the next attempt after a failure; return whether there is one."""
         delay_s = next(self._delays_s, None)
         if self.count >= self._attempts_max or delay_s is None or self.elapsed_s + delay_s > self._elapsed_s_max:
             return False
@@ -71,7 +71,7 @@ class Attempts:
 
 
 NewAttempts = Callable[[int | None], Attempts]
-"""Begins the attempts at something, at most so many of them if a number is given."""
+"""Begins the attempts at an action, with a maximum if a number is given."""
 
 NO_RETRY = RetryPolicy(attempts_max=1)
 

@@ -39,7 +39,7 @@ class Address:
 
 
 def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
-    """Take a broker URL apart; `port` is the protocol's usual one, `options` those it has. Raises InvalidRequest with what to change."""
+    """Parse a broker URL; `port` is the default port, `options` are the known options. Raises InvalidRequest that says what to change."""
     try:
         parts = urlsplit(url)
         host, given_port = parts.hostname, parts.port

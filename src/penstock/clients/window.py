@@ -1,4 +1,4 @@
-"""A bound on what may be in flight: so many requests and so many bytes. Who finds it full waits in line."""
+"""A bound on requests and bytes in flight. Callers wait in order while it is reached."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from penstock.net.flow import ENDING, PARTIAL_FRAMES, SEND_BUFFER, UNSENT_BYTES_
 from penstock.net.limits import ListenerLimits
 from penstock.net.session import Session, SessionFactory
 from penstock.net.stats import ListenerStats
+from penstock.net.tap import Tap
 from penstock.net.tls import subject_of
 
 LOGGED_PREFIX_BYTES = 16
@@ -100,6 +101,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         "made",
         "peer",
         "principal_hint",
+        "tap",
         "writable",
     )
 
@@ -128,6 +130,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self.made = False
         self.peer = peer
         self.principal_hint: str | None = None
+        self.tap: Tap | None = None
         self.writable = True
 
     # What the transport calls.
@@ -162,6 +165,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._owner.stats.bytes_in += len(data)
         if self._state is not State.OPEN:
             return
+        if self.tap is not None:
+            self.tap.received(data, 0, at_start=self._fresh, at_frame=not self._watch.is_frame_pending)
         self._watch.received = True
         assert self._session is not None
         self._receiving = True
@@ -219,6 +224,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         session, self._session = self._session, None
         if session is not None:
             self._run(session.closed)
+        if self.tap is not None:
+            self.tap.closed()
         self._owner.lost(self)
 
     # What the session calls.
@@ -252,6 +259,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if self._state <= State.FINISHING and not transport.is_closing():
             size = len(data)
+            if self.tap is not None:
+                self.tap.sent(data, 0)
             self._sent_bytes += size
             self._owner.stats.bytes_out += size
             if self._encrypted and size > TLS_WRITE_BYTES_MAX:

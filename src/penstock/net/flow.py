@@ -228,9 +228,9 @@ class InFlightBudget:
             flow.grant(size_bytes)
         self.grant_soon()
 
-    def hold(self, flow: ReadFlow, size_bytes: int) -> None:
-        self.held_bytes += size_bytes
-        if self.held_bytes > self.resume_bytes and self.is_over:
+    def check(self, flow: ReadFlow) -> None:
+        """Let a connection that holds more than before wait, if there are too many requests."""
+        if self.is_over:
             self._waiting[flow] = None
             flow.block(SERVER_REQUESTS)
 
@@ -407,7 +407,8 @@ class ReadFlow:
         self.unblock(SERVER_REQUESTS)
         before.release(self, self.held_bytes)
         self._budget = budget
-        budget.hold(self, self.held_bytes)
+        budget.held_bytes += self.held_bytes
+        budget.check(self)
         self.update_partial(partial_bytes)
         self.update_unsent(unsent_bytes)
         if waited_for_room and self._on_room is not None:
@@ -417,7 +418,10 @@ class ReadFlow:
         self.held_bytes += size_bytes
         if self.held_bytes > self._bytes_max:
             self.block(OWN_REQUESTS)
-        self._budget.hold(self, size_bytes)
+        budget = self._budget
+        budget.held_bytes += size_bytes
+        if budget.held_bytes > budget.resume_bytes:
+            budget.check(self)
 
     def release(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes

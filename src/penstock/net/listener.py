@@ -7,7 +7,8 @@ import errno
 import os
 import socket
 from abc import ABC, abstractmethod
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import structlog
 
@@ -17,6 +18,7 @@ from penstock.net.deadlines import Sweep, Swept
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import ListenerLimits
 from penstock.net.stats import ListenerStats
+from penstock.net.tap import Tappable
 from penstock.units import Address, parse_address
 
 STOP_GRACE_S = 5.0
@@ -65,6 +67,8 @@ class Listener(ABC, Generic[ConnectionT]):
         # Keyed by themselves: ordered, unlike a set, so that what happens to all of them happens in the same order every time.
         self._connections: dict[ConnectionT, None] = {}
         self._unanswered: set[ConnectionT] = set()
+        self.on_opened: Callable[[Tappable], None] | None = None
+        """Told of each connection before its first byte."""
         self._all_answered = asyncio.Event()
 
     @property
@@ -80,6 +84,11 @@ class Listener(ABC, Generic[ConnectionT]):
         host, port = (await self._listen(parse_address(self.bind)))[:2]
         self._address = Address(host, port)
         self._sweep.start()
+
+    @property
+    def connections(self) -> Iterable[Tappable]:
+        """Those that are open, the oldest first."""
+        return cast(Iterable[Tappable], self._connections)
 
     def sweep(self) -> None:
         """Look at every deadline now."""

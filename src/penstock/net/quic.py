@@ -124,6 +124,8 @@ class QuicListener(Listener[QuicServerConnection]):
         self._half_open.pop(connection, None)
         self.stats.handshakes_open -= 1
         self.stats.connections_total += 1
+        if self.on_opened is not None:
+            self.on_opened(connection)
 
     def handshake_failed(self, connection: QuicServerConnection, reason: str) -> None:
         self.stats.handshake_failures += 1
@@ -164,7 +166,7 @@ class QuicListener(Listener[QuicServerConnection]):
                 self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
                 self._say_forgotten(cid, buffer[:segment_bytes], address)
             return
-        self._deliver(connection, buffer, segment_bytes, address)
+        connection.take_datagrams(buffer, segment_bytes, address)
 
     def _received_alone(self, datagram: bytes, address: Address) -> None:
         cid = short_destination(datagram)
@@ -173,7 +175,7 @@ class QuicListener(Listener[QuicServerConnection]):
             cid = header.destination_cid
         connection = None if cid is None else self._by_cid.get(cid)
         if connection is not None:
-            self._deliver(connection, datagram, len(datagram), address)
+            connection.take_datagrams(datagram, len(datagram), address)
         elif cid is not None and self._say_farewell(cid):
             pass
         elif header is None and cid is not None:
@@ -187,15 +189,6 @@ class QuicListener(Listener[QuicServerConnection]):
             self._begin(header, datagram, address)
         else:
             self.stats.datagrams_dropped += 1
-
-    def _deliver(self, connection: QuicServerConnection, buffer: bytes, segment_bytes: int, address: Address) -> None:
-        try:
-            connection.take_datagrams(buffer, segment_bytes, address)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection and no other
-            if connection.is_established:
-                connection.failed(error)
-            else:  # the library raises all kinds of errors over handshakes that make no sense
-                connection.abandon(f"a handshake that makes no sense: {error}")
 
     def _begin(self, header: LongHeader, datagram: bytes, address: Address) -> None:
         """The first datagram of a connection."""
@@ -260,7 +253,7 @@ class QuicListener(Listener[QuicServerConnection]):
         self._half_open[connection] = None
         self.add_cid(header.destination_cid, connection)
         self.add_cid(core.ids.local, connection)
-        self._deliver(connection, datagram, len(datagram), address)
+        connection.take_datagrams(datagram, len(datagram), address)
         if not core.has_authenticated_packet and not connection.is_lost:
             connection.abandon("")
 

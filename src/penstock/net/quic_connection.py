@@ -17,6 +17,7 @@ from penstock.net.quic_session import QuicSession, QuicSessionFactory, Stream, S
 from penstock.net.quic_stream import QuicServerStream
 from penstock.net.quic_tls import subject_of_der
 from penstock.net.stats import QuicListenerStats
+from penstock.net.tap import Tap
 from penstock.quic.connection import Connection
 from penstock.quic.core import QuicCore, StreamRefused
 from penstock.quic.packets import LONG_HEADER, Address
@@ -96,14 +97,12 @@ class QuicServerConnection(Connection):
         self._owner = owner
         self._session: QuicSession | None = None
         self._watch = ConnectionWatch(owner.clock.monotonic())
-        self._stopping = False
         self.begun_s = owner.clock.monotonic()
         self.cids: set[bytes] = set()
         """Those it is known by; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats, self._room_granted)
         self._waits_for_room = False
         self._is_authenticated = False
-        self._concluding: dict[QuicServerStream, None] = {}
         self.partial_frames: dict[QuicServerStream, None] = {}
         self.limits = owner.limits
         self.stats = owner.stats
@@ -121,6 +120,7 @@ class QuicServerConnection(Connection):
         self._before_rebinding = -1
         """The highest packet number in flight when the port changed: only later packets were sent to the new one."""
         self.principal_hint: str | None = None
+        self.tap: Tap | None = None
 
     # -- what the session sees ---------------------------------------------------------------------------------------------
 
@@ -168,7 +168,14 @@ class QuicServerConnection(Connection):
                 self.close(Code.TOO_MUCH, f"a handshake of more than {EARLY_BYTES_MAX} bytes")
                 return
         newest = self.core.newest_in_flight if self._allowance_bytes is not None else -1
-        accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
+        try:
+            accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection and no other
+            if self.is_established:
+                self.failed(error)
+            else:  # the library raises all kinds of errors over malformed handshakes
+                self.abandon(f"malformed handshake: {error}")
+            return
         if accepted and address != self._address:
             self._rebind(address, now_s)
         elif newest > self._before_rebinding and newest != self.core.newest_in_flight:
@@ -177,7 +184,7 @@ class QuicServerConnection(Connection):
             self._allowance_bytes += ANTI_AMPLIFICATION_FACTOR * len(buffer)
             self._validate_address(now_s)
         self._origin = self.endpoint.arrived_at
-        self.touch()
+        self.endpoint.touch(self)
 
     def addressed(self, datagrams: list[tuple[bytes, Address]]) -> list[tuple[bytes, Address]]:
         if self._allowance_bytes is not None:
@@ -249,6 +256,7 @@ class QuicServerConnection(Connection):
     def before_sending(self) -> None:
         while self._concluding:
             stream, _ = self._concluding.popitem()
+            assert isinstance(stream, QuicServerStream)
             stream.conclude()
 
     def has_run(self) -> None:
@@ -256,7 +264,7 @@ class QuicServerConnection(Connection):
             self.stats.protocol_errors += 1
             log.info("connection_closed", listener=self.listener, peer=self.peer, reason="too many frames wait")
             self.close(Code.TOO_MUCH, "too many frames while the connection is not read")
-        if self._stopping:
+        if self.is_stopping:
             self.answered()
 
     def _may_be_rebinding(self, address: Address, now_s: float) -> bool:
@@ -265,6 +273,7 @@ class QuicServerConnection(Connection):
 
     def _rebind(self, address: Address, now_s: float) -> None:
         self._address = address
+        self._is_redirected = True
         self._heard_s = now_s
         self._allowance_bytes = 0
         self._before_rebinding = self.core.newest_in_flight
@@ -298,6 +307,8 @@ class QuicServerConnection(Connection):
             self._guarded(session.closed)
         elif not self.is_established:
             self._owner.handshake_failed(self, reason)
+        if self.tap is not None:
+            self.tap.closed()
         self._owner.lost(self)
 
     def set_authenticated(self, authenticated: bool) -> None:
@@ -315,7 +326,7 @@ class QuicServerConnection(Connection):
 
     def answered(self) -> None:
         """A stream may have ended, or been answered whole."""
-        if self._stopping and not self.owes:
+        if self.is_stopping and not self.owes:
             self._owner.answered(self)
 
     def check_partial_frames(self) -> None:
@@ -340,7 +351,7 @@ class QuicServerConnection(Connection):
 
     def stop(self) -> None:
         """The server stops: let the session say goodbye."""
-        self._stopping = True
+        self.is_stopping = True
         if self._session is not None:
             self._guarded(self._session.stopping)
         self.answered()
@@ -361,8 +372,8 @@ class QuicServerConnection(Connection):
         for stream in list(self.partial_frames):
             self._check_partial(stream, now_s)
         self.update_congestion()  # whether the server is under pressure may have changed
-        if not self._is_there():
-            return
+        if self._session is None:
+            return  # the connection is gone
         unsent_bytes = self.unsent_bytes
         expiry = self._watch.judge(
             now_s,
@@ -395,7 +406,7 @@ class QuicServerConnection(Connection):
                 stream=stream.id,
                 reason=Expiry.PARTIAL_FRAME.value,
             )
-            stream.close()
+            stream.expire()
 
     def _begin(self) -> None:
         self._session = self._owner.factory(self)

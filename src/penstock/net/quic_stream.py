@@ -98,7 +98,9 @@ class QuicServerStream(Stream):
     def send(self, data: bytes, *, end: bool = False) -> None:
         if self.can_send:
             self._connection.stats.bytes_out += len(data)
-            super().send(data, end=end)
+            if self._connection.tap is not None:
+                self._connection.tap.sent(data, self.id)
+            Stream.send(self, data, end=end)
             flow = self._connection.flow
             if flow.promised_bytes:
                 self._connection.look_at_congestion()
@@ -114,6 +116,13 @@ class QuicServerStream(Stream):
             self.stop_receiving()
             # Later, because the caller may be about to send.
             self._connection.conclude_later(self)
+
+    def expire(self) -> None:
+        """Close a stream whose frame stayed partial. If nothing is to be answered it is over at once, and what came of it is freed."""
+        self.close()
+        if not self._held_bytes:
+            self.conclude()
+            self.close_now()
 
     def hold(self, size_bytes: int) -> None:
         self._held_bytes += size_bytes
@@ -135,7 +144,8 @@ class QuicServerStream(Stream):
         if not self._held_bytes:
             if self._finishing:
                 connection.conclude_later(self)
-            connection.answered()
+            if connection.is_stopping:
+                connection.answered()
 
     def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         if not pending:
@@ -160,9 +170,14 @@ class QuicServerStream(Stream):
     def received(self, data: bytes) -> None:
         connection = self._connection
         connection.stats.bytes_in += len(data)
+        if connection.tap is not None:
+            connection.tap.received(data, self.id, at_start=self._fresh, at_frame=self._partial_bytes < 0)
         assert self._session is not None
         self._receiving = True
-        self.guarded(self._session.receive, data)
+        try:
+            self._session.receive(data)
+        except Exception as error:  # noqa: BLE001 - as in `guarded`
+            self._failed(error, data)
         self._receiving = False
         self._fresh = False
 
@@ -198,14 +213,18 @@ class QuicServerStream(Stream):
         """Run a step of the session. Whatever it raises ends this stream and no other."""
         try:
             step(*given)
-        except ProtocolViolation as violation:
-            self._violated(violation, given[0] if given and self._fresh else b"")
-        except Exception:
-            self._connection.stats.session_errors += 1
-            log.exception("session_failed", listener=self.listener, peer=self.peer, stream=self.id)
-            self.reset(INTERNAL_ERROR)
-            self.stop_receiving(INTERNAL_ERROR)
-            self.close_now()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this stream and no other
+            self._failed(error, given[0] if given else b"")
+
+    def _failed(self, error: Exception, given: object) -> None:
+        if isinstance(error, ProtocolViolation):
+            self._violated(error, given if self._fresh else b"")
+            return
+        self._connection.stats.session_errors += 1
+        log.error("session_failed", listener=self.listener, peer=self.peer, stream=self.id, exc_info=error)
+        self.reset(INTERNAL_ERROR)
+        self.stop_receiving(INTERNAL_ERROR)
+        self.close_now()
 
     def _violated(self, violation: ProtocolViolation, received: object) -> None:
         self._connection.stats.protocol_errors += 1

@@ -105,6 +105,8 @@ class TcpListener(Listener[TcpConnection]):
         self._all_gone.clear()
         if self._stopping:
             connection.abort()
+        elif self.on_opened is not None:
+            self.on_opened(connection)
 
     def lost(self, connection: TcpConnection) -> None:
         self._connections.pop(connection, None)

@@ -12,21 +12,25 @@ from typing import Final
 WINDOWS_LEFT: Final = 16
 """Each connection gets one of so many parts of what is left."""
 WINDOW_BYTES_MIN: Final = 128 * 1024
-"""What each connection gets, whatever the others have: at a round trip of 1 ms still some 100 MB/s."""
+"""What each connection gets until all of them have twice what they should: at a round trip of 1 ms still some 100 MB/s."""
+WINDOW_BYTES_CROWDED: Final = 32 * 1024
+"""What each connection gets after that, whatever the others have: a thousand of them have 32 MiB."""
 
 
 class ReceiveWindows:
     """The receive windows of all QUIC connections together."""
 
-    __slots__ = ("left_bytes",)
+    __slots__ = ("_total_bytes", "left_bytes")
 
     def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
         self.left_bytes = total_bytes
         """Below 0 if more connections have the smallest window than there is room for."""
 
     def offer(self, bytes_max: int) -> int:
         """Return the window that a new connection may have."""
-        return min(max(self.left_bytes // WINDOWS_LEFT, WINDOW_BYTES_MIN), bytes_max)
+        least_bytes = WINDOW_BYTES_MIN if self.left_bytes > -self._total_bytes else WINDOW_BYTES_CROWDED
+        return min(max(self.left_bytes // WINDOWS_LEFT, least_bytes), bytes_max)
 
     def take(self, size_bytes: int) -> None:
         self.left_bytes -= size_bytes

@@ -76,6 +76,10 @@ class Decoder(Protocol[Message]):
         """Return messages that are complete, up to a bound. Raises ProtocolViolation if none precedes it."""
         ...
 
+    def forget(self) -> None:
+        """Free what is kept: nothing is decoded any more."""
+        ...
+
 
 class Stats(Protocol):
     errors: int
@@ -193,6 +197,7 @@ class Conversation(ABC, Generic[Message]):
     def closed(self) -> None:
         self._worker.stop()
         self._forget_waiting()
+        self._decoder.forget()  # a conversation and its parts know each other, so it goes with the next garbage collection
 
     def _forget_waiting(self) -> None:
         waiting_bytes = sum(map(self._held_bytes, self._waiting))

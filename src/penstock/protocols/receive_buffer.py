@@ -8,8 +8,13 @@ returns them without a copy: 32 MiB more would take 20 ms in the turn that compl
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from io import BytesIO
-from typing import Final
+from typing import Final, Generic, TypeVar
+
+from penstock.errors import ProtocolViolation
+
+Message = TypeVar("Message")
 
 UNBOUNDED: Final = sys.maxsize
 """For decoders that may decode everything at once: those of clients, who know what they asked for."""
@@ -43,3 +48,60 @@ class ReceiveBuffer:
         """Keep what follows a position, if anything does."""
         if position < len(data):
             self.kept_bytes += self._kept.write(memoryview(data)[position:])
+
+    def forget(self) -> None:
+        """Free what is kept."""
+        self._kept = BytesIO()
+        self.kept_bytes = 0
+
+
+class BufferingDecoder(ABC, Generic[Message]):
+    """Bytes to messages, for one direction of one conversation. A protocol decodes what is complete in a buffer."""
+
+    __slots__ = ("_buffer", "_messages_max", "more", "violation")
+
+    def __init__(self, messages_max: int) -> None:
+        """Decode at most `messages_max` messages in one `feed`."""
+        self._messages_max = messages_max
+        self.more = False
+        """Whether frames were left undecoded because of that bound: `feed(b"")` continues with them."""
+        self._buffer = ReceiveBuffer()
+        self.violation: ProtocolViolation | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return self._buffer.kept_bytes > 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received and not decoded."""
+        return self._buffer.kept_bytes
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Return the messages that are complete. Raises ProtocolViolation if none precedes it."""
+        if self.violation is not None:
+            raise self.violation
+        buffer = self._buffer
+        whole = buffer.join(data) if buffer.kept_bytes else data
+        if whole is None:
+            return []
+        messages: list[Message] = []
+        try:
+            position = self._decode(whole, messages)
+        except ProtocolViolation as violation:
+            self.violation = violation
+            if not messages:
+                raise
+            return messages
+        if position < len(whole):
+            buffer.keep(whole, position)
+        return messages
+
+    def forget(self) -> None:
+        """Free what is kept: nothing is decoded any more."""
+        self._buffer.forget()
+
+    @abstractmethod
+    def _decode(self, data: bytes, messages: list[Message]) -> int:
+        """Append what is complete to `messages`; return where the incomplete rest begins."""

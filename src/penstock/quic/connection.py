@@ -1,7 +1,7 @@
 """One QUIC connection on an event loop: its core, its streams and its timers, over an endpoint that it may share.
 
 Everything a connection does, it does in `run`, once per turn of the loop at most: take the events that have come, then make the
-datagrams there are to send, then look at the time. Whoever changes something only touches it.
+datagrams there are to send, then look at the time; each only if there is something to do. Whoever changes something only touches it.
 
 Subclasses say what happens: `stream_opened`, `established`, `lost`, and which connection ids are its own.
 """
@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from penstock.quic.core import (
+from penstock.quic.core import NEVER_S, QuicCore
+from penstock.quic.events import (
     CID_ISSUED,
     CID_RETIRED,
     STOP_SENDING,
@@ -21,7 +22,6 @@ from penstock.quic.core import (
     STREAM_RESET,
     STREAMS_AVAILABLE,
     Event,
-    QuicCore,
 )
 from penstock.quic.packets import Address
 from penstock.quic.settings import QuicSettings
@@ -30,6 +30,8 @@ from penstock.quic.udp import SEGMENTED_BYTES_MAX, UdpEndpoint
 
 SENDS_PER_TURN_MAX: Final = 4
 """System calls' worth of datagrams that one connection sends before others have their turn: about 256 KiB."""
+LOOK_BYTES_MIN: Final = 16 * 1024
+"""No stream is kept from sending for less, whatever else waits."""
 TIMER_RESOLUTION_S: Final = 0.001
 """A timer that is due within this is due now; event loops count in milliseconds."""
 
@@ -60,7 +62,14 @@ class Connection:
         self._origin = b""
         """Which address of ours the peer uses, where there are several."""
         self._now_s = now_s
+        self._loop = asyncio.get_running_loop()
         self._own_bit = 0 if core.is_client else 1
+        self._is_redirected = False
+        """Datagrams go to another address than the core thinks, or only some may be sent: `addressed` and `datagrams_allowed` are asked."""
+        self.is_stopping = False
+        """`has_run` is called after every turn, not only after those that leave events behind."""
+        self._concluding: dict[Stream, None] = {}
+        """Streams that may end before the next datagrams are made: `before_sending` is called."""
         self._paused = False
         self._taking = False
         """Events are being taken; what there is to send is sent after that."""
@@ -93,10 +102,10 @@ class Connection:
         return self.settings.connection_send_high_bytes
 
     def before_sending(self) -> None:
-        """Events were taken; what there is to send is sent next."""
+        """Events were taken; what there is to send is sent next. Called if streams are `_concluding`."""
 
     def has_run(self) -> None:
-        """Events were taken, and what there was to send was sent."""
+        """Events were taken, and what there was to send was sent. Called if events are left, and if the connection `is_stopping`."""
 
     def cid_issued(self, cid: bytes) -> None:
         """The peer may address us by this id from now on."""
@@ -172,41 +181,63 @@ class Connection:
         self.endpoint.touch(self)
 
     def run(self, now_s: float) -> None:
+        core = self.core
+        if self.is_lost:
+            return
         try:
-            self._run(now_s)
+            if (core.has_news or self._concluding) and not self._take_news(now_s):
+                return
+            if core.may_send or core.must_send(now_s):
+                self._send(now_s)
+            is_busy = self._sending or self.congested or core.losses != self._losses_repaired
+            if is_busy and not self._look_at_streams():
+                return
+            if self._timer is None or core.deadline_s < self._timer_at_s:
+                self._arm_timer(now_s)
+            if core.has_news or self.is_stopping:
+                self.has_run()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection and no other
             self.failed(error)
 
-    def _run(self, now_s: float) -> None:
+    def _take_news(self, now_s: float) -> bool:
+        """Take events, as far as they are wanted now; returns whether the connection goes on."""
+        core, streams = self.core, self.streams
         self._taking = True
         try:
-            if self._is_there() and (self.reading or self.core.is_closed):
-                self._take_events()
-            self.before_sending()
+            if not self.is_established and core.is_established:
+                self.is_established = True
+                self.established()
+            while core.has_news and not self.is_lost and (self.reading or core.is_closed):
+                event = core.take_event()
+                if event is None:
+                    break
+                if event[0] == STREAM_DATA:
+                    stream_id = event[1]
+                    stream = streams.get(stream_id) or self._new_stream(stream_id)
+                    if stream is not None:
+                        stream.take_data(event[2], event[3])
+                else:
+                    self._take_rare(event)
+            if self._concluding:
+                self.before_sending()
         finally:
             self._taking = False
-        if self._is_there():
-            if self.core.is_closed:
-                self.farewell = self.addressed(self.core.take_datagrams(now_s, self._datagrams_per_turn))
-                self.endpoint.send(self.farewell, self._origin)
-                self._lose(self.core.close_code, self.core.close_reason)
-            else:
-                held = self.core.frames.hold_events
-                self._send(now_s)
-                self._look_at_streams()
-                if held and not self.core.frames.hold_events:
-                    self.endpoint.touch(self)  # for the events that waited
-        if self._is_there():
-            self._arm_timer(now_s)
-            self.has_run()
+        if self.is_lost:
+            return False
+        if core.closed is None and not (core.has_news and core.is_closed):
+            return True
+        self.farewell = self.addressed(core.take_datagrams(now_s, self._datagrams_per_turn))
+        self.endpoint.send(self.farewell, self._origin)
+        self._lose(core.close_code, core.close_reason)
+        return False
 
     # -- what streams call -------------------------------------------------------------------------------------------------
 
     def stream_sent(self, stream: Stream, size_bytes: int) -> None:
         self.sent_bytes += size_bytes
         self._sending[stream] = None
-        self._sent_since_look_bytes += size_bytes
-        if self._sent_since_look_bytes > self.send_high_bytes() // 4:
+        sent_bytes = self._sent_since_look_bytes = self._sent_since_look_bytes + size_bytes
+        if sent_bytes > LOOK_BYTES_MIN and sent_bytes > self.send_high_bytes() // 4:
             self.look_at_congestion()
         if not self._taking:
             self.endpoint.touch(self)
@@ -228,26 +259,6 @@ class Connection:
             self.touch()
 
     # -- inside ------------------------------------------------------------------------------------------------------------
-
-    def _is_there(self) -> bool:
-        return not self.is_lost
-
-    def _take_events(self) -> None:
-        core = self.core
-        if not self.is_established and core.is_established:
-            self.is_established = True
-            self.established()
-        take = core.take_event
-        while (self.reading or core.is_closed) and (event := take()) is not None:
-            if event[0] == STREAM_DATA:
-                stream_id = event[1]
-                stream = self.streams.get(stream_id) or self._new_stream(stream_id)
-                if stream is not None:
-                    stream.take_data(event[2], event[3])
-            else:
-                self._take_rare(event)
-            if self.is_lost:
-                return
 
     def _take_rare(self, event: Event) -> None:
         kind = event[0]
@@ -282,22 +293,28 @@ class Connection:
         if endpoint.blocked:
             endpoint.touch_when_writable(self)
             return
-        datagrams = self.addressed(self.core.take_datagrams(now_s, self.datagrams_allowed()))
+        core = self.core
+        held = core.frames.hold_events
+        if self._is_redirected:
+            datagrams = self.addressed(core.take_datagrams(now_s, self.datagrams_allowed()))
+        else:
+            datagrams = core.take_datagrams(now_s, self._datagrams_per_turn)
         if datagrams:
             endpoint.send(datagrams, self._origin)
-            if len(datagrams) == self._datagrams_per_turn:
-                endpoint.touch(self)
+        if len(datagrams) == self._datagrams_per_turn or (held and not core.frames.hold_events):
+            endpoint.touch(self)  # for more, and for the events that waited
 
-    def _look_at_streams(self) -> None:
-        """Which streams have drained, and whether there is too much on all of them together."""
+    def _look_at_streams(self) -> bool:
+        """Which streams have drained, and whether there is too much on all of them together; returns whether the connection goes on."""
         if self._sending:
             for stream in list(self._sending):
-                if not stream.sent_some():
+                if not stream.sent_some(self.core.is_drained):  # which one that has room may change
                     self._sending.pop(stream, None)
         if self.congested or self._sending:
             self.update_congestion()
-        if self.may_have_losses and not self.endpoint.blocked and self.core.is_idle:
+        if self.core.losses != self._losses_repaired and not self.endpoint.blocked and self.core.is_idle:
             self._losses_repaired = self.core.losses
+        return not self.is_lost
 
     def look_at_congestion(self) -> None:
         """Find out whether there is too much on all streams together."""
@@ -319,26 +336,25 @@ class Connection:
                     stream.drained()
 
     def _arm_timer(self, now_s: float) -> None:
-        """One timer of the loop, moved only when it would be late; most deadlines move away from it."""
-        at_s = self.core.get_timer()
-        if at_s is None:
-            return
+        """Let one timer of the loop fire when the core's next one is due. It is moved only if it is late: most deadlines move away."""
         if self._timer is not None:
-            if self._timer_at_s <= at_s:
-                return
             self._timer.cancel()
-        self._timer_at_s = at_s
-        self._timer = asyncio.get_running_loop().call_later(max(at_s - now_s, 0), self._timer_fired)
+            self._timer = None
+        self._timer_at_s = at_s = self.core.deadline_s
+        if at_s != NEVER_S:
+            self._timer = self._loop.call_later(max(at_s - now_s, 0), self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None
         now_s = self._now_s()
-        at_s = self.core.get_timer()
-        if at_s is None or at_s > now_s + TIMER_RESOLUTION_S:
-            self._arm_timer(now_s)
-            return
+        core = self.core
+        at_s = core.get_timer()
         try:
-            self.core.handle_timer(max(now_s, at_s))
+            if at_s is not None and at_s <= now_s + TIMER_RESOLUTION_S:
+                core.handle_timer(max(now_s, at_s))
+            elif not core.ask_again():
+                self._arm_timer(now_s)
+                return
         except Exception as error:  # noqa: BLE001 - as in `run`
             self.failed(error)
         else:

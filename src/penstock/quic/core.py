@@ -11,28 +11,30 @@ Drives the packet core of the QUIC library (qh3, compiled) directly. The library
 - Stream data is given to the core as it can be sent: see `penstock.quic.outbox`.
 - Events wait while frames of streams that finish may be built and not yet sent: see `penstock.quic.kept_frames`.
 - The end of a stream is held back until the stream's data is acknowledged: see `penstock.quic.late_fins`.
-
-An event is a tuple, its kind first:
-
-    (STREAM_DATA, stream id, data, ended)      (STREAM_RESET, stream id, code)      (STOP_SENDING, stream id, code)
-    (STREAM_FINISHED, stream id)               both sides ended and everything acknowledged
-    (CID_ISSUED, cid)                          (CID_RETIRED, cid)
+- The core is asked for datagrams only if there may be some: each question costs its pacer a datagram (`must_send`). An acknowledgement
+  that is due soon travels with data that is sent before.
+- The pacer lets one RTT's worth of datagrams pass at once, but timers are coarser than short RTTs. So the core's clock may be ahead by what
+  a timer takes at least (`CLOCK_AHEAD_S_MAX`): datagrams whose time comes within that leave now.
 
 `is_closed` says that the connection has ended; `close_code` and `close_reason` say why.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Self
 
 from qh3.quic.tls_bridge import QuicTlsBridgeError
 
+from penstock.quic.events import REPORTED, STOP_SENDING, STREAM_DATA, Event
 from penstock.quic.handshake import Agreed, ConnectionIds, Handshake, make_packet_core
 from penstock.quic.kept_frames import FramesUnderWay
 from penstock.quic.late_fins import LateFins
 from penstock.quic.library import (
+    ACK_TIMER,
     CLOSED_STATES,
     CRYPTO_DATA,
     FIRST_FLIGHT,
@@ -55,27 +57,6 @@ from penstock.quic.packets import CID_BYTES, VERSION, Address, LongHeader, next_
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
 
-Event = tuple[Any, ...]
-
-STREAM_DATA: Final = "stream_data"
-STREAM_RESET: Final = "stream_reset"
-STOP_SENDING: Final = "stop_sending"
-STREAM_FINISHED: Final = "stream_finished"
-STREAMS_AVAILABLE: Final = "streams_available"
-CID_ISSUED: Final = "connection_id_issued"
-CID_RETIRED: Final = "connection_id_retired"
-REPORTED: Final = frozenset(
-    {
-        STREAM_DATA,
-        STREAM_RESET,
-        STOP_SENDING,
-        STREAM_FINISHED,
-        STREAMS_AVAILABLE,
-        CID_ISSUED,
-        CID_RETIRED,
-    }
-)
-
 CONNECTION_REFUSED: Final = 2
 INTERNAL_ERROR: Final = 1
 DATAGRAMS_PER_KEY_MAX: Final = 1 << 22
@@ -83,6 +64,11 @@ DATAGRAMS_PER_KEY_MAX: Final = 1 << 22
 UNEXPECTED_MESSAGE: Final = 0x10A
 """The TLS alert of that name, as QUIC says it."""
 CRYPTO_FRAME: Final = 6
+CLOCK_AHEAD_S_MAX: Final = 0.001
+"""How far the clock of the core may be ahead: event loops count in milliseconds."""
+NEVER_S: Final = math.inf
+MANY: Final = 2
+"""Frames, or frames of a kind of which there may be many."""
 
 
 class StreamRefused(Exception):
@@ -131,7 +117,8 @@ class QuicCore:
         self._is_confirmed = not is_client
         """Whether the peer is known to have completed the handshake too, which a server knows by completing it."""
         self._agreed = Agreed()
-        self._closed: Closed | None = None
+        self.closed: Closed | None = None
+        """Why the connection ended, once the event that says so was taken."""
         self._early: deque[Event] = deque()
         """Events of the handshake, which are taken from the core between packets."""
         self._under_key = 0
@@ -145,6 +132,26 @@ class QuicCore:
         """About how many wait to be taken. Flow control bounds only data: what other frames bring waits too."""
         self._fins = LateFins()
         self.frames = FramesUnderWay(settings.datagram_bytes)
+        self._core_s = now_s
+        """The time that the core was told last, which may be ahead."""
+        self.has_news = True
+        """Whether events may wait to be taken."""
+        self.may_send = True
+        """Whether there may be something to send besides acknowledgements, and what is due by a timer."""
+        self._took_data = False
+        """Whether stream data was taken since datagrams were last made: credit may be due to the peer."""
+        self._given = MANY
+        """Frames that the core was given since datagrams were last made: 1 if that was some data of one stream, else MANY."""
+        self._is_sure = True
+        """Whether the core was asked for datagrams until it had none."""
+        self._cuts = False
+        """Whether a RESET_STREAM or STOP_SENDING may be in flight: its acknowledgement lets the other one of its stream be sent."""
+        self.losses = 0
+        """Datagrams of ours that were declared lost, over the connection's life, when that was last looked at."""
+        self.is_drained = True
+        """Whether everything was on the wire when datagrams were last made, and nothing was given to `send` since."""
+        self.deadline_s = NEVER_S
+        """When the next timer is due, when that was last looked at."""
 
     @classmethod
     def connect(cls, settings: QuicSettings, tls: TlsSettings, address: Address, now_s: float) -> Self:
@@ -183,7 +190,7 @@ class QuicCore:
     @property
     def is_closed(self) -> bool:
         """Whether either side has closed the connection; the events that say so may still wait."""
-        return self._closed is not None or self._core.state in CLOSED_STATES
+        return self.closed is not None or self._core.state in CLOSED_STATES
 
     @property
     def timed_out(self) -> bool:
@@ -192,12 +199,12 @@ class QuicCore:
 
     @property
     def close_code(self) -> int:
-        return 0 if self._closed is None else self._closed.code
+        return 0 if self.closed is None else self.closed.code
 
     @property
     def close_reason(self) -> str:
         """The reason phrase of the side that closed the connection; may be empty."""
-        return "" if self._closed is None else self._closed.reason
+        return "" if self.closed is None else self.closed.reason
 
     @property
     def alpn(self) -> str | None:
@@ -240,14 +247,9 @@ class QuicCore:
         return packets[-1][PACKET_NUMBER] if packets else -1
 
     @property
-    def losses(self) -> int:
-        """Datagrams of ours that were declared lost, over the connection's life."""
-        return self._core.loss_total
-
-    @property
     def is_idle(self) -> bool:
         """Whether everything sent was acknowledged and nothing is left to send."""
-        if self._core.bytes_in_flight or self.unsent_bytes() or self._fins:
+        if self._core.bytes_in_flight or self.unsent_bytes() or self._fins.held_since_s:
             return False
         timer = self._core.get_timer()
         return timer is None or timer[0] != PACING_TIMER
@@ -259,11 +261,18 @@ class QuicCore:
 
         Returns how many packets in them were authentic and new, once the handshake is complete.
         """
+        core_s = self._core_s
+        if now_s < core_s:
+            now_s = core_s
         try:
             if self.is_established:
                 report = self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)
-                self.waiting_events += report[REPORT_EVENTS]
+                if report[REPORT_EVENTS]:
+                    self.waiting_events += report[REPORT_EVENTS]
+                    self.has_news = True
                 return report[REPORT_ACCEPTED]
+            self.has_news = self.may_send = True
+            self._given = MANY
             for start in range(0, len(buffer), segment_bytes):
                 self._receive_early(buffer[start : start + segment_bytes], address, now_s)
         except BaseException as error:
@@ -298,7 +307,7 @@ class QuicCore:
         versions = read_versions(datagram, self.ids.local, self.ids.initial)
         if versions is not None:
             if VERSION not in versions:
-                self._closed = Closed(INTERNAL_ERROR, "the server does not speak QUIC version 1")
+                self.closed = Closed(INTERNAL_ERROR, "the server does not speak QUIC version 1")
             return True
         retry = read_retry(datagram, self.ids.local, self.ids.initial)
         if retry is None or self.ids.retry_source is not None:
@@ -319,11 +328,21 @@ class QuicCore:
             return None
         while (event := core.next_event()) is not None:
             self.waiting_events -= 1
-            if event[0] == STREAM_DATA or self._is_reported(event):
+            if not core.has_events:
+                self._all_taken()
+            if event[0] == STREAM_DATA:
+                self._took_data = True
                 return event
-        self.waiting_events = 0
-        self.frames.events_taken()
+            self.may_send, self._given = True, MANY
+            if self._is_reported(event):
+                return event
+        self._all_taken()
         return None
+
+    def _all_taken(self) -> None:
+        self.waiting_events = 0
+        self.has_news = False
+        self.frames.events_waited = False
 
     def refuse(self, datagram: bytes, address: Address, now_s: float) -> None:
         """Answer the first datagram of a connection by closing it, which costs no key exchange."""
@@ -332,29 +351,82 @@ class QuicCore:
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
+    def must_send(self, now_s: float) -> bool:
+        """Return whether `take_datagrams` has to be called now. If not, `deadline_s` is up to date.
+
+        Whatever comes but acknowledgements is itself to be acknowledged. So what it makes the core send waits until that is due, which
+        is a millisecond at most and at once for the second of two datagrams.
+        """
+        core = self._core
+        losses = core.loss_total
+        if losses != self.losses:
+            self.losses = losses
+            self.may_send = True
+            self._given = MANY
+        if self.may_send:
+            return True
+        timer = core.get_timer()
+        if timer is None:
+            self.deadline_s = NEVER_S
+            return self._took_data
+        self.deadline_s = timer[1]
+        return timer[1] <= now_s or (self._took_data and timer[0] != ACK_TIMER)
+
     def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
         """Return what to send now, `datagrams_max` at most."""
-        core = self._core
-        if self._fins:
+        core, outbox, frames = self._core, self._outbox, self.frames
+        latest_s = now_s + CLOCK_AHEAD_S_MAX
+        if now_s < self._core_s:
+            now_s = self._core_s
+        if self._fins.held_since_s:
             self._fins.send_due(core, now_s)
-        self.frames.before_sending(core)
-        poll = core.poll_transmit if self.is_established else self._poll_early
-        outbox = self._outbox
+        frames.before_sending(core)
         taken: list[tuple[bytes, Address]] = []
+        is_sure = True
+        poll: Callable[[float], tuple[Any, ...] | None] = self._poll_early
         if outbox.waiting and datagrams_max:
             outbox.feed(core, now_s, datagrams_max, is_idle=False)
         try:
+            if self.is_established:
+                poll = core.poll_transmit
+                if self._room_bytes > 0:  # data was given to the core, and there is room for it
+                    timer = core.get_timer()
+                    if timer is not None and timer[0] == ACK_TIMER and timer[1] > now_s:
+                        core.handle_timer(timer[1])
             while (left := datagrams_max - len(taken)) > 0:
                 transmit = poll(now_s)
                 if transmit is not None:
                     taken.append(transmit[:2])
-                elif not (outbox.waiting and outbox.feed(core, now_s, left, is_idle=True)):
+                    if self._given == 1 and not outbox.waiting and not core.get_send_buffer_size(None):
+                        is_sure = False
+                        break
+                    continue
+                if outbox.waiting and outbox.feed(core, now_s, left, is_idle=True):
+                    continue
+                timer = core.get_timer()
+                if timer is None or timer[0] != PACING_TIMER or not now_s < timer[1] <= latest_s:
                     break
+                now_s = timer[1]
         except BaseException as error:
             _raise_panic(error)
             raise
-        self.frames.after_sending(core, taken, is_all=len(taken) < datagrams_max)
+        self._core_s = now_s
+        is_all = len(taken) < datagrams_max
+        frames.after_sending(core, taken, is_all=is_all)
+        self._took_data = False
+        self._given, self._is_sure = 0, is_sure
         self._room_bytes, self._datagrams_max = -1, datagrams_max
+        if outbox.waiting or self._fins.held_since_s:
+            self.is_drained, self.may_send = False, True
+            self.get_timer()
+        else:
+            timer = core.get_timer()
+            self.deadline_s = NEVER_S if timer is None else timer[1]
+            self.may_send = frames.cut_short or (timer is not None and timer[0] == PACING_TIMER)
+            self.is_drained = not is_sure or not core.get_send_buffer_size(None)
+        if self._cuts:
+            self._cuts = core.bytes_in_flight > 0
+            self.may_send |= self._cuts
         self._under_key += len(taken)
         if self._under_key >= DATAGRAMS_PER_KEY_MAX and self._is_confirmed:
             self._update_key()
@@ -384,16 +456,28 @@ class QuicCore:
     def get_timer(self) -> float | None:
         """Return when to call `handle_timer`."""
         timer = self._core.get_timer()
-        ours = [at_s for at_s in (self._outbox.look_again_s, self._fins.due_s) if at_s is not None]
-        if timer is not None:
-            ours.append(timer[1])
-        return min(ours, default=None)
+        self.deadline_s = at_s = NEVER_S if timer is None else timer[1]
+        for ours_s in (self._outbox.look_again_s, self._fins.due_s):
+            if ours_s is not None and ours_s < at_s:
+                self.deadline_s = at_s = ours_s
+        return None if at_s == NEVER_S else at_s
+
+    def ask_again(self) -> bool:
+        """Return whether there may be more to send, because the core was not asked until it had nothing."""
+        if not self._is_sure:
+            self.may_send, self._given, self._is_sure = True, MANY, True
+            return True
+        return False
 
     def handle_timer(self, now_s: float) -> None:
         self._outbox.look_again_s = None
+        self.may_send, self._given = True, MANY
         try:
-            self._core.handle_timer(now_s)
-            self._take_early_events()
+            self._core.handle_timer(max(now_s, self._core_s))
+            if self._handshake is not None:
+                self._take_early_events()
+            if self._early or self._core.has_events:
+                self.has_news = True
         except BaseException as error:
             _raise_panic(error)
             raise
@@ -408,8 +492,10 @@ class QuicCore:
     def send(self, stream_id: int, data: Data, end: bool) -> None:
         """Queue data, which must not be changed any more. Raises StreamRefused if our side of the stream has ended."""
         core, outbox = self._core, self._outbox
-        if stream_id in self._fins:
+        if stream_id in self._fins.held_since_s:
             raise StreamRefused("our side of the stream has ended")
+        self.may_send, self.is_drained = True, False
+        self._given += 1 if data else MANY
         is_end_alone = end and not data and stream_id not in outbox.waiting
         if is_end_alone and self._fins.hold(core, stream_id):
             return
@@ -435,6 +521,7 @@ class QuicCore:
             self._core.reset_stream(stream_id, code)
         except (RuntimeError, ValueError):
             return
+        self.may_send, self._given, self._cuts = True, MANY, True
         self.frames.reset_asked_for()
 
     def stop(self, stream_id: int, code: int) -> None:
@@ -443,17 +530,20 @@ class QuicCore:
             self._core.stop_sending(stream_id, code)
         except (RuntimeError, ValueError):
             return
+        self.may_send, self._given, self._cuts = True, MANY, True
         self.frames.stop_asked_for()
 
     def ping(self) -> None:
         """Make the peer send an acknowledgement, which restarts both idle timers. A lost PING is not sent again."""
         self._core.send_ping(0)
+        self.may_send, self._given = True, MANY
 
     def close(self, code: int = 0, reason: str = "") -> None:
         """Close the connection with an application error code."""
-        if self._closed is None:
+        if self.closed is None:
             self._core.close(code, None, reason.encode())
-            self._closed = Closed(code, reason)
+            self.closed = Closed(code, reason)
+            self.may_send = True
 
     # -- events -----------------------------------------------------------------------------------------------------------
 
@@ -475,15 +565,16 @@ class QuicCore:
             self._is_confirmed = True
             self._core.handshake_confirmed()
         elif kind == PEER_CLOSED:
-            self._closed = Closed(event[2], event[4].decode("utf8", "replace"))
+            self.closed = Closed(event[2], event[4].decode("utf8", "replace"))
         elif kind == PROTOCOL_ERROR:
-            self._closed = Closed(event[1], event[3])
+            self.closed = Closed(event[1], event[3])
         elif kind == STOP_SENDING:
             self._outbox.drop(event[1])
             self._fins.drop(event[1])
+            self._cuts = True
             self.frames.peer_stopped()
         elif kind == TERMINATED:
-            self._closed = Closed(event[1], event[3].decode("utf8", "replace"))
+            self.closed = Closed(event[1], event[3].decode("utf8", "replace"))
         return kind in REPORTED
 
     def _conclude_handshake(self) -> None:
@@ -500,10 +591,10 @@ class QuicCore:
     def _receive_crypto(self, epoch: int, offset: int, data: bytes) -> None:
         if self._handshake is None:
             self._core.close(UNEXPECTED_MESSAGE, CRYPTO_FRAME, b"")
-            self._closed = Closed(UNEXPECTED_MESSAGE, "a message after the handshake")
+            self.closed = Closed(UNEXPECTED_MESSAGE, "a message after the handshake")
             return
         try:
             self._handshake.receive_crypto(epoch, offset, data)
         except QuicTlsBridgeError as error:
             self._core.close(error.error_code, int(error.frame_type), error.reason_phrase.encode())
-            self._closed = Closed(error.error_code, error.reason_phrase)
+            self.closed = Closed(error.error_code, error.reason_phrase)

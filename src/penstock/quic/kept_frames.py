@@ -28,21 +28,21 @@ class FramesUnderWay:
     """See the module."""
 
     __slots__ = (
-        "_cut_short",
-        "_events_waited",
         "_repairs",
         "_stops",
+        "cut_short",
         "datagram_bytes",
         "datagrams_until_sure",
+        "events_waited",
         "hold_events",
         "streams",
     )
 
     def __init__(self, datagram_bytes: int) -> None:
         self.datagram_bytes = datagram_bytes
-        self._cut_short = False
+        self.cut_short = False
         """Frames may be kept."""
-        self._events_waited = False
+        self.events_waited = False
         """Events that are yet to be taken came before the last turn of sending."""
         self._repairs = 0
         self._stops = False
@@ -65,15 +65,11 @@ class FramesUnderWay:
     def peer_stopped(self) -> None:
         """The event was taken; the core has answered with a reset by itself, when the frame came."""
         self.reset_asked_for()
-        self.hold_events = self._cut_short and self._events_waited
-
-    def events_taken(self) -> None:
-        """There are no more."""
-        self._events_waited = False
+        self.hold_events = self.cut_short and self.events_waited
 
     def before_sending(self, core: QuicConnectionCore) -> None:
         if core.has_events:
-            self._events_waited = True
+            self.events_waited = True
         # Frames of packets that may be lost are copied. Of those that are lost only a STOP_SENDING is not needed for its stream to finish.
         repairs = core.pto_total + (core.loss_total if self._stops else 0)
         if repairs != self._repairs:
@@ -82,11 +78,11 @@ class FramesUnderWay:
 
     def after_sending(self, core: QuicConnectionCore, sent: list[tuple[bytes, Any]], *, is_all: bool) -> None:
         """`is_all`: the core had no more to send for now."""
-        self._cut_short = not is_all or core.congestion_window - core.bytes_in_flight < self.datagram_bytes
+        self.cut_short = not is_all or core.congestion_window - core.bytes_in_flight < self.datagram_bytes
         if not self.datagrams_until_sure:
             self.hold_events = False
             return
-        if not self._cut_short:
+        if not self.cut_short:
             timer = core.get_timer()
             if not core.get_send_buffer_size(None) and (timer is None or timer[0] != PACING_TIMER):
                 self.datagrams_until_sure = 0
@@ -94,4 +90,4 @@ class FramesUnderWay:
             # Small ones may hold acknowledgements only, for which there is always room.
             large = sum(2 * len(datagram) >= self.datagram_bytes for datagram, _ in sent)
             self.datagrams_until_sure = max(0, self.datagrams_until_sure - large)
-        self.hold_events = self._cut_short and self.datagrams_until_sure > 0
+        self.hold_events = self.cut_short and self.datagrams_until_sure > 0

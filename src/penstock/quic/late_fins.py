@@ -23,28 +23,22 @@ HOLD_ROUND_TRIPS: Final = 4
 
 
 class LateFins:
-    """Of one connection. False while there are none."""
+    """Of one connection."""
 
-    __slots__ = ("_has_new", "_held_since_s", "due_s")
+    __slots__ = ("_has_new", "due_s", "held_since_s")
 
     def __init__(self) -> None:
-        self._held_since_s: dict[int, float | None] = {}
+        self.held_since_s: dict[int, float | None] = {}
         """By stream, the oldest first; None until `send_due` has seen it."""
         self._has_new = False
         self.due_s: float | None = None
         """When to call `send_due` at the latest."""
 
-    def __bool__(self) -> bool:
-        return bool(self._held_since_s)
-
-    def __contains__(self, stream_id: int) -> bool:
-        return stream_id in self._held_since_s
-
     def hold(self, core: QuicConnectionCore, stream_id: int) -> bool:
         """Hold back the end of a stream; False if it may be sent at once, with data or because nothing is in flight."""
         if not core.bytes_in_flight or core.get_send_buffer_size(stream_id) or not core.can_send_stream(stream_id):
             return False
-        self._held_since_s.setdefault(stream_id)
+        self.held_since_s.setdefault(stream_id)
         self._has_new = True
         return True
 
@@ -54,16 +48,16 @@ class LateFins:
         self.due_s = None
         if self._has_new:
             self._has_new = False
-            self._held_since_s = {
-                stream_id: now_s if since_s is None else since_s for stream_id, since_s in self._held_since_s.items()
+            self.held_since_s = {
+                stream_id: now_s if since_s is None else since_s for stream_id, since_s in self.held_since_s.items()
             }
-        while self._held_since_s:
-            stream_id, since_s = next(iter(self._held_since_s.items()))
+        while self.held_since_s:
+            stream_id, since_s = next(iter(self.held_since_s.items()))
             assert since_s is not None
             if now_s < since_s + hold_s:
                 self.due_s = since_s + hold_s
                 return
-            del self._held_since_s[stream_id]
+            del self.held_since_s[stream_id]
             try:
                 core.send_stream(stream_id, b"", True)
             except (RuntimeError, ValueError):
@@ -71,6 +65,6 @@ class LateFins:
 
     def drop(self, stream_id: int) -> None:
         """Forget a stream that was reset."""
-        self._held_since_s.pop(stream_id, None)
-        if not self._held_since_s:
+        self.held_since_s.pop(stream_id, None)
+        if not self.held_since_s:
             self.due_s = None  # nobody would call `send_due` any more, and a time that has passed would be due for ever

@@ -27,7 +27,9 @@ PACKET_NUMBER: Final = 0
 # -- timers, as (kind, deadline) ---------------------------------------------------------------------------------------------------------
 
 PACING_TIMER: Final = "pacing"
-"""Datagrams are ready and wait for their time."""
+"""The pacer allows no datagram before that time. Each call of `poll_transmit` costs it a datagram, also if there is nothing to send."""
+ACK_TIMER: Final = "ack_application"
+"""An acknowledgement is due then. It is not part of datagrams that are made before, unless `handle_timer` is told of that time first."""
 
 # -- states ------------------------------------------------------------------------------------------------------------------------------
 

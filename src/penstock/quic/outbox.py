@@ -126,7 +126,7 @@ class Outbox:
         room = self.room(core, inside_bytes, datagrams_max)
         if room <= 0:
             return False
-        share = max(self._frame_bytes, room // len(self.waiting))
+        share = max(self.datagram_bytes - FRAME_OVERHEAD_BYTES, room // len(self.waiting))
         fed = False
         for stream_id in list(self.waiting):
             if inside_bytes and core.get_send_buffer_size(stream_id):
@@ -147,10 +147,6 @@ class Outbox:
                 break
         return fed
 
-    @property
-    def _frame_bytes(self) -> int:
-        return self.datagram_bytes - FRAME_OVERHEAD_BYTES
-
     def room(self, core: QuicConnectionCore, inside_bytes: int, datagrams_max: int) -> int:
         """Stream data that the core can send at once, in `datagrams_max` datagrams, besides the `inside_bytes` that it has."""
         window_bytes = core.congestion_window - core.bytes_in_flight
@@ -159,7 +155,8 @@ class Outbox:
             return 0
         # The core wants room for a whole datagram, however small the last one turns out.
         room_bytes = window_bytes - window_bytes // WIRE_SHARE - self.datagram_bytes
-        room_bytes = max(min(room_bytes, datagrams_max * self._frame_bytes), self._frame_bytes)
+        frame_bytes = self.datagram_bytes - FRAME_OVERHEAD_BYTES
+        room_bytes = max(min(room_bytes, datagrams_max * frame_bytes), frame_bytes)
         return room_bytes - (inside_bytes - self._stuck_bytes)
 
     def _look_for_stuck(self, core: QuicConnectionCore, inside_bytes: int, now_s: float) -> None:

@@ -213,9 +213,9 @@ class Stream:
         elif not (self._paused and self.can_receive):
             self.close_now()
 
-    def sent_some(self) -> bool:
-        """Look at what is still to be sent; False where nothing is."""
-        unsent = self._unsent_bytes = self._connection.core.unsent_bytes(self.id)
+    def sent_some(self, is_all: bool) -> bool:
+        """Look at what is still to be sent; False where nothing is. `is_all`: the connection has sent everything."""
+        unsent = self._unsent_bytes = 0 if is_all else self._connection.core.unsent_bytes(self.id)
         if not self._writable and unsent <= self._connection.settings.send_low_bytes:
             self._writable = True
             if not self._connection.congested:

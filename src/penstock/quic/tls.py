@@ -161,7 +161,7 @@ class ServerContext(tls.Context):
         except CryptoError as error:
             raise tls.AlertIllegalParameter(str(error)) from None
         except Exception as error:
-            raise tls.AlertDecodeError(f"a handshake message that makes no sense: {error}") from error
+            raise tls.AlertDecodeError(f"invalid handshake message: {error}") from error
 
     def _take_messages(self, input_data: bytes, output_buf: dict[tls.Epoch, Buffer], epoch: int) -> None:
         if len(self._receive_buffer) + len(input_data) > HANDSHAKE_BYTES_MAX:
@@ -205,9 +205,7 @@ class ServerContext(tls.Context):
             self._alpn_protocols = None
             return
         if not set(spoken) & set(offered or ()):
-            raise NoApplicationProtocol(
-                f"this server speaks {', '.join(spoken)}, and the client offers no such protocol"
-            )
+            raise NoApplicationProtocol(f"no common ALPN protocol: this server supports {', '.join(spoken)}")
         self._alpn_protocols = list(spoken)
 
     def _next_message(self) -> bytes | None:
@@ -325,7 +323,7 @@ def _check_key_shares(shares: list[tls.KeyShareEntry] | None) -> None:
         if size_bytes is not None and len(share) != size_bytes:
             raise tls.AlertIllegalParameter(f"a key share of {len(share)} bytes where {size_bytes} are due")
         if group == tls.Group.X25519ML768 and not _is_ml_kem_key(share):
-            raise tls.AlertIllegalParameter("a key share that is no ML-KEM key")
+            raise tls.AlertIllegalParameter("invalid ML-KEM key share")
     if not any(group in KEY_SHARE_BYTES for group, _ in shares):
         names = ", ".join(group.name for group in KEY_SHARE_BYTES)
         raise tls.AlertHandshakeFailure(

@@ -125,7 +125,8 @@ class UdpEndpoint:
             return
         start = 0
         while start < len(datagrams):
-            count = self._count_alike(datagrams, start) if self._segments else 1
+            is_last = start + 1 == len(datagrams)
+            count = 1 if is_last or not self._segments else self._count_alike(datagrams, start)
             try:
                 self._send_alike(datagrams, start, count, origin)
             except (BlockingIOError, InterruptedError):
@@ -150,34 +151,33 @@ class UdpEndpoint:
             self._socket.close()
 
     def _read(self) -> bool:
-        """Read for one turn; returns whether the socket is empty."""
+        """Read for one turn, then let those run that were touched; returns whether the socket is empty."""
         scheduled, self._run_scheduled = self._run_scheduled, True  # who is touched by what is read runs right after
+        receive, ancillary_bytes = self._socket.recvmsg, self._ancillary_bytes
+        emptied = False
         try:
-            emptied = self._read_some()
+            for _ in range(READS_PER_TURN_MAX):
+                try:
+                    data, ancillary, _, address = receive(READ_BYTES_MAX, ancillary_bytes)
+                except (BlockingIOError, InterruptedError):
+                    emptied = True
+                    break
+                except OSError as error:
+                    self._failed(error)
+                    continue
+                if data:
+                    if self._origins:
+                        size = self._note(ancillary) or len(data)
+                    else:
+                        size = GRO_SIZE.unpack_from(ancillary[0][2])[0] if ancillary else len(data)
+                    self.received(data, size, address)
+                if self.closed:
+                    emptied = True
+                    break
         finally:
             self._run_scheduled = scheduled
         self._run_touched()
         return emptied
-
-    def _read_some(self) -> bool:
-        receive = self._socket.recvmsg
-        for _ in range(READS_PER_TURN_MAX):
-            try:
-                data, ancillary, _, address = receive(READ_BYTES_MAX, self._ancillary_bytes)
-            except (BlockingIOError, InterruptedError):
-                return True
-            except OSError as error:
-                self._failed(error)
-                continue
-            if data:
-                if self._origins:
-                    size = self._note(ancillary) or len(data)
-                else:
-                    size = GRO_SIZE.unpack_from(ancillary[0][2])[0] if ancillary else len(data)
-                self.received(data, size, address)
-            if self.closed:
-                return True
-        return False
 
     def _run_scheduled_touched(self) -> None:
         self._run_scheduled = False

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from penstock.protocols.blipmq.codec import (
     Decoder,
     Frame,
@@ -21,59 +18,15 @@ from penstock.protocols.blipmq.codec import (
 )
 from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.blipmq.wire import FrameType
+from tests.protocols.transport import MemoryConnection
 
 BARRIER = 0xBA44
 """The correlation id of the PING whose PONG tells that everything before it was answered."""
 
 
-class MemoryConnection:
-    """What a session sees of a connection."""
-
-    def __init__(self) -> None:
-        self.peer = "192.0.2.1:50000"
-        self.listener = "blipmq"
-        self.principal_hint: str | None = None
-        self.writable = True
-        self.sends: list[bytes] = []
-        self.held_bytes = 0
-        self.pending = False
-        self.arrived = asyncio.Event()
-
-    def room_for(self, size_bytes: int) -> bool:
-        return True
-
-    def promise_room(self, size_bytes: int) -> bool:
-        return True
-
-    def send(self, data: bytes) -> None:
-        assert data
-        self.sends.append(data)
-        self.arrived.set()
-
-    def close(self) -> None:
-        raise AssertionError("a BlipMQ session leaves closing to the network")
-
-    def hold(self, size_bytes: int) -> None:
-        assert size_bytes > 0
-        self.held_bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        assert self.held_bytes >= 0
-
-    def set_authenticated(self, authenticated: bool) -> None:
-        self.authenticated = authenticated
-
-    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
-        self.pending = pending
-
-    def call_soon(self, step: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(step)
-
-
 class Conversation:
     def __init__(self, blipmq: BlipMQ) -> None:
-        self.connection = MemoryConnection()
+        self.connection = MemoryConnection("blipmq")
         self.session = blipmq(self.connection)
         self._decoder = Decoder(runs=False)
         self._frames: list[Frame] = []

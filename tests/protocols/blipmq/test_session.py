@@ -10,7 +10,7 @@ from penstock.broker.access.checks import ANONYMOUS, SYSTEM, OpenAccess, Operati
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.protocols.blipmq.codec import (
     Frame,
     encode_ack,
@@ -179,7 +179,7 @@ async def test_only_the_publish_at_fault_is_refused(talk: Conversation) -> None:
 
 
 async def test_a_publish_is_answered_with_silence_and_read_by_other_protocols(
-    talk: Conversation, engine: EmbeddedEngine
+    talk: Conversation, engine: Engine
 ) -> None:
     await talk.publish("t", b"a", b"", b"c")
     [block] = await engine.partition("t", 0).read(0)
@@ -187,7 +187,8 @@ async def test_a_publish_is_answered_with_silence_and_read_by_other_protocols(
     assert block.headers() is None
 
 
-async def test_a_run_of_publishes_is_one_append(talk: Conversation, engine: EmbeddedEngine) -> None:
+@pytest.mark.embedded
+async def test_a_run_of_publishes_is_one_append(talk: Conversation, engine: Engine) -> None:
     await talk.publish("t", b"first")
     before = engine.stats.commit_records.count
     await talk.publish("t", *[b"%d" % n for n in range(500)])
@@ -205,6 +206,7 @@ async def test_the_effective_qos_and_the_correlation_id_of_a_delivery(talk: Conv
     assert await talk.poll(careless, 74) is None
 
 
+@pytest.mark.dense
 async def test_what_other_protocols_write_is_delivered_too(talk: Conversation, broker: Broker) -> None:
     subscription = await talk.subscribe("t")
     await produce(broker, "t", [b"theirs", None], [b"k", b"k"])
@@ -228,6 +230,7 @@ async def test_a_subscription_outlives_its_connection_and_any_other_may_use_it(
     assert await third.poll(subscription) is None
 
 
+@pytest.mark.dense
 async def test_a_subscription_does_not_see_what_its_own_connection_published_before(talk: Conversation) -> None:
     await talk.publish("t", b"first")
     talk.say(encode_publish(4, 1, "t", b"before"), encode_subscribe(5, "t", 1), encode_publish(6, 1, "t", b"after"))
@@ -235,6 +238,7 @@ async def test_a_subscription_does_not_see_what_its_own_connection_published_bef
     assert await talk.poll(1) == (1, 1, "t", b"after")
 
 
+@pytest.mark.dense
 async def test_polls_in_a_row_get_records_in_a_row(talk: Conversation) -> None:
     subscription = await talk.subscribe("t")
     await talk.publish("t", *[b"%d" % n for n in range(1000)])
@@ -243,6 +247,7 @@ async def test_polls_in_a_row_get_records_in_a_row(talk: Conversation) -> None:
     assert [frame.correlation_id for frame in frames] == list(range(1, 1001))
 
 
+@pytest.mark.dense
 async def test_an_unacknowledged_delivery_comes_again_with_its_tag(talk: Conversation, clock: ManualClock) -> None:
     subscription = await talk.subscribe("t")
     await talk.publish("t", b"a")
@@ -272,7 +277,7 @@ async def test_deliveries_used_up_make_a_dead_letter(talk: Conversation, clock: 
 
 
 async def test_a_record_too_large_for_a_frame_becomes_a_dead_letter_and_the_next_is_delivered(
-    engine: EmbeddedEngine, clock: ManualClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits())
     await broker.start()
@@ -383,7 +388,7 @@ class Refusing(OpenAccess):
         raise AccessDenied(f"{principal.name} may not {operation.value}")
 
 
-async def test_every_request_is_checked(talk: Conversation, broker: Broker, engine: EmbeddedEngine) -> None:
+async def test_every_request_is_checked(talk: Conversation, broker: Broker, engine: Engine) -> None:
     subscription = await talk.subscribe("t")
     await talk.publish("t", b"a")
     assert await talk.poll(subscription) is not None

@@ -31,6 +31,7 @@ async def values(talk: Conversation, subscription: int, count: int) -> list[byte
     return [each[2] for each in parsed if each is not None]
 
 
+@pytest.mark.dense
 async def test_polls_are_one_call_of_the_broker_and_one_send(
     talk: Conversation, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +52,7 @@ async def test_polls_are_one_call_of_the_broker_and_one_send(
     assert [frame.correlation_id for frame in await talk.answers()] == list(range(1, 11))
 
 
+@pytest.mark.dense
 async def test_each_acknowledgement_of_a_run_is_settled_or_refused_by_itself(talk: Conversation) -> None:
     subscription = await talk.subscribe("t")
     await talk.publish("t", b"a", b"b", b"c")
@@ -60,6 +62,7 @@ async def test_each_acknowledgement_of_a_run_is_settled_or_refused_by_itself(tal
     assert parse_nack(refusals[0].payload) == (404, "unknown subscription or delivery tag")
 
 
+@pytest.mark.dense
 async def test_deliveries_of_qos_0_echo_the_polls_that_they_answer(talk: Conversation) -> None:
     subscription = await talk.subscribe("t")
     await talk.publish("t", b"a", qos=0)
@@ -96,6 +99,7 @@ async def test_polls_for_more_than_is_sent_at_once_wait_for_a_peer_that_reads(
     assert blipmq.stats.requests_by_name()["poll"] == 7
 
 
+@pytest.mark.dense
 async def test_a_delivery_without_room_is_given_back_and_its_poll_waits(talk: Conversation) -> None:
     subscription = await talk.subscribe("t")
     await talk.publish("t", bytes(10), bytes(5000), b"last")
@@ -135,6 +139,7 @@ async def test_polls_go_on_with_what_must_be_read_from_disk(tmp_path: Path, cloc
         assert talk.connection.held_bytes == 0
 
 
+@pytest.mark.embedded
 async def test_what_cannot_be_read_is_said_to_the_polls_behind_what_can(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

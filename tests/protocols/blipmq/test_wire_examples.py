@@ -95,6 +95,7 @@ async def test_what_comes_too_early_gets_its_recorded_answers(stranger: Conversa
     assert await stranger.ask(HELLO) == ACK_HELLO
 
 
+@pytest.mark.dense
 async def test_the_whole_handshake_may_come_in_one_read(stranger: Conversation) -> None:
     stranger.say(HELLO, AUTH_DEV, SUBSCRIBE_DEMO, PUBLISH_DEMO, poll(5, 1))
     assert [await stranger.reply() for _ in range(4)] == [

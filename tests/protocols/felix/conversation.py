@@ -8,29 +8,26 @@ from typing import Any
 
 from penstock.errors import LimitExceeded
 from penstock.net.quic_session import Stream, StreamSession
-from penstock.protocols.felix.codec import Frame, FrameDecoder, Reply, decode_reply, encode_frame, encode_message
-from penstock.protocols.felix.messages import Auth, Message
+from penstock.protocols.felix.codec.frames import Frame, FrameDecoder, Reply, decode_reply, encode_frame, encode_message
+from penstock.protocols.felix.codec.messages import Auth, Message
 from penstock.protocols.felix.session import Felix
+from tests.protocols.transport import PEER, MemoryTransport
 
 HIGH_BYTES = 1 << 20
 
 
-class MemoryStream:
+class MemoryStream(MemoryTransport):
     """What a session sees of a stream."""
 
     def __init__(self, id_: int, *, can_send: bool = True, can_receive: bool = True) -> None:
+        super().__init__("felix")
         self.id = id_
-        self.peer = "192.0.2.1:50000"
-        self.listener = "felix"
-        self.principal_hint: str | None = None
         self.can_send = can_send
         self.can_receive = can_receive
         self.stalled = False
         """The peer takes nothing."""
         self.sent: list[bytes] = []
         self.unsent_bytes = self.unacknowledged_bytes = 0
-        self.held_bytes = 0
-        self.pending = False
         self.our_side_ended = False
         self.stopped: int | None = None
         self.was_reset: int | None = None
@@ -40,12 +37,6 @@ class MemoryStream:
     @property
     def writable(self) -> bool:
         return self.unsent_bytes < HIGH_BYTES
-
-    def room_for(self, size_bytes: int) -> bool:
-        return True
-
-    def promise_room(self, size_bytes: int) -> bool:
-        return True
 
     def send(self, data: bytes, *, end: bool = False) -> None:
         assert data
@@ -73,29 +64,12 @@ class MemoryStream:
     def close(self) -> None:
         self.closing = True
 
-    def hold(self, size_bytes: int) -> None:
-        assert size_bytes >= 0
-        self.held_bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        assert self.held_bytes >= 0
-
-    def set_authenticated(self, authenticated: bool) -> None:
-        self.authenticated = authenticated
-
-    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
-        self.pending = pending
-
-    def call_soon(self, step: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(step)
-
 
 class MemoryConnection:
     """What a session sees of a connection."""
 
     def __init__(self) -> None:
-        self.peer = "192.0.2.1:50000"
+        self.peer = PEER
         self.listener = "felix"
         self.principal_hint: str | None = None
         self.alpn: str | None = None

@@ -23,8 +23,8 @@ from penstock.errors import (
     TopicNotFound,
     Unreachable,
 )
-from penstock.protocols.felix.client import AsyncFelixClient, FelixEvent
-from penstock.protocols.felix.stats import FelixStats
+from penstock.protocols.felix.client.client import AsyncFelixClient, FelixEvent
+from penstock.protocols.felix.server.stats import FelixStats
 from penstock.protocols.felix.sync import FelixClient
 from penstock.testing import RunningBroker
 

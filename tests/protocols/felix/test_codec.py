@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from penstock.errors import InvalidRequest, ProtocolViolation
-from penstock.protocols.felix import binary
-from penstock.protocols.felix.codec import (
+from penstock.protocols.felix.codec import binary
+from penstock.protocols.felix.codec.frames import (
     JSON_COMMAS_MAX,
     Frame,
     FrameDecoder,
@@ -17,7 +17,7 @@ from penstock.protocols.felix.codec import (
     decode_request,
     encode_frame,
 )
-from penstock.protocols.felix.messages import (
+from penstock.protocols.felix.codec.messages import (
     BATCH_EVENTS_MAX,
     ID_CHARS_MAX,
     KEY_CHARS_MAX,

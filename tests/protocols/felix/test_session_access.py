@@ -12,11 +12,11 @@ from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import ALWAYS_AT_LEAST_ONCE
 from penstock.broker.limits import BrokerLimits
-from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.felix import binary
-from penstock.protocols.felix.binary import PublishAck
-from penstock.protocols.felix.codec import encode_frame
-from penstock.protocols.felix.messages import (
+from penstock.log.api import Engine
+from penstock.protocols.felix.codec import binary
+from penstock.protocols.felix.codec.binary import PublishAck
+from penstock.protocols.felix.codec.frames import encode_frame
+from penstock.protocols.felix.codec.messages import (
     Auth,
     CacheDelete,
     CacheGet,
@@ -35,6 +35,7 @@ from penstock.protocols.felix.session import Felix
 from penstock.protocols.felix.wire import HEADER, JSON, LOGIN_PAYLOAD_BYTES_MAX, MAGIC, VERSION
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
+from tests.broker.subscribing import take
 from tests.protocols.felix.conversation import Peer, Talk
 
 TENANT = "t1"
@@ -75,7 +76,7 @@ WHO = {
 
 
 @pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     """With users, roles and ACLs."""
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access_settings=AccessSettings())
     await broker.start()
@@ -85,8 +86,9 @@ async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Br
         group = await broker.subscriptions.subscribe(
             SYSTEM, topic, ALWAYS_AT_LEAST_ONCE, name="known", start="earliest"
         )
-        assert broker.subscriptions.take_many(SYSTEM, topic, group, 1, 1)
-        assert broker.subscriptions.acknowledge(SYSTEM, topic, group, group.tag(0, 0))
+        delivery = await take(broker, group, SYSTEM)
+        assert delivery is not None
+        assert broker.subscriptions.acknowledge(SYSTEM, topic, group, delivery.tag)
     yield broker
     await broker.close()
 

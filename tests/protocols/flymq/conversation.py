@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.protocols.flymq.errors import decode_error
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import HEADER, HEADER_BYTES
+from tests.protocols.transport import PEER, MemoryConnection
 
 
 class Frame(NamedTuple):
@@ -22,59 +21,9 @@ class Frame(NamedTuple):
         return decode_error(self.payload)
 
 
-class MemoryConnection:
-    """What a session sees of a connection."""
-
-    def __init__(self, peer: str = "192.0.2.1:50000") -> None:
-        self.peer = peer
-        self.listener = "flymq"
-        self.principal_hint: str | None = None
-        self.writable = True
-        self.has_room = True
-        self.sends: list[bytes] = []
-        self.held_bytes = 0
-        self.held_bytes_peak = 0
-        self.pending: list[bool] = []
-        self.closing = False
-        self.arrived = asyncio.Event()
-
-    def room_for(self, size_bytes: int) -> bool:
-        self.writable = self.writable and self.has_room
-        return self.has_room
-
-    def promise_room(self, size_bytes: int) -> bool:
-        return self.room_for(size_bytes)
-
-    def send(self, data: bytes) -> None:
-        assert data
-        self.sends.append(data)
-        self.arrived.set()
-
-    def close(self) -> None:
-        self.closing = True
-
-    def hold(self, size_bytes: int) -> None:
-        assert size_bytes > 0
-        self.held_bytes += size_bytes
-        self.held_bytes_peak = max(self.held_bytes_peak, self.held_bytes)
-
-    def release(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        assert self.held_bytes >= 0
-
-    def set_authenticated(self, authenticated: bool) -> None:
-        self.authenticated = authenticated
-
-    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
-        self.pending.append(pending)
-
-    def call_soon(self, step: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(step)
-
-
 class Conversation:
-    def __init__(self, flymq: FlyMQ, peer: str = "192.0.2.1:50000") -> None:
-        self.connection = MemoryConnection(peer)
+    def __init__(self, flymq: FlyMQ, peer: str = PEER) -> None:
+        self.connection = MemoryConnection("flymq", peer)
         self.session = flymq(self.connection)
         self._buffer = b""
 

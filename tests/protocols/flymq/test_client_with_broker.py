@@ -257,3 +257,26 @@ async def test_a_full_disk_is_a_retriable_refusal_and_a_failed_flush_is_not(
 
 async def test_a_ping_takes_time(client: AsyncFlyMQClient) -> None:
     assert await client.ping() > 0
+
+
+@pytest.mark.parametrize("options", ["", "?idempotent=false"])
+async def test_a_record_as_large_as_they_may_be_is_stored_beside_small_ones(
+    penstock_broker: RunningBroker, options: str
+) -> None:
+    largest, small = bytes((32 << 20) - 2048), bytes(900)
+    async with AsyncFlyMQClient(penstock_broker.url + options) as client:
+        await client.create_topic("orders")
+        stored = await client.send_many("orders", [*[small] * 1005, largest, *[small] * 1000])
+        assert len(stored) == 2006
+        together = await asyncio.gather(
+            *(client.send("orders", small) for _ in range(50)),
+            client.send("orders", largest),
+            client.send("orders", small),
+        )
+        assert len(together) == 52
+
+
+async def test_many_records_with_long_keys_go_in_requests_that_hold_them(penstock_broker: RunningBroker) -> None:
+    async with AsyncFlyMQClient(penstock_broker.url) as client:
+        stored = await client.send_many("orders", [(b"%d" % number + bytes(60_000), b"value") for number in range(700)])
+        assert len(stored) == 700

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, ProtocolViolation, RecordTooLarge
-from penstock.protocols.flymq.codec import (
+from penstock.protocols.flymq.codec.frames import (
     Call,
     CodecLimits,
     ProducedRun,
@@ -21,12 +21,7 @@ from penstock.protocols.flymq.codec import (
     Undecoded,
     decode_undecoded,
 )
-from penstock.protocols.flymq.errors import encode_error
-from penstock.protocols.flymq.operations.access import Auth, PasswordChange, UserCreate
-from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, encode_reply, encode_request
-from penstock.protocols.flymq.operations.records import Produce
-from penstock.protocols.flymq.operations.topics import Commit, ListTopics, Subscribe
-from penstock.protocols.flymq.record_layouts import (
+from penstock.protocols.flymq.codec.record_layouts import (
     Failed,
     Fetched,
     Placed,
@@ -39,6 +34,11 @@ from penstock.protocols.flymq.record_layouts import (
     encode_produce_many,
     encode_produced,
 )
+from penstock.protocols.flymq.errors import encode_error
+from penstock.protocols.flymq.operations.access import Auth, PasswordChange, UserCreate
+from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, encode_reply, encode_request
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.operations.topics import Commit, ListTopics, Subscribe
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, frame
 
 LIST_TOPICS = encode_request(ListTopics())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,10 +16,15 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.spreading import OnPlaced, Placement
 from penstock.errors import AccessDenied, NoSpace, ProtocolViolation
-from penstock.log.api import Appended, TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Appended, Engine, TopicConfig
 from penstock.protocols.conversation import REQUEST_BYTES_MIN, ROOM_NEEDED_BYTES_MIN
-from penstock.protocols.flymq.codec import CodecLimits
+from penstock.protocols.flymq.codec.frames import CodecLimits
+from penstock.protocols.flymq.codec.record_layouts import (
+    decode_fetched,
+    decode_produced,
+    encode_produce,
+    encode_produce_many,
+)
 from penstock.protocols.flymq.operations.access import AuditQuery as AuditRequest
 from penstock.protocols.flymq.operations.access import Whoami
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
@@ -34,7 +38,6 @@ from penstock.protocols.flymq.operations.topics import (
     ListGroups,
     ListTopics,
 )
-from penstock.protocols.flymq.record_layouts import decode_fetched, decode_produced, encode_produce, encode_produce_many
 from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import REQUESTS_PER_TURN_MAX, FlyMQ
 from penstock.protocols.flymq.wire import frame
@@ -62,7 +65,7 @@ class HeldWrites(Broker):
 
 
 @pytest.fixture
-async def held(engine: EmbeddedEngine, clock: ManualClock) -> HeldWrites:
+async def held(engine: Engine, clock: ManualClock) -> HeldWrites:
     broker = HeldWrites(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await engine.create_topic("orders", TopicConfig())
     return broker
@@ -159,6 +162,7 @@ async def test_requests_that_wait_for_the_log_are_answered_in_order(talk: Conver
     assert decode_reply(ListTopics, replies[5].payload) == []
 
 
+@pytest.mark.dense
 async def test_a_missing_topic_is_made_before_what_follows_is_written(talk: Conversation) -> None:
     talk.say(
         encode_produce_many("new", [b"1", b"2"]),
@@ -170,6 +174,7 @@ async def test_a_missing_topic_is_made_before_what_follows_is_written(talk: Conv
     assert placed(replies) == [0, 1, 0, 2]
 
 
+@pytest.mark.dense
 async def test_two_sessions_make_a_missing_topic_once(flymq: FlyMQ) -> None:
     talks = [Conversation(flymq, f"192.0.2.1:{port}") for port in range(5)]
     for each in talks:
@@ -216,7 +221,7 @@ async def test_a_flood_of_small_requests_lets_others_have_their_turn(talk: Conve
 async def test_a_half_frame_is_reported_until_it_is_whole(talk: Conversation) -> None:
     for part in (LIST_TOPICS[:5], LIST_TOPICS[5:] + LIST_TOPICS[:1], LIST_TOPICS[1:]):
         talk.say(part)
-    assert talk.connection.pending == [True, True, False]
+    assert talk.connection.pending_calls == [True, True, False]
     await talk.replies(2)
 
 
@@ -258,10 +263,9 @@ async def test_a_request_that_has_begun_is_carried_out_though_the_peer_left(talk
 # --- refusals ---
 
 
-async def test_only_the_record_at_fault_is_refused_in_a_run(
-    engine: EmbeddedEngine, clock: ManualClock, node: Node
-) -> None:
-    limits = replace(BrokerLimits(), record_bytes_max=10)
+@pytest.mark.dense
+async def test_only_the_record_at_fault_is_refused_in_a_run(engine: Engine, clock: ManualClock, node: Node) -> None:
+    limits = BrokerLimits(record_bytes_max=10)
     broker = Broker(engine, clock=clock, limits=limits, access=OpenAccess())
     await engine.create_topic("orders", TopicConfig())
     talk = Conversation(FlyMQ(broker, clock=clock, node=node))
@@ -272,6 +276,7 @@ async def test_only_the_record_at_fault_is_refused_in_a_run(
     assert talk.connection.held_bytes == 0
 
 
+@pytest.mark.dense
 async def test_a_compacted_topic_refuses_only_records_without_a_key(talk: Conversation) -> None:
     await talk.ask(encode_request(CreateTopic("orders", 1, [("cleanup", "compact")])))
     talk.say(encode_produce_many("orders", [b"1", b"2", b"3"], [b"k", None, b"k"]))
@@ -326,8 +331,9 @@ class NoWrites:
             raise AccessDenied(f"unauthorized: {principal.name} may not {operation.value} {resource.name}")
 
 
+@pytest.mark.dense
 async def test_who_loses_a_right_is_refused_on_the_connection_that_has_used_it(
-    engine: EmbeddedEngine, clock: ManualClock, node: Node
+    engine: Engine, clock: ManualClock, node: Node
 ) -> None:
     broker = broker_with_users(engine, clock)
     await broker.start()
@@ -345,7 +351,7 @@ async def test_who_loses_a_right_is_refused_on_the_connection_that_has_used_it(
 
 
 async def test_what_is_not_allowed_is_refused_and_creates_nothing(
-    engine: EmbeddedEngine, clock: ManualClock, node: Node
+    engine: Engine, clock: ManualClock, node: Node
 ) -> None:
     policy: AccessRules = NoWrites()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=policy)
@@ -366,7 +372,7 @@ async def test_what_is_not_allowed_is_refused_and_creates_nothing(
 
 @pytest.mark.parametrize("partitions", [(0, 0), (0, 1)], ids=["one partition", "several partitions"])
 async def test_a_run_that_is_not_allowed_is_checked_and_audited_once(
-    engine: EmbeddedEngine, broker: Broker, clock: ManualClock, node: Node, partitions: tuple[int, int]
+    engine: Engine, broker: Broker, clock: ManualClock, node: Node, partitions: tuple[int, int]
 ) -> None:
     await broker.create_topic(SYSTEM, "orders", TopicConfig(partitions=2))
     guarded = Broker(engine, clock=clock, limits=BrokerLimits(), access=NoWrites())
@@ -401,7 +407,7 @@ class Broken(Broker):
 
 
 async def test_a_bug_is_logged_once_and_answered_without_details(
-    engine: EmbeddedEngine, clock: ManualClock, node: Node
+    engine: Engine, clock: ManualClock, node: Node
 ) -> None:
     broker = Broken(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     flymq = FlyMQ(broker, clock=clock, node=node)

@@ -15,16 +15,17 @@ from penstock.broker.broker import Broker
 from penstock.broker.records.filters import RecordFilter
 from penstock.errors import LimitExceeded, ProtocolViolation
 from penstock.log.api import TopicConfig
-from penstock.protocols.flymq import codec, session
-from penstock.protocols.flymq.codec import Call, Request
-from penstock.protocols.flymq.limits import GZIP_MEMBERS_MAX, LOGIN_PAYLOAD_BYTES_MAX
+from penstock.protocols.flymq import session
+from penstock.protocols.flymq.codec import frames as codec
+from penstock.protocols.flymq.codec.frames import Call, Request
+from penstock.protocols.flymq.codec.record_layouts import Rows, decode_fetched, encode_fetched, encode_produce
 from penstock.protocols.flymq.operations import operation
 from penstock.protocols.flymq.operations.access import AclSet, Auth, Whoami
 from penstock.protocols.flymq.operations.blocks import ReadPlan, TopicSpans, encode_blocks
+from penstock.protocols.flymq.operations.limits import GZIP_MEMBERS_MAX, LOGIN_PAYLOAD_BYTES_MAX
 from penstock.protocols.flymq.operations.operation import encode_request
 from penstock.protocols.flymq.operations.records import Fetch, Produce
 from penstock.protocols.flymq.operations.topics import CreateTopic, ListGroups, ListTopics, Subscribe
-from penstock.protocols.flymq.record_layouts import Rows, decode_fetched, encode_fetched, encode_produce
 from penstock.protocols.flymq.server import fetching
 from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import FlyMQ

@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from penstock.protocols.flymq.codec import Call, ProducedRun, Reply, ReplyDecoder, RequestDecoder
+from penstock.protocols.flymq.codec.frames import Call, ProducedRun, Reply, ReplyDecoder, RequestDecoder
+from penstock.protocols.flymq.codec.record_layouts import (
+    Fetched,
+    Placed,
+    ProduceRun,
+    Rows,
+    decode_fetched,
+    encode_consumed,
+    encode_fetched,
+    encode_produce,
+    encode_produce_many,
+    encode_produced,
+)
 from penstock.protocols.flymq.errors import decode_error, encode_error
 from penstock.protocols.flymq.operations.access import (
     AclDescription,
@@ -39,18 +51,6 @@ from penstock.protocols.flymq.operations.topics import (
     ResetOffset,
     SeekToTimestamp,
     Subscribe,
-)
-from penstock.protocols.flymq.record_layouts import (
-    Fetched,
-    Placed,
-    ProduceRun,
-    Rows,
-    decode_fetched,
-    encode_consumed,
-    encode_fetched,
-    encode_produce,
-    encode_produce_many,
-    encode_produced,
 )
 
 TEST = "00 04 74 65 73 74"

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
+from penstock.protocols.fujin.server.settings import FujinSettings
 from penstock.protocols.fujin.session import Fujin
-from penstock.protocols.fujin.settings import FujinSettings
 from penstock.testing.clock import ManualClock
 from tests.protocols.fujin.memory import Client, Timers
 

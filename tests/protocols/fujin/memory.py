@@ -11,6 +11,7 @@ from penstock.errors import LimitExceeded
 from penstock.net.quic_session import Stream, StreamSession
 from penstock.protocols.fujin.session import Fujin
 from penstock.testing.clock import ManualClock
+from tests.protocols.transport import PEER, MemoryTransport
 
 PATIENCE_S = 30
 
@@ -52,22 +53,18 @@ class ManualTimer:
         self._timers.cancel(self._number)
 
 
-class MemoryStream:
+class MemoryStream(MemoryTransport):
     """What a session sees of a stream, and what it did with it."""
 
     def __init__(self, stream_id: int, connection: MemoryConnection) -> None:
+        super().__init__(connection.listener, connection.peer, connection.principal_hint)
         self.id = stream_id
-        self.peer = connection.peer
-        self.listener = connection.listener
-        self.principal_hint = connection.principal_hint
         self.writable = True
         self.can_receive = True
         self.can_send = True
         self.unsent_bytes = 0
         self.unacknowledged_bytes = 0
         self.sends: list[tuple[bytes, bool]] = []
-        self.held_bytes = 0
-        self.pending = False
         self.stopped: int | None = None
         self.was_reset: int | None = None
 
@@ -78,12 +75,6 @@ class MemoryStream:
     @property
     def has_ended(self) -> bool:
         return not self.can_send
-
-    def room_for(self, size_bytes: int) -> bool:
-        return True
-
-    def promise_room(self, size_bytes: int) -> bool:
-        return True
 
     def send(self, data: bytes, *, end: bool = False) -> None:
         assert self.can_send, "sent after the end"
@@ -106,27 +97,10 @@ class MemoryStream:
         self.was_reset = code
         self.can_send = False
 
-    def hold(self, size_bytes: int) -> None:
-        assert size_bytes > 0
-        self.held_bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        assert self.held_bytes >= 0
-
-    def set_authenticated(self, authenticated: bool) -> None:
-        self.authenticated = authenticated
-
-    def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
-        self.pending = pending
-
-    def call_soon(self, step: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(step)
-
 
 class MemoryConnection:
     def __init__(self, subject: str | None = None) -> None:
-        self.peer = "192.0.2.1:50000"
+        self.peer = PEER
         self.listener = "fujin"
         self.principal_hint = subject
         self.alpn: str | None = "fujin"

@@ -29,8 +29,8 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.net.stats import QuicListenerStats
-from penstock.protocols.fujin.client import AsyncFujinClient, AsyncReader, Message
-from penstock.protocols.fujin.client_streams import WriterStream
+from penstock.protocols.fujin.client.client import AsyncFujinClient, AsyncReader, Message
+from penstock.protocols.fujin.client.streams import WriterStream
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.protocols.fujin.wire import Request
 from penstock.record_headers import decode_headers

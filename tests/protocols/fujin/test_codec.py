@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocols.fujin.codec import RUN_BYTES_MAX, Decoder, SharedForm, WriteForm
-from penstock.protocols.fujin.messages import (
+from penstock.protocols.fujin.codec.commands import RUN_BYTES_MAX, Decoder, SharedForm, WriteForm
+from penstock.protocols.fujin.codec.messages import (
     BadCommand,
     Command,
     ConnectReader,

@@ -18,7 +18,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.config import FujinListener
 from penstock.errors import AccessDenied, PenstockError
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine
 from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.fujin.wire import LOGIN_BODY_BYTES_MAX
 from penstock.testing import RunningBroker
@@ -116,7 +116,7 @@ def switch() -> Switch:
 
 
 @pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock, switch: Switch) -> Any:
+async def broker(engine: Engine, clock: ManualClock, switch: Switch) -> Any:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=switch)
     await broker.start()
     yield broker

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.clients.quic import QuicConnection, connect_quic
 from penstock.errors import ConnectionLost
-from penstock.protocols.fujin.client import AsyncFujinClient
+from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.testing import RunningBroker
 from tests.protocols.fujin.requests import (
     CONNECT_WRITER,

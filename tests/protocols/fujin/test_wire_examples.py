@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from tests.broker.producing import produce
+from tests.broker.producing import produce, read_values
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import Client, Timers, until
 
@@ -24,12 +24,7 @@ INVALID_TX_STATE = bytes((0, 0, 0, 16)) + b"invalid tx state"
 
 
 async def values(broker: Broker, topic: str) -> list[bytes]:
-    found: list[bytes] = []
-    partition = broker.partition(ANONYMOUS, topic, 0)
-    while len(found) < partition.committed_end:
-        for block in await partition.read(len(found)):
-            found += [value or b"" for value in block.values(0, block.count)]
-    return found
+    return [value or b"" for value in await read_values(broker.partition(ANONYMOUS, topic, 0))]
 
 
 # -- the contract ------------------------------------------------------------------------------------------------------------
@@ -190,6 +185,7 @@ async def test_messages_in_bytes(client: Client, broker: Broker) -> None:
     assert await reader.hear(10) == hexa("06 00 00 00 05 68 65 6c 6c 6f")
 
 
+@pytest.mark.dense
 async def test_messages_with_ids_in_bytes(connect: Connect, broker: Broker) -> None:
     await broker.ensure_topic(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"hello"] * 258)

@@ -20,8 +20,8 @@ from penstock.errors import (
     TopicNotFound,
     Unreachable,
 )
-from penstock.protocols.rustlog.client import RECORD_BYTES_MAX, AsyncRustLogClient
-from penstock.protocols.rustlog.exchanges import error_for
+from penstock.protocols.rustlog.client.client import RECORD_BYTES_MAX, AsyncRustLogClient
+from penstock.protocols.rustlog.client.exchanges import error_for
 from penstock.protocols.rustlog.sync import RustLogClient
 from penstock.testing import RunningBroker
 
@@ -148,6 +148,13 @@ def test_a_record_that_outgrows_a_frame_as_json_is_refused_in_json_only(broker: 
         pytest.raises(InvalidRequest, match="use binary"),
     ):
         json.send("orders", value)
+
+
+def test_a_record_as_large_as_they_may_be_is_stored_beside_small_ones(broker: RunningBroker) -> None:
+    with RustLogClient(broker.rustlog_url) as client:
+        client.create_topic("orders", 1)
+        small = bytes(900)
+        assert len(client.send_many("orders", [*[small] * 1005, bytes((10 << 20) - 1024), *[small] * 1000])) == 2006
 
 
 def test_a_client_goes_on_after_a_restart(client: RustLogClient, broker: RunningBroker) -> None:

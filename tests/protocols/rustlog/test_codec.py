@@ -8,28 +8,10 @@ import tracemalloc
 import pytest
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.rustlog import binary_client, json_client, json_dialect
-from penstock.protocols.rustlog.binary_dialect import encode_error, encode_produced
-from penstock.protocols.rustlog.byte_arrays import cuts_of, encode_byte_arrays
-from penstock.protocols.rustlog.codec import RUN_RECORDS_MAX, ReplyDecoder, RequestDecoder
-from penstock.protocols.rustlog.messages import (
-    BadRequest,
-    Body,
-    BrokenFrame,
-    Call,
-    CreateTopic,
-    DescribePartition,
-    DescribeTopic,
-    Fetch,
-    ListTopics,
-    Metrics,
-    OffsetCommit,
-    OffsetFetch,
-    Ping,
-    ProduceRun,
-    Request,
-    Undecoded,
-)
+from penstock.protocols.rustlog.codec import binary_client, json_client, json_dialect, messages
+from penstock.protocols.rustlog.codec.binary_dialect import encode_error, encode_produced
+from penstock.protocols.rustlog.codec.byte_arrays import cuts_of, encode_byte_arrays
+from penstock.protocols.rustlog.codec.frames import RUN_RECORDS_MAX, ReplyDecoder, RequestDecoder
 from penstock.protocols.rustlog.wire import (
     DECODED_ON_LOOP_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
@@ -40,37 +22,37 @@ from penstock.protocols.rustlog.wire import (
     frame,
 )
 
-CALLS: list[tuple[Opcode, Body]] = [
-    (Opcode.FETCH, Fetch("orders", 3, 2**64 - 1, 2**32 - 1, "g")),
-    (Opcode.FETCH, Fetch("orders", 0, 0, 0, "")),
-    (Opcode.OFFSET_COMMIT, OffsetCommit("orders", 2**32 - 1, "g", 7)),
-    (Opcode.OFFSET_FETCH, OffsetFetch("örders", 1, "g")),
-    (Opcode.CREATE_TOPIC, CreateTopic("a", 5)),
-    (Opcode.LIST_TOPICS, ListTopics()),
-    (Opcode.DESCRIBE_TOPIC, DescribeTopic("")),
-    (Opcode.DESCRIBE_PARTITION, DescribePartition("a", 9)),
-    (Opcode.METRICS, Metrics()),
-    (Opcode.PING, Ping()),
+CALLS: list[tuple[Opcode, messages.Body]] = [
+    (Opcode.FETCH, messages.Fetch("orders", 3, 2**64 - 1, 2**32 - 1, "g")),
+    (Opcode.FETCH, messages.Fetch("orders", 0, 0, 0, "")),
+    (Opcode.OFFSET_COMMIT, messages.OffsetCommit("orders", 2**32 - 1, "g", 7)),
+    (Opcode.OFFSET_FETCH, messages.OffsetFetch("örders", 1, "g")),
+    (Opcode.CREATE_TOPIC, messages.CreateTopic("a", 5)),
+    (Opcode.LIST_TOPICS, messages.ListTopics()),
+    (Opcode.DESCRIBE_TOPIC, messages.DescribeTopic("")),
+    (Opcode.DESCRIBE_PARTITION, messages.DescribePartition("a", 9)),
+    (Opcode.METRICS, messages.Metrics()),
+    (Opcode.PING, messages.Ping()),
 ]
 
 
-def decode(data: bytes) -> list[Request]:
+def decode(data: bytes) -> list[messages.Request]:
     return RequestDecoder().feed(data)
 
 
 def fault(payload: bytes) -> str:
     """What is wrong with the one request of a frame."""
     [request] = decode(frame(payload))
-    if isinstance(request, Undecoded):
+    if isinstance(request, messages.Undecoded):
         request = json_dialect.decode_request(request.payload)
-    assert isinstance(request, Call)
-    assert isinstance(request.body, BadRequest)
+    assert isinstance(request, messages.Call)
+    assert isinstance(request.body, messages.BadRequest)
     return request.body.message
 
 
-def body(text: str | bytes) -> Body:
+def body(text: str | bytes) -> messages.Body:
     [request] = decode(frame(text.encode() if isinstance(text, str) else text))
-    assert isinstance(request, Call)
+    assert isinstance(request, messages.Call)
     return request.body
 
 
@@ -105,10 +87,10 @@ def test_the_first_byte_tells_the_dialect(payload: bytes, dialect: Dialect) -> N
 
 
 @pytest.mark.parametrize(("opcode", "message"), CALLS)
-def test_what_a_client_encodes_the_server_reads_in_either_dialect(opcode: Opcode, message: Body) -> None:
+def test_what_a_client_encodes_the_server_reads_in_either_dialect(opcode: Opcode, message: messages.Body) -> None:
     for dialect, client in ((Dialect.BINARY, binary_client), (Dialect.JSON, json_client)):
         data: bytes = client.encode_call(message)
-        assert decode(data) == [Call(dialect, opcode, message, len(data))]
+        assert decode(data) == [messages.Call(dialect, opcode, message, len(data))]
 
 
 @pytest.mark.parametrize(
@@ -117,14 +99,14 @@ def test_what_a_client_encodes_the_server_reads_in_either_dialect(opcode: Opcode
 def test_records_arrive_as_they_were_sent(values: list[bytes]) -> None:
     for client in (binary_client, json_client):
         [run] = decode(client.encode_produce("t", 4, values))
-        assert isinstance(run, ProduceRun)
+        assert isinstance(run, messages.ProduceRun)
         assert (run.topic, run.partition, run.values, run.counts) == ("t", 4, values, [len(values)])
 
 
 def test_frames_for_one_partition_in_one_read_are_one_run() -> None:
     data = b"".join(binary_client.encode_produce("t", 0, values) for values in ([b"1", b"2"], [b"3"], [b"4"]))
     [run] = decode(data)
-    assert isinstance(run, ProduceRun)
+    assert isinstance(run, messages.ProduceRun)
     assert (run.values, run.counts) == ([b"1", b"2", b"3", b"4"], [2, 1, 1])
 
 
@@ -136,7 +118,7 @@ def test_frames_for_one_partition_in_one_read_are_one_run() -> None:
         json_client.encode_produce("t", 0, [b"2"]),
         binary_client.encode_produce("t", 0, []),
         binary_client.encode_produce("t", 0, [b""] * RUN_RECORDS_MAX),
-        binary_client.encode_call(Ping()),
+        binary_client.encode_call(messages.Ping()),
     ],
 )
 def test_frames_for_other_places_are_not_joined(other: bytes) -> None:
@@ -145,18 +127,18 @@ def test_frames_for_other_places_are_not_joined(other: bytes) -> None:
 
 def test_a_frame_may_come_byte_by_byte() -> None:
     decoder = RequestDecoder()
-    data = binary_client.encode_produce("t", 0, [b"one"]) + json_client.encode_call(Ping())
-    requests: list[Request] = []
+    data = binary_client.encode_produce("t", 0, [b"one"]) + json_client.encode_call(messages.Ping())
+    requests: list[messages.Request] = []
     for at in range(len(data)):
         requests += decoder.feed(data[at : at + 1])
         assert decoder.partial == (at + 1 not in {len(data), data.index(b'{"Ping') - 4})
-    assert [type(request) for request in requests] == [ProduceRun, Call]
+    assert [type(request) for request in requests] == [messages.ProduceRun, messages.Call]
 
 
 def test_what_follows_a_complete_binary_request_is_ignored() -> None:
     [call] = decode(frame(b"\xff trailing"))
-    assert isinstance(call, Call)
-    assert call.body == Ping()
+    assert isinstance(call, messages.Call)
+    assert call.body == messages.Ping()
 
 
 # --- broken frames ---
@@ -165,15 +147,15 @@ def test_what_follows_a_complete_binary_request_is_ignored() -> None:
 @pytest.mark.parametrize("length", [0, PAYLOAD_BYTES_MAX + 1, 0xFFFF_FFFF])
 def test_an_impossible_length_is_the_last_message(length: int) -> None:
     decoder = RequestDecoder()
-    requests = decoder.feed(binary_client.encode_call(Ping()) + length.to_bytes(4, "big") + b"\xff" * 10)
-    assert [type(request) for request in requests] == [Call, BrokenFrame]
-    assert decoder.feed(binary_client.encode_call(Ping())) == []
+    requests = decoder.feed(binary_client.encode_call(messages.Ping()) + length.to_bytes(4, "big") + b"\xff" * 10)
+    assert [type(request) for request in requests] == [messages.Call, messages.BrokenFrame]
+    assert decoder.feed(binary_client.encode_call(messages.Ping())) == []
     assert not decoder.partial
 
 
 def test_a_json_conversation_hears_of_an_empty_frame_in_json() -> None:
-    _, broken = decode(json_client.encode_call(Ping()) + bytes(4))
-    assert broken == BrokenFrame(Dialect.JSON, "failed to parse request: zero-length frame")
+    _, broken = decode(json_client.encode_call(messages.Ping()) + bytes(4))
+    assert broken == messages.BrokenFrame(Dialect.JSON, "failed to parse request: zero-length frame")
 
 
 # --- faults, in the words of deployed brokers ---
@@ -278,13 +260,13 @@ def test_a_field_that_is_ignored_is_not_nested_without_end() -> None:
 
 
 def test_unknown_fields_and_an_absent_group_are_no_fault() -> None:
-    assert body('{"Fetch":{"x":[{"topic":1}],"topic":"t","partition":0,"offset":0,"max_bytes":1}}') == Fetch(
+    assert body('{"Fetch":{"x":[{"topic":1}],"topic":"t","partition":0,"offset":0,"max_bytes":1}}') == messages.Fetch(
         "t", 0, 0, 1, ""
     )
-    assert body('{"Fetch":{"topic":"topic","partition":0,"offset":0,"max_bytes":1,"group_id":""}}') == Fetch(
+    assert body('{"Fetch":{"topic":"topic","partition":0,"offset":0,"max_bytes":1,"group_id":""}}') == messages.Fetch(
         "topic", 0, 0, 1, ""
     )
-    assert body('{"\\u0050ing":{}}') == Ping()
+    assert body('{"\\u0050ing":{}}') == messages.Ping()
 
 
 def test_more_fields_than_anyone_needs_are_refused_before_they_are_looked_at() -> None:
@@ -303,7 +285,7 @@ def test_more_records_than_one_request_may_have_are_refused_in_binary() -> None:
     head = bytes.fromhex("01 0001 61 00000000")
     most = head + RECORDS_PER_PRODUCE_MAX.to_bytes(4, "big") + bytes(4 * RECORDS_PER_PRODUCE_MAX)
     [run] = decode(frame(most))
-    assert isinstance(run, ProduceRun)
+    assert isinstance(run, messages.ProduceRun)
     many = RECORDS_PER_PRODUCE_MAX + 1
     assert f"too many records: {many}, at most" in fault(head + many.to_bytes(4, "big") + bytes(4 * many))
 
@@ -315,13 +297,13 @@ def test_long_json_is_left_as_it_came() -> None:
     ping = b'{"Ping":{}}'
     longest = ping + b" " * (DECODED_ON_LOOP_BYTES_MAX - len(ping))
     assert decode(frame(longest) + frame(longest + b" ") + frame(ping)) == [
-        Call(Dialect.JSON, Opcode.PING, Ping(), 4 + len(longest)),
-        Undecoded(longest + b" "),
-        Call(Dialect.JSON, Opcode.PING, Ping(), 4 + len(ping)),
+        messages.Call(Dialect.JSON, Opcode.PING, messages.Ping(), 4 + len(longest)),
+        messages.Undecoded(longest + b" "),
+        messages.Call(Dialect.JSON, Opcode.PING, messages.Ping(), 4 + len(ping)),
     ]
 
 
-def long_produce(records: str) -> ProduceRun | Call:
+def long_produce(records: str) -> messages.ProduceRun | messages.Call:
     padding = " " * DECODED_ON_LOOP_BYTES_MAX
     text = f'{{"Produce":{{"topic":"t","partition":3,{padding}"records":{records}}}}}'
     return json_dialect.decode_request(text.encode())
@@ -338,7 +320,7 @@ def test_long_records_are_decoded_in_steps_of_a_bounded_size(size: int) -> None:
 
     payload = json.dumps({"Produce": {"topic": "t", "partition": 3, "records": [list(value) for value in values]}})
     run = json_dialect.decode_request(payload.encode(), check)
-    assert isinstance(run, ProduceRun)
+    assert isinstance(run, messages.ProduceRun)
     assert run.values == values
     if len(payload) > DECODED_ON_LOOP_BYTES_MAX:
         assert steps > len(payload) // (3 * json_dialect.STEP_BYTES)
@@ -362,8 +344,8 @@ def test_long_records_are_decoded_in_steps_of_a_bounded_size(size: int) -> None:
 )
 def test_what_is_wrong_with_long_records_is_said(records: str, reason: str) -> None:
     refused = long_produce(records)
-    assert isinstance(refused, Call)
-    assert isinstance(refused.body, BadRequest)
+    assert isinstance(refused, messages.Call)
+    assert isinstance(refused.body, messages.BadRequest)
     assert reason in refused.body.message
 
 
@@ -456,7 +438,7 @@ def test_a_reply_that_lies_is_a_violation(decoder: object, payload: bytes) -> No
         decoder(payload)  # type: ignore[operator]
 
 
-def drain(decoder: RequestDecoder, data: bytes) -> list[list[Request]]:
+def drain(decoder: RequestDecoder, data: bytes) -> list[list[messages.Request]]:
     """What each `feed` returns until there is no more."""
     feeds = [decoder.feed(data)]
     while decoder.more:
@@ -469,10 +451,20 @@ def test_what_is_beyond_the_bound_of_one_feed_is_decoded_by_the_next() -> None:
     feeds = drain(RequestDecoder(requests_max=3), ping * 7 + ping[:5])
     assert [len(requests) for requests in feeds] == [3, 3, 1]
     feeds = drain(RequestDecoder(frames_max=10), binary_client.encode_produce("t", 0, [b"x"]) * 25)
-    assert [[len(run.values) for run in runs if isinstance(run, ProduceRun)] for runs in feeds] == [[10], [10], [5]]
+    assert [[len(run.values) for run in runs if isinstance(run, messages.ProduceRun)] for runs in feeds] == [
+        [10],
+        [10],
+        [5],
+    ]
 
 
 def test_an_impossible_length_beyond_the_bound_is_still_the_last_message() -> None:
     ping = frame(b'{"Ping":null}')
     feeds = drain(RequestDecoder(requests_max=2), ping * 4 + bytes(4) + ping)
-    assert [type(request) for requests in feeds for request in requests] == [Call, Call, Call, Call, BrokenFrame]
+    assert [type(request) for requests in feeds for request in requests] == [
+        messages.Call,
+        messages.Call,
+        messages.Call,
+        messages.Call,
+        messages.BrokenFrame,
+    ]

@@ -14,24 +14,23 @@ from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
 from penstock.protocols.conversation import ROOM_NEEDED_BYTES_MIN
-from penstock.protocols.rustlog import binary_client, json_client, json_dialect
-from penstock.protocols.rustlog.codec import ReplyDecoder
-from penstock.protocols.rustlog.messages import CreateTopic, Fetch, ListTopics, Ping, Reply
+from penstock.protocols.rustlog.codec import binary_client, json_client, json_dialect, messages
+from penstock.protocols.rustlog.codec.frames import ReplyDecoder
 from penstock.protocols.rustlog.session import REQUESTS_PER_TURN_MAX, RustLog, RustLogSession
 from penstock.protocols.rustlog.wire import DECODED_ON_LOOP_BYTES_MAX, Opcode, frame
 from penstock.testing.clock import ManualClock
 from penstock.workers import Check
-from tests.protocols.flymq.conversation import MemoryConnection
+from tests.engines import make_engine
+from tests.protocols.transport import MemoryConnection
 
-PING = binary_client.encode_call(Ping())
+PING = binary_client.encode_call(messages.Ping())
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     clock = ManualClock()
-    engine = EmbeddedEngine(tmp_path / "data", clock=clock)
+    engine = make_engine(tmp_path / "data", clock=clock)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
@@ -47,10 +46,10 @@ async def rustlog(broker: Broker) -> RustLog:
 
 class Conversation:
     def __init__(self, rustlog: RustLog) -> None:
-        self.connection = MemoryConnection()
+        self.connection = MemoryConnection("rustlog")
         self.session: RustLogSession = rustlog(self.connection)
         self._decoder = ReplyDecoder()
-        self._replies: list[Reply] = []
+        self._replies: list[messages.Reply] = []
 
     async def hear(self, count: int) -> list[Opcode]:
         """What the next replies are."""
@@ -74,11 +73,11 @@ async def talk(rustlog: RustLog) -> Conversation:
 async def test_replies_come_in_order_and_everything_held_is_released(talk: Conversation) -> None:
     requests = [
         binary_client.encode_produce("t", 0, [b"x"]),
-        binary_client.encode_call(CreateTopic("t", 1)),
+        binary_client.encode_call(messages.CreateTopic("t", 1)),
         binary_client.encode_produce("t", 0, [b"x"]),
         json_client.encode_produce("t", 0, [b"y"]),
         PING,
-        binary_client.encode_call(Fetch("t", 0, 0, 100, "")),
+        binary_client.encode_call(messages.Fetch("t", 0, 0, 100, "")),
         b"\x00\x00\x00\x01\x63",
     ]
     talk.session.receive(b"".join(requests))
@@ -95,13 +94,14 @@ async def test_replies_come_in_order_and_everything_held_is_released(talk: Conve
     assert talk.connection.held_bytes == 0
 
 
+@pytest.mark.dense
 async def test_long_json_keeps_its_place_among_the_others(talk: Conversation, broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig())
     large = json_client.encode_produce("t", 0, [bytes(100_000), b"x"])
     small = json_client.encode_produce("t", 0, [b"y"])
     refused = json_client.encode_produce("t", 7, [bytes(100_000)])
     padded = b'{"Ping":{}}' + b" " * DECODED_ON_LOOP_BYTES_MAX
-    fetch = binary_client.encode_call(Fetch("t", 0, 0, 1 << 20, ""))
+    fetch = binary_client.encode_call(messages.Fetch("t", 0, 0, 1 << 20, ""))
     talk.session.receive(b"".join([small, large, refused, small, frame(padded), fetch, large, PING]))
     replies = await talk.hear(8)
     assert replies[:4] == [Opcode.PRODUCE, Opcode.PRODUCE, Opcode.ERROR, Opcode.PRODUCE]
@@ -110,12 +110,13 @@ async def test_long_json_keeps_its_place_among_the_others(talk: Conversation, br
     assert talk.connection.held_bytes == 0
 
 
+@pytest.mark.embedded
 async def test_a_read_that_waits_for_room_counts_once(talk: Conversation, rustlog: RustLog, broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig())
     talk.session.receive(binary_client.encode_produce("t", 0, [bytes(ROOM_NEEDED_BYTES_MIN)]))
     await talk.hear(1)
     talk.connection.has_room = False
-    fetch = binary_client.encode_call(Fetch("t", 0, 0, 1 << 20, ""))
+    fetch = binary_client.encode_call(messages.Fetch("t", 0, 0, 1 << 20, ""))
     talk.session.receive(fetch)
     assert not talk.connection.writable, "it waits for room"
     assert talk.connection.sends == []
@@ -202,7 +203,7 @@ async def test_a_broken_frame_is_answered_after_what_came_before_it(talk: Conver
 async def test_half_a_frame_is_told_to_the_connection(talk: Conversation) -> None:
     talk.session.receive(PING[:3])
     talk.session.receive(PING[3:])
-    assert talk.connection.pending == [True, False]
+    assert talk.connection.pending_calls == [True, False]
 
 
 async def test_a_bug_is_logged_once_and_answered_each_time(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +212,16 @@ async def test_a_bug_is_logged_once_and_answered_each_time(talk: Conversation, m
 
     monkeypatch.setattr(Broker, "topic_names", broken)
     with capture_logs() as logs:
-        talk.session.receive(binary_client.encode_call(ListTopics()) + json_client.encode_call(ListTopics()) + PING)
+        talk.session.receive(
+            binary_client.encode_call(messages.ListTopics()) + json_client.encode_call(messages.ListTopics()) + PING
+        )
         assert await talk.hear(3) == [Opcode.ERROR, Opcode.ERROR, Opcode.PING]
     assert [entry["event"] for entry in logs] == ["request_failed"]
 
 
 async def test_a_certificate_names_who_is_asking(broker: Broker) -> None:
     rustlog = RustLog(broker, clock=ManualClock(), principal=UNAUTHENTICATED)
-    connection = MemoryConnection()
+    connection = MemoryConnection("rustlog")
     assert rustlog(connection)._principal.name == ""
     connection.principal_hint = "CN=alice"
     principal = rustlog(connection)._principal

@@ -12,9 +12,9 @@ import penstock
 from penstock.broker.access.checks import SYSTEM
 from penstock.config import RustLogListener
 from penstock.errors import AccessDenied, PenstockError
-from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.rustlog.metrics import RustLogStats
-from penstock.protocols.rustlog.operations import Operations
+from penstock.log.api import Engine
+from penstock.protocols.rustlog.server.metrics import RustLogStats
+from penstock.protocols.rustlog.server.operations import Operations
 from penstock.protocols.rustlog.session import RustLog
 from penstock.protocols.rustlog.wire import LOGIN_PAYLOAD_BYTES_MAX
 from penstock.testing import RunningBroker
@@ -79,7 +79,7 @@ def test_beyond_loopback_it_needs_certificates_on_both_sides(settings: dict[str,
     assert RustLogListener(bind="0.0.0.0:9292", insecure=True, **settings).insecure
 
 
-async def test_a_produce_without_records_needs_the_right_to_write(engine: EmbeddedEngine, clock: ManualClock) -> None:
+async def test_a_produce_without_records_needs_the_right_to_write(engine: Engine, clock: ManualClock) -> None:
     broker = broker_with_users(engine, clock)
     await broker.start()
     await broker.ensure_topic(SYSTEM, "orders")

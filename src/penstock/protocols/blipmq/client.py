@@ -58,7 +58,7 @@ _ERRORS: Final[dict[int, type[PenstockError]]] = {
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One delivery. `tag` is what acknowledges it, None with QoS 0, which needs no acknowledgement."""
+    """One delivery. `tag` acknowledges it; None with QoS 0, which needs no acknowledgement."""
 
     topic: str
     value: bytes
@@ -67,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Talk(Exchange[Frame]):
-    """Frames written together, and what came back until the last of them was answered."""
+    """Frames written together, and the replies up to the one to the last of them."""
 
     __slots__ = ("answers", "last_id")
 
@@ -81,7 +81,7 @@ class _Talk(Exchange[Frame]):
             self.answers.append(message)
             return
         if message.type not in (FrameType.NACK, FrameType.PUBLISH, FrameType.ACK):
-            raise ProtocolViolation(f"frame type {message.type:#04x} answers nothing that was asked")
+            raise ProtocolViolation(f"frame type {message.type:#04x} is not a reply to any request")
         self.answers.append(message)
         self.awaited += 1
 
@@ -145,7 +145,7 @@ class AsyncBlipMQClient(TcpClient[Frame]):
     # -- producing -------------------------------------------------------------------------------------------------------
 
     async def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
-        """Publish one message. With QoS 1 it is committed when this returns; QoS 0 is not waited for by the broker."""
+        """Publish one message. With QoS 1 it is committed when this returns; with QoS 0 there is no acknowledgement."""
         _check_qos(qos)
         (error,) = await self._publish(topic, values_of([value], VALUES_ALONE), qos)
         if error is not None:
@@ -154,7 +154,7 @@ class AsyncBlipMQClient(TcpClient[Frame]):
     async def send_many(self, topic: str, values: Iterable[bytes], *, qos: int = 1) -> None:
         """Publish many messages, pipelined, in order.
 
-        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` has the outcome of each.
         """
         _check_qos(qos)
         rows = values_of(values, VALUES_ALONE)
@@ -176,7 +176,7 @@ class AsyncBlipMQClient(TcpClient[Frame]):
     # -- reading ---------------------------------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str, *, qos: int = 1) -> int:
-        """Make a subscription; returns its number. It sees what is published from now on, and outlives this connection."""
+        """Create a subscription to messages published from now on; return its number. It outlives this connection."""
         _check_qos(qos)
         request_id = next(self._ids)
         talk = _Talk(
@@ -192,11 +192,11 @@ class AsyncBlipMQClient(TcpClient[Frame]):
         return codec.parse_id(answer.payload) or 0
 
     async def poll(self, subscription: int, max_records: int = 1) -> list[Message]:
-        """The next messages of a subscription, as many as there are up to a bound. Acknowledge those with a tag."""
+        """Return the next messages of a subscription, up to a bound. Acknowledge those with a tag."""
         return await self._poll(subscription, max_records, ())
 
     async def ack(self, subscription: int, *tags: int) -> None:
-        """Acknowledge deliveries. Raises EntryNotFound where one is not in flight: unknown, or taken back to be delivered again."""
+        """Acknowledge deliveries. Raises EntryNotFound if one is not in flight: unknown, or requeued."""
         answers = await self._talk([codec.encode_ack(tag, subscription) for tag in tags], repeatable=False)
         for answer in answers:
             raise _error_of(answer)
@@ -210,10 +210,10 @@ class AsyncBlipMQClient(TcpClient[Frame]):
         follow: bool = False,
         limit: int | None = None,
     ) -> AsyncGenerator[Message, None]:
-        """Iterate over messages, acknowledging each when the next is asked for.
+        """Iterate over messages, acknowledging each batch when the next is polled.
 
-        Without a `subscription` a new one is made, which sees only what comes from now on. Without `follow` the iteration ends when
-        there is nothing to deliver; with it, it waits for more. `limit` ends it after so many messages.
+        Without a `subscription` a new one is created, for messages published from now on. Without `follow` the iteration ends when
+        there is nothing to deliver; with it, it waits for more. `limit` is the maximum number of messages.
         """
         number = await self.subscribe(topic, qos=qos) if subscription is None else subscription
         asked, handed_out = 1, 0

@@ -30,7 +30,7 @@ from penstock.protocols.blipmq.wire import (
     FrameType,
 )
 from penstock.protocols.bytes import U16, U64
-from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
+from penstock.protocols.receive_buffer import UNBOUNDED, BufferingDecoder
 
 _PUBLISH = int(FrameType.PUBLISH)
 _ID_KINDS = frozenset((int(FrameType.POLL), int(FrameType.ACK)))
@@ -78,55 +78,22 @@ class IdRun(NamedTuple):
 Message = Frame | PublishRun | IdRun
 
 
-class Decoder:
+class Decoder(BufferingDecoder[Message]):
     """One direction of one connection."""
 
-    __slots__ = ("_buffer", "_messages_max", "_runs", "length_max", "more", "violation")
+    __slots__ = ("_runs", "length_max")
 
     def __init__(self, *, runs: bool = True, length_max: int = LENGTH_MAX, messages_max: int = UNBOUNDED) -> None:
         """Without `runs` everything is a `Frame`: a client's side of the conversation, where each PUBLISH answers a POLL.
 
         Decode at most `messages_max` messages in one `feed`; each frame of an `IdRun` counts as one.
         """
-        self._messages_max = messages_max
-        self.more = False
-        """Whether frames were left undecoded because of that bound: `feed(b"")` goes on with them."""
+        super().__init__(messages_max)
         self._runs = runs
         self.length_max = length_max
         """Below the protocol's own maximum until the peer has logged in."""
-        self._buffer = ReceiveBuffer()
-        self.violation: ProtocolViolation | None = None
-
-    @property
-    def partial(self) -> bool:
-        """Whether a frame has begun that is not complete."""
-        return self._buffer.kept_bytes > 0
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes received and not decoded."""
-        return self._buffer.kept_bytes
-
-    def feed(self, data: bytes) -> list[Message]:
-        """Every message that is complete. Raises ProtocolViolation where there is none before the fault."""
-        if self.violation is not None:
-            raise self.violation
-        whole = self._buffer.join(data)
-        if whole is None:
-            return []
-        messages: list[Message] = []
-        try:
-            position = self._decode(whole, messages)
-        except ProtocolViolation as violation:
-            self.violation = violation
-            if not messages:
-                raise
-            return messages
-        self._buffer.keep(whole, position)
-        return messages
 
     def _decode(self, data: bytes, messages: list[Message]) -> int:
-        """Append what is complete; returns where the incomplete rest begins."""
         position, end = 0, len(data)
         unpack = HEAD.unpack_from
         self.more = False
@@ -173,7 +140,7 @@ class Decoder:
                 position += ids.size_bytes
                 continue
             elif kind not in _TYPES:
-                raise ProtocolViolation(f"frame type {kind:#04x} is none of BlipMQ's")
+                raise ProtocolViolation(f"unknown frame type {kind:#04x}")
             messages.append(Frame(kind, correlation_id, data[position + HEAD_BYTES : frame_end]))
             messages_left -= 1
             position = frame_end

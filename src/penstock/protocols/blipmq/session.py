@@ -29,7 +29,7 @@ from penstock.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from penstock.net.session import Connection
 from penstock.protocols.blipmq import codec, wire
 from penstock.protocols.blipmq.codec import Decoder, Frame, IdRun, Message, PublishRun
-from penstock.protocols.blipmq.refusals import code_of
+from penstock.protocols.blipmq.errors import code_of
 from penstock.protocols.blipmq.wire import FrameType, NackCode
 from penstock.protocols.conversation import (
     GATHERED_BYTES_MAX,
@@ -334,8 +334,9 @@ class BlipMQSession(Conversation[Message]):
         """
         topic, polls = subscription.topic, run.correlation_ids
         frames: list[bytes] = []
-        size_bytes, has_room = 0, True
-        while len(frames) < len(polls) and size_bytes < GATHERED_BYTES_MAX and has_room:
+        refused: list[tuple[int, int]] = []
+        size_bytes = 0
+        while len(frames) < len(polls) and size_bytes < GATHERED_BYTES_MAX and not refused:
             try:
                 taken = self._subscriptions.take_many(
                     principal, topic, subscription, len(polls) - len(frames), GATHERED_BYTES_MAX - size_bytes
@@ -357,12 +358,12 @@ class BlipMQSession(Conversation[Message]):
                 except InvalidRequest as error:  # another protocol wrote it, and allows more
                     self._subscriptions.give_up(principal, topic, subscription, delivery.tag, str(error))
                     continue
-                if delivery.qos and not (has_room and self._has_room_for(frame)):
-                    has_room = False
-                    self._subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
+                if delivery.qos and (refused or not self._has_room_for(frame)):
+                    refused.append((delivery.tag, delivery.deliveries))
                     continue
                 frames.append(frame)
                 size_bytes += len(frame)
+        self._subscriptions.give_back(subscription, refused)
         self._put_back(run, len(frames), slot)
         return b"".join(frames)
 

@@ -33,26 +33,26 @@ class BlipMQClient(SyncClient[AsyncBlipMQClient]):
         super().__init__(AsyncBlipMQClient(url, tls=tls, options=options))
 
     def send(self, topic: str, value: bytes, *, qos: int = 1) -> None:
-        """Publish one message. With QoS 1 it is committed when this returns; QoS 0 is not waited for by the broker."""
+        """Publish one message. With QoS 1 it is committed when this returns; with QoS 0 there is no acknowledgement."""
         self._thread.run(self._async.send(topic, value, qos=qos))
 
     def send_many(self, topic: str, values: Iterable[bytes], *, qos: int = 1) -> None:
         """Publish many messages, pipelined, in order.
 
-        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` has the outcome of each.
         """
         self._thread.run(self._async.send_many(topic, values, qos=qos))
 
     def subscribe(self, topic: str, *, qos: int = 1) -> int:
-        """Make a subscription; returns its number. It sees what is published from now on, and outlives this connection."""
+        """Create a subscription to messages published from now on; return its number. It outlives this connection."""
         return self._thread.run(self._async.subscribe(topic, qos=qos))
 
     def poll(self, subscription: int, max_records: int = 1) -> list[Message]:
-        """The next messages of a subscription, as many as there are up to a bound. Acknowledge those with a tag."""
+        """Return the next messages of a subscription, up to a bound. Acknowledge those with a tag."""
         return self._thread.run(self._async.poll(subscription, max_records))
 
     def ack(self, subscription: int, *tags: int) -> None:
-        """Acknowledge deliveries. Raises EntryNotFound where one is not in flight: unknown, or taken back to be delivered again."""
+        """Acknowledge deliveries. Raises EntryNotFound if one is not in flight: unknown, or requeued."""
         self._thread.run(self._async.ack(subscription, *tags))
 
     def records(
@@ -64,10 +64,10 @@ class BlipMQClient(SyncClient[AsyncBlipMQClient]):
         follow: bool = False,
         limit: int | None = None,
     ) -> Iterator[Message]:
-        """Iterate over messages, acknowledging each when the next is asked for.
+        """Iterate over messages, acknowledging each batch when the next is polled.
 
-        Without a `subscription` a new one is made, which sees only what comes from now on. Without `follow` the iteration ends when
-        there is nothing to deliver; with it, it waits for more. `limit` ends it after so many messages.
+        Without a `subscription` a new one is created, for messages published from now on. Without `follow` the iteration ends when
+        there is nothing to deliver; with it, it waits for more. `limit` is the maximum number of messages.
         """
         return self._iterate(self._async.records(topic, subscription=subscription, qos=qos, follow=follow, limit=limit))
 

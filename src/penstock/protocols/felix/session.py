@@ -8,14 +8,14 @@ from itertools import count
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.net.quic_session import QuicConnection, Stream
-from penstock.protocols.felix.feed import Feeds, SlowPolicy
-from penstock.protocols.felix.grouping import Claims
-from penstock.protocols.felix.identities import Identities
-from penstock.protocols.felix.scopes import Scopes
-from penstock.protocols.felix.shared import Dialect, Shared
-from penstock.protocols.felix.stats import FelixStats
-from penstock.protocols.felix.stream import FelixStream
-from penstock.protocols.felix.subscribing import Subscriptions
+from penstock.protocols.felix.codec.scopes import Scopes
+from penstock.protocols.felix.server.feed import Feeds, SlowPolicy
+from penstock.protocols.felix.server.grouping import Claims
+from penstock.protocols.felix.server.identities import Identities
+from penstock.protocols.felix.server.shared import Dialect, Shared
+from penstock.protocols.felix.server.stats import FelixStats
+from penstock.protocols.felix.server.stream import FelixStream
+from penstock.protocols.felix.server.subscribing import Subscriptions
 
 
 class Felix:

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.sync import SyncClient, SyncConsumer
-from penstock.protocols.felix.client import DEFAULT_NAME, AsyncFelixClient, Start
-from penstock.protocols.felix.subscription import AsyncSubscription, FelixEvent
+from penstock.protocols.felix.client.client import DEFAULT_NAME, AsyncFelixClient, Start
+from penstock.protocols.felix.client.subscription import AsyncSubscription, FelixEvent
 
 
 class FelixClient(SyncClient[AsyncFelixClient]):
@@ -24,8 +24,8 @@ class FelixClient(SyncClient[AsyncFelixClient]):
         for event in subscription:
             print(event.value)
     ```
-    Tenant and token are the user and the password of the address, or given as arguments. QUIC is never without TLS: `?ca=FILE` names
-    whom to trust, where that is not an authority of the system. Errors are those of `penstock.errors`. One client serves any number of
+    Tenant and token are the user and the password of the address, or given as arguments. QUIC always uses TLS: `?ca=FILE` names
+    the CA to trust if it is not one of the system's. Errors are those of `penstock.errors`. One client serves any number of
     threads.
     """
 
@@ -54,7 +54,7 @@ class FelixClient(SyncClient[AsyncFelixClient]):
     def send(
         self, stream: str, value: bytes, *, key: bytes | None = None, namespace: str | None = None, ack: bool = True
     ) -> int | None:
-        """Publish one event; returns its offset. Without `ack` nothing is waited for, and nobody hears of a failure."""
+        """Publish one event; return its offset. Without `ack`, do not wait for a reply; failures go unnoticed."""
         return self._thread.run(self._async.send(stream, value, key=key, namespace=namespace, ack=ack))
 
     def send_many(
@@ -66,16 +66,16 @@ class FelixClient(SyncClient[AsyncFelixClient]):
         namespace: str | None = None,
         ack: bool = True,
     ) -> int | None:
-        """Publish events that stay together and in order: all are committed when this returns, or none is; returns the first offset.
+        """Publish events atomically and in order; return the offset of the first once all are committed.
 
-        Raises TopicNotFound where there is no such stream. What is published at the same time shares the connection.
+        Raises TopicNotFound if the stream does not exist. Concurrent calls share one connection.
         """
         return self._thread.run(self._async.send_many(stream, values, key=key, namespace=namespace, ack=ack))
 
     def subscribe(self, stream: str, *, start: Start = "latest", namespace: str | None = None) -> Subscription:
-        """Events of a stream, from now on; or from the `earliest` on, or from an offset.
+        """Subscribe to a stream: to new events, from the `earliest` on, or from an offset.
 
-        Raises TopicNotFound, and OffsetOutOfRange where that offset is not there.
+        Raises TopicNotFound, and OffsetOutOfRange if the stream has no such offset.
         """
         return Subscription(
             self._thread, self._thread.run(self._async.subscribe(stream, start=start, namespace=namespace))
@@ -90,15 +90,15 @@ class FelixClient(SyncClient[AsyncFelixClient]):
         cache: str = DEFAULT_NAME,
         namespace: str | None = None,
     ) -> None:
-        """Keep a value, for so many seconds where that is given."""
+        """Store a value, until it expires if a time to live is given."""
         self._thread.run(self._async.cache_put(key, value, ttl_s=ttl_s, cache=cache, namespace=namespace))
 
     def cache_get(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
-        """The value, None where there is none or its time is over."""
+        """Return a value, or None if there is none or it has expired."""
         return self._thread.run(self._async.cache_get(key, cache=cache, namespace=namespace))
 
     def cache_delete(self, key: str, *, cache: str = DEFAULT_NAME, namespace: str | None = None) -> bytes | None:
-        """Remove a value; returns it, None where there was none. Needs the right to read as well as that to write."""
+        """Remove a value and return it, or None if there was none. Requires permission to read and to write."""
         return self._thread.run(self._async.cache_delete(key, cache=cache, namespace=namespace))
 
 

@@ -21,12 +21,15 @@ from penstock.errors import PenstockError, TopicNotFound
 from penstock.log.api import Appended
 from penstock.net.session import Connection
 from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, Conversation, ReplySlot
-from penstock.protocols.flymq.codec import Call, CodecLimits, Request, RequestDecoder, Undecoded, decode_undecoded
-from penstock.protocols.flymq.errors import encode_error
-from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, Operation
-from penstock.protocols.flymq.operations.records import Produce
-from penstock.protocols.flymq.operations.transactions import TxnProduce
-from penstock.protocols.flymq.record_layouts import (
+from penstock.protocols.flymq.codec.frames import (
+    Call,
+    CodecLimits,
+    Request,
+    RequestDecoder,
+    Undecoded,
+    decode_undecoded,
+)
+from penstock.protocols.flymq.codec.record_layouts import (
     Failed,
     Placed,
     ProduceRun,
@@ -34,6 +37,10 @@ from penstock.protocols.flymq.record_layouts import (
     encode_produced_one,
     encode_scattered,
 )
+from penstock.protocols.flymq.errors import encode_error
+from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, Operation
+from penstock.protocols.flymq.operations.records import Produce
+from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.server.dispatch import (
     Caller,
     Dialect,

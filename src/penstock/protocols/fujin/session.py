@@ -19,12 +19,12 @@ from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.errors import LimitExceeded
 from penstock.net.quic_session import QuicConnection, Stream
-from penstock.protocols.fujin.codec import SharedForm
-from penstock.protocols.fujin.reader import Reader
-from penstock.protocols.fujin.settings import FujinSettings, FujinStats
-from penstock.protocols.fujin.talk import After, Talk, Timer
+from penstock.protocols.fujin.codec.commands import SharedForm
+from penstock.protocols.fujin.server.reader import Reader
+from penstock.protocols.fujin.server.settings import FujinSettings, FujinStats
+from penstock.protocols.fujin.server.talk import After, Talk, Timer
+from penstock.protocols.fujin.server.writer import Writer
 from penstock.protocols.fujin.wire import CLOSED_BY_PING, LOGIN_BODY_BYTES_MAX, PING
-from penstock.protocols.fujin.writer import Writer
 
 PINGS_OPEN_MAX: Final = 16
 """Pings that were answered and whose streams the client leaves open, though it was asked to stop sending."""

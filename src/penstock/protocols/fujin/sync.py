@@ -11,9 +11,15 @@ from typing import Literal
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.sync import SyncClient, SyncConsumer, SyncContext
-from penstock.protocols.fujin.client import FETCH_RECORDS, AsyncFujinClient, AsyncReader, AsyncTransaction, Message
-from penstock.protocols.fujin.client_connection import Records
-from penstock.protocols.fujin.request_encoding import Headers
+from penstock.protocols.fujin.client.client import (
+    FETCH_RECORDS,
+    AsyncFujinClient,
+    AsyncReader,
+    AsyncTransaction,
+    Message,
+)
+from penstock.protocols.fujin.client.connection import Records
+from penstock.protocols.fujin.codec.request_encoding import Headers
 
 
 class FujinClient(SyncClient[AsyncFujinClient]):
@@ -30,8 +36,8 @@ class FujinClient(SyncClient[AsyncFujinClient]):
                 print(message.value)
                 reader.ack(message)
     ```
-    QUIC is never without TLS: `?ca=FILE` names whom to trust, where that is not an authority of the system, `?cert=FILE&key=FILE` a client
-    certificate. `write_form="code"` is for servers that know no headers. Errors are those of `penstock.errors`. One client
+    QUIC always uses TLS: `?ca=FILE` names the CA to trust if it is not one of the system's, `?cert=FILE&key=FILE` a client certificate.
+    `write_form="code"` is for servers without support for headers. Errors are those of `penstock.errors`. One client
     serves any number of threads.
     """
 
@@ -46,33 +52,33 @@ class FujinClient(SyncClient[AsyncFujinClient]):
         super().__init__(AsyncFujinClient(url, tls=tls, options=options, write_form=write_form))
 
     def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
-        """Write one record; it is on disk when this returns."""
+        """Store one record; it is committed when this returns."""
         self._thread.run(self._async.send(topic, value, headers=headers))
 
     def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
-        """Write many records, pipelined, in order: values, with `headers` for all, or triples of None, value and headers.
+        """Store many records, pipelined, in order: values, with `headers` for all, or triples of None, value and headers.
 
-        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` tell of each.
+        Raises the error if all failed for one reason; if some did, BatchFailed, whose `results` has the outcome of each.
         """
         self._thread.run(self._async.send_many(topic, values, headers=headers))
 
     def transaction(self) -> Transaction:
-        """Records that appear together or not at all: `with client.transaction() as transaction:`.
+        """Return a transaction, for `with client.transaction() as transaction:`.
 
-        It is committed at the end of the block, and rolled back where that is left by an exception.
+        It is committed at the end of the block, and rolled back if an exception leaves the block.
         """
         return Transaction(self._thread, self._async.transaction())
 
     def reader(self, topic: str, *, pull: bool = False, auto_commit: bool = False) -> Reader:
-        """A reader of the group that the server has for this name: `with client.reader("orders") as reader:`.
+        """Return a reader in the group that the server has for this name, for `with client.reader("orders") as reader:`.
 
-        Records are pushed, and `for message in reader` gives them; with `pull`, `reader.fetch` asks for them. With
-        `auto_commit` the server takes a record for dealt with once it has arrived here; otherwise `reader.ack` says so.
+        Records are pushed, and `for message in reader` iterates over them; with `pull`, `reader.fetch` requests them. With
+        `auto_commit` a record is acknowledged as soon as it arrives; otherwise call `reader.ack`.
         """
         return Reader(self._thread, self._async.reader(topic, pull=pull, auto_commit=auto_commit))
 
     def records(self, topic: str, *, follow: bool = False, limit: int | None = None) -> Iterator[Message]:
-        """Iterate over records, acknowledging them as the next are asked for; how many at a time depends on how fast that is.
+        """Iterate over records, acknowledging each batch when the next is fetched. The batch size adapts to the speed of the loop.
 
         Without `follow` the iteration ends when the server has had nothing to deliver for as long as it waits (5 s by default).
         """
@@ -83,7 +89,7 @@ class Transaction(SyncContext[AsyncTransaction]):
     """Made by `FujinClient.transaction`; used once, in a `with` block."""
 
     def send(self, topic: str, value: bytes, *, headers: Headers = None) -> None:
-        """Add one record. It is refused now where the broker would not take it."""
+        """Add one record. Raises now if the broker would refuse it."""
         self._thread.run(self._async.send(topic, value, headers=headers))
 
     def send_many(self, topic: str, values: Records, *, headers: Headers = None) -> None:
@@ -91,7 +97,7 @@ class Transaction(SyncContext[AsyncTransaction]):
         self._thread.run(self._async.send_many(topic, values, headers=headers))
 
     def commit(self) -> None:
-        """Write everything that was added; the end of the block does that by itself. Where it fails, it may be tried again."""
+        """Commit all records, as the end of the block does. If it fails, it may be retried."""
         self._thread.run(self._async.commit())
 
     def rollback(self) -> None:
@@ -100,26 +106,26 @@ class Transaction(SyncContext[AsyncTransaction]):
 
 
 class Reader(SyncConsumer[AsyncReader, Message]):
-    """Made by `FujinClient.reader`; connects again by itself where the connection was lost."""
+    """Made by `FujinClient.reader`; reconnects after a lost connection."""
 
     @property
     def topic(self) -> str:
         return self._async.topic
 
     def fetch(self, max_records: int = FETCH_RECORDS) -> list[Message]:
-        """Up to so many records, as soon as there is one; none where none came for as long as the server waits.
+        """Return up to `max_records` records as soon as there is one; none if none arrived while the server waited.
 
-        Where this is cancelled, records that come for it nevertheless are for the next call.
+        If it is cancelled, records that arrive for it are returned by the next call.
         """
         return self._thread.run(self._async.fetch(max_records))
 
     def ack(self, *messages: Message | bytes) -> None:
-        """These are dealt with and will not come again; on disk when this returns.
+        """Acknowledge messages; the acknowledgement is committed when this returns.
 
-        Raises EntryNotFound where one is not known any more: settled already, or taken back because that took too long.
+        Raises EntryNotFound if one is not in flight any more: settled already, or requeued after the acknowledgement timeout.
         """
         self._thread.run(self._async.ack(*messages))
 
     def nack(self, *messages: Message | bytes) -> None:
-        """These could not be dealt with: deliver them again after a moment, or make them dead letters if that was the last time."""
+        """Reject messages: they are redelivered after a delay, or become dead letters after the last delivery."""
         self._thread.run(self._async.nack(*messages))

@@ -18,10 +18,9 @@ from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.session import Connection
 from penstock.protocols.conversation import REQUEST_BYTES_MIN, Conversation, ReplySlot
-from penstock.protocols.rustlog import binary_dialect, json_dialect
-from penstock.protocols.rustlog.codec import RequestDecoder
-from penstock.protocols.rustlog.fetching import Fetcher
-from penstock.protocols.rustlog.messages import (
+from penstock.protocols.rustlog.codec import binary_dialect, json_dialect
+from penstock.protocols.rustlog.codec.frames import RequestDecoder
+from penstock.protocols.rustlog.codec.messages import (
     BadRequest,
     BrokenFrame,
     Call,
@@ -32,9 +31,10 @@ from penstock.protocols.rustlog.messages import (
     Request,
     Undecoded,
 )
-from penstock.protocols.rustlog.metrics import RustLogStats
-from penstock.protocols.rustlog.operations import Operations
-from penstock.protocols.rustlog.refusals import encode_error, internal_error, malformed, refusal
+from penstock.protocols.rustlog.errors import encode_error, internal_error, malformed, refusal
+from penstock.protocols.rustlog.server.fetching import Fetcher
+from penstock.protocols.rustlog.server.metrics import RustLogStats
+from penstock.protocols.rustlog.server.operations import Operations
 from penstock.protocols.rustlog.wire import (
     LENGTH_BYTES,
     LOGIN_PAYLOAD_BYTES_MAX,

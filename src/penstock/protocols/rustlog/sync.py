@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from penstock.clients.options import ClientOptions
 from penstock.clients.records import FetchResult, Record, RecordMetadata, TopicDescription
 from penstock.clients.sync import SyncClient
-from penstock.protocols.rustlog.client import FETCH_BYTES, AsyncRustLogClient, Start
+from penstock.protocols.rustlog.client.client import FETCH_BYTES, AsyncRustLogClient, Start
 from penstock.protocols.rustlog.wire import Dialect
 
 
@@ -40,7 +40,7 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
         return self._async.dialect
 
     def send(self, topic: str, value: bytes, partition: int | None = None) -> RecordMetadata:
-        """Store one record; returns where, once it is committed. Without a partition they take turns.
+        """Store one record; return its place once it is committed. Without a partition, round robin.
 
         The protocol does not tell the record's time: `timestamp_ms` is 0. ConnectionLost and RequestTimeout leave open whether the
         record was stored.
@@ -48,7 +48,7 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
         return self._thread.run(self._async.send(topic, value, partition))
 
     def send_many(self, topic: str, records: Iterable[bytes], partition: int | None = None) -> list[RecordMetadata]:
-        """Store many values in one partition, in order; returns where each is, once all are committed.
+        """Store many values in one partition, in order; return the place of each once all are committed.
 
         Without a partition, calls take turns. The batch is cut into frames; where some of them failed, BatchFailed has the results.
         """
@@ -57,7 +57,7 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
     def fetch(
         self, topic: str, partition: int, offset: int, max_bytes: int = FETCH_BYTES, group: str | None = None
     ) -> FetchResult:
-        """Read records of one partition from `offset` on, about `max_bytes` of them, one at least; none at its end.
+        """Read records of one partition starting at `offset`, about `max_bytes` of them and at least one; none at its end.
 
         With a `group`, reading begins at what the group has committed, where that is further.
         """
@@ -74,7 +74,7 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
         commit: bool = True,
         limit: int | None = None,
     ) -> Iterator[list[Record]]:
-        """Like `records`, a list at a time: each holds records of one partition, in order. The faster way to read much."""
+        """Like `records`, a list at a time, each of one partition and in order: the faster way to read many records."""
         return self._iterate(
             self._async.batches(topic, partition, start=start, group=group, follow=follow, commit=commit, limit=limit)
         )
@@ -92,10 +92,10 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
     ) -> Iterator[Record]:
         """Iterate over the records of one partition or of all of them; order holds within a partition.
 
-        `start` is "earliest" (default), "latest" or an offset. With a `group`, reading goes on where the group's committed offsets
-        stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless `commit` is
+        `start` is "earliest" (default), "latest" or an offset. With a `group`, reading continues at the group's committed
+        offsets, `start` applies only to partitions without one, and offsets are committed as the loop continues (unless `commit` is
         false). Without `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more.
-        `limit` ends it after so many records.
+        `limit` is the maximum number of records.
         """
         for batch in self.batches(
             topic, partition, start=start, group=group, follow=follow, commit=commit, limit=limit
@@ -111,7 +111,7 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
         return self._thread.run(self._async.topics())
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Raises TopicNotFound. Asked in JSON whatever the dialect, because only there it tells where partitions begin."""
+        """Return a topic with its partitions. Raises TopicNotFound. Sent in JSON whatever the dialect: only that has start offsets."""
         return self._thread.run(self._async.describe_topic(name))
 
     def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
@@ -119,7 +119,7 @@ class RustLogClient(SyncClient[AsyncRustLogClient]):
         self._thread.run(self._async.commit(topic, group, partition, offset))
 
     def committed(self, topic: str, group: str, partition: int) -> int | None:
-        """The next offset the group will read, None where it has committed nothing."""
+        """Return the next offset the group reads, or None if it has committed nothing."""
         return self._thread.run(self._async.committed(topic, group, partition))
 
     def metrics(self) -> str:

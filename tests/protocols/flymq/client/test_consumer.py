@@ -351,3 +351,15 @@ def test_a_sync_consumer_reads_and_its_callbacks_may_use_it(broker: RunningBroke
     assert told == ["0,1,2,3"]
     assert client.describe_group(GROUP, "orders")[0].offsets == dict.fromkeys(range(4), 5)
     assert consumer.closed
+
+
+async def test_partitions_that_always_have_records_keep_no_other_waiting() -> None:
+    with RunningBroker(topics=[{"name": "many", "partitions": 20}]) as broker:
+        async with AsyncFlyMQClient(f"flymq://{broker.address}") as client:
+            consumer = client.consumer(["many"], group=GROUP)
+            seen: set[int] = set()
+            for _ in range(5):
+                await asyncio.gather(*(client.send("many", b"one more", partition=each) for each in range(20)))
+                seen |= {record.partition for record in await consumer.poll()}
+            assert seen == set(range(20))
+            await consumer.close()

@@ -18,6 +18,7 @@ from penstock.errors import (
     ValidationFailed,
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
+from penstock.protocols.flymq.codec.record_layouts import Rows, encode_fetched
 from penstock.protocols.flymq.operations.operation import encode_reply
 from penstock.protocols.flymq.operations.records import (
     Fetch,
@@ -28,7 +29,6 @@ from penstock.protocols.flymq.operations.records import (
     ProduceRecords,
     RecordFailure,
 )
-from penstock.protocols.flymq.record_layouts import Rows, encode_fetched
 from penstock.testing import RunningBroker
 from tests.protocols.flymq.scripted import Peer, connected, error, produced, scripted
 

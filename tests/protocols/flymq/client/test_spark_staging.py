@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.clients.options import ClientOptions
+from penstock.clients.retry import RetryPolicy
 from penstock.errors import PartitionNotFound, ProducerFenced, ProtocolViolation, RecordTooLarge, TransactionNotFound
 from penstock.log.block import encode_block
 from penstock.protocols.flymq.client import AsyncFlyMQClient
@@ -15,6 +17,9 @@ from penstock.protocols.flymq.operations.spark import Run, StageCommit, Winner
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing import BrokerProcess, RunningBroker
 from tests.protocols.flymq.scripted import connected, scripted
+
+PATIENT = ClientOptions(retry=RetryPolicy(attempts_max=600, elapsed_s_max=60.0, delay_s_max=0.1))
+"""A broker on a busy machine takes its time to come back."""
 
 
 def parts(*values: bytes, partition: int = 0) -> list[tuple[int, bytes]]:
@@ -102,7 +107,7 @@ async def test_an_outcome_of_a_commit_that_is_not_known_is_a_violation() -> None
 
 @pytest.mark.timeout(240)
 def test_an_attempt_goes_on_after_the_broker_was_killed_and_is_published_once(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as broker, broker.connect() as client:
+    with BrokerProcess(tmp_path / "data") as broker, broker.connect(PATIENT) as client:
         run = client.staging.begin_run("app", "run")
         attempt = client.staging.attempt("app", run.number, 0, "a")
         for number in range(20):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.protocols.flymq.layout import Bool, Str
+from penstock.protocols.flymq.operations.layout import Bool, Str
 from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation, decode_reply, encode_reply
 from penstock.protocols.flymq.operations.topics import Done, GetLag, GroupLag
 from penstock.protocols.flymq.server.dispatch import HANDLERS, WRITERS

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import LimitExceeded
 from penstock.protocols.bytes import ByteReader
-from penstock.protocols.flymq.layout import Columns, Items, Layout, Record, Sized
 from penstock.protocols.flymq.operations import operation
+from penstock.protocols.flymq.operations.layout import Columns, Items, Layout, Record, Sized
 from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation, encode_reply
 from penstock.protocols.flymq.operations.topics import ListTopics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.protocols.flymq.codec import Call, RequestDecoder
+from penstock.protocols.flymq.codec.frames import Call, RequestDecoder
 from penstock.protocols.flymq.operations.operation import BadRequest, encode_request
 from penstock.protocols.flymq.operations.transactions import (
     GroupOffset,

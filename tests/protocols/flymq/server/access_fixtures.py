@@ -8,8 +8,7 @@ import pytest
 
 from penstock.broker.access.checks import SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
 from penstock.protocols.flymq.operations.access import (
     Auth,
     decode_authenticated,
@@ -23,7 +22,7 @@ from tests.protocols.flymq.conversation import Conversation
 
 
 @pytest.fixture
-async def broker(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
     await user(broker, "root", "admin")

@@ -11,6 +11,7 @@ import pytest
 from penstock.broker.access.checks import SYSTEM, UNAUTHENTICATED, Principal
 from penstock.broker.broker import Broker
 from penstock.log.api import TopicConfig
+from penstock.protocols.flymq.codec.record_layouts import encode_produce
 from penstock.protocols.flymq.operations.access import (
     AclDelete,
     AclDescription,
@@ -50,7 +51,6 @@ from penstock.protocols.flymq.operations.topics import (
     ClusterStatus,
     ListTopics,
 )
-from penstock.protocols.flymq.record_layouts import encode_produce
 from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import frame
@@ -309,6 +309,7 @@ EXPORTED_CSV = b"""ID,Timestamp,Type,User,ClientIP,Resource,Action,Result,NodeID
 """
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("dialect", "shown_by", "own_client", "native"),
     [

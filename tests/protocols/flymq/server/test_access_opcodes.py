@@ -9,6 +9,7 @@ import pytest
 from penstock.broker.access.audit import AuditQuery as BrokerQuery
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.broker import Broker
+from penstock.protocols.flymq.codec.record_layouts import encode_produce
 from penstock.protocols.flymq.operations import groups
 from penstock.protocols.flymq.operations.access import (
     AclDelete,
@@ -103,7 +104,6 @@ from penstock.protocols.flymq.operations.transactions import (
     TxnRollback,
     encode_txn_produces,
 )
-from penstock.protocols.flymq.record_layouts import encode_produce
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import ERROR, frame
 from tests.broker.accounts import user

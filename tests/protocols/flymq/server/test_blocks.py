@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from penstock.log.api import Batch, TopicConfig
+import pytest
+
+from penstock.log.api import Batch, Engine, TopicConfig
 from penstock.log.block import Block
-from penstock.log.embedded import EmbeddedEngine
-from penstock.protocols.flymq.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX
 from penstock.protocols.flymq.operations.blocks import (
     BlocksPiece,
     FetchBlocks,
@@ -19,9 +19,11 @@ from penstock.protocols.flymq.operations.blocks import (
     decode_blocks,
     decode_plan,
 )
+from penstock.protocols.flymq.operations.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX
 from penstock.protocols.flymq.operations.operation import encode_request
 from penstock.protocols.flymq.server.blocks import BLOCKS_BYTES_MAX
 from penstock.protocols.flymq.session import FlyMQ
+from tests.engines import embedded
 from tests.log.records import append, start_append
 from tests.protocols.flymq.conversation import Conversation
 
@@ -43,7 +45,8 @@ async def plan(talk: Conversation, *topics: TopicSpans, step_bytes: int = 0, wai
 # -- blocks -------------------------------------------------------------------------------------------------------------------
 
 
-async def test_blocks_come_as_they_are_stored(engine: EmbeddedEngine, talk: Conversation) -> None:
+@pytest.mark.dense
+async def test_blocks_come_as_they_are_stored(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     partition = engine.partition("orders", 0)
     await append(partition, [b"one", None], [b"k", None])
@@ -57,7 +60,8 @@ async def test_blocks_come_as_they_are_stored(engine: EmbeddedEngine, talk: Conv
     assert (piece.start_offset, piece.end_offset, piece.missing) == (0, 3, 0)
 
 
-async def test_at_least_one_block_comes_and_no_more_than_asked(engine: EmbeddedEngine, talk: Conversation) -> None:
+@pytest.mark.dense
+async def test_at_least_one_block_comes_and_no_more_than_asked(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     for number in range(3):
         await append(engine.partition("orders", 0), [b"%d" % number * 1000])
@@ -65,7 +69,7 @@ async def test_at_least_one_block_comes_and_no_more_than_asked(engine: EmbeddedE
     assert len((await fetch(talk, 0)).data) > 3000
 
 
-async def test_a_block_larger_than_a_reply_comes_in_pieces(engine: EmbeddedEngine, talk: Conversation) -> None:
+async def test_a_block_larger_than_a_reply_comes_in_pieces(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     value = bytes(range(256)) * 40_000
     await append(engine.partition("orders", 0), [value])
@@ -82,7 +86,7 @@ async def test_a_block_larger_than_a_reply_comes_in_pieces(engine: EmbeddedEngin
     assert Block(data).values() == [value]
 
 
-async def test_at_the_end_there_is_nothing_and_beyond_it_an_error(engine: EmbeddedEngine, talk: Conversation) -> None:
+async def test_at_the_end_there_is_nothing_and_beyond_it_an_error(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     await append(engine.partition("orders", 0), [b"x"])
     assert await fetch(talk, 1) == (0, 1, 0, b"")
@@ -91,7 +95,7 @@ async def test_at_the_end_there_is_nothing_and_beyond_it_an_error(engine: Embedd
 
 
 async def test_a_topic_that_was_created_again_is_not_the_one_that_was_asked_for(
-    engine: EmbeddedEngine, talk: Conversation
+    engine: Engine, talk: Conversation
 ) -> None:
     first = await engine.create_topic("orders", TopicConfig())
     assert (await fetch(talk, 0, topic_id=first.id)).data == b""
@@ -107,7 +111,8 @@ async def test_a_topic_that_was_created_again_is_not_the_one_that_was_asked_for(
 # -- plans --------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_plan_has_ids_and_offsets_and_a_proof(engine: EmbeddedEngine, talk: Conversation) -> None:
+@pytest.mark.embedded
+async def test_a_plan_has_ids_and_offsets_and_a_proof(engine: Engine, talk: Conversation) -> None:
     info = await engine.create_topic("orders", TopicConfig(partitions=2, retention_ms=1000))
     await engine.create_topic("kept", TopicConfig())
     await append(engine.partition("orders", 1), [b"x", b"y"])
@@ -120,7 +125,8 @@ async def test_a_plan_has_ids_and_offsets_and_a_proof(engine: EmbeddedEngine, ta
     assert Path(found.directory, found.proof).read_text() == found.token
 
 
-async def test_a_plan_leads_to_the_blocks(engine: EmbeddedEngine, talk: Conversation) -> None:
+@pytest.mark.embedded
+async def test_a_plan_leads_to_the_blocks(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     partition = engine.partition("orders", 0)
     for _ in range(10):
@@ -134,7 +140,7 @@ async def test_a_plan_leads_to_the_blocks(engine: EmbeddedEngine, talk: Conversa
     assert (extent.next_offset, extent.file_bytes) == (9, 0)
 
 
-async def test_offsets_that_are_gone_or_not_there_yet_have_no_place(engine: EmbeddedEngine, talk: Conversation) -> None:
+async def test_offsets_that_are_gone_or_not_there_yet_have_no_place(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     await append(engine.partition("orders", 0), [b"x"])
     spans = [PartitionSpan(0, 5, 9), PartitionSpan(7, 0, 1), PartitionSpan(-1, 0, 1)]
@@ -143,7 +149,7 @@ async def test_offsets_that_are_gone_or_not_there_yet_have_no_place(engine: Embe
     assert partition == (0, 0, 1, 0, None, [])
 
 
-async def test_a_plan_that_waits_is_answered_when_a_record_comes(engine: EmbeddedEngine, talk: Conversation) -> None:
+async def test_a_plan_that_waits_is_answered_when_a_record_comes(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig(partitions=2))
     known = TopicSpans("orders", [PartitionSpan(0, 0, 0), PartitionSpan(1, 0, 0)])
     talk.say(encode_request(ReadPlan([known], wait_ms=10_000)))
@@ -157,20 +163,20 @@ async def test_a_plan_that_waits_is_answered_when_a_record_comes(engine: Embedde
     assert ends == [0, 1]
 
 
-async def test_a_plan_does_not_wait_where_there_is_more_already(engine: EmbeddedEngine, talk: Conversation) -> None:
+async def test_a_plan_does_not_wait_where_there_is_more_already(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     await append(engine.partition("orders", 0), [b"x"])
     found = await plan(talk, TopicSpans("orders", [PartitionSpan(0, 0, 0)]), wait_ms=10_000)
     assert found.topics[0].partitions[0].end_offset == 1
 
 
-async def test_a_plan_that_waits_in_vain_is_answered_all_the_same(engine: EmbeddedEngine, talk: Conversation) -> None:
+async def test_a_plan_that_waits_in_vain_is_answered_all_the_same(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     found = await plan(
         talk, TopicSpans("orders", [PartitionSpan(0, 0, 0), PartitionSpan(9, 0, 0)]), TopicSpans("gone", []), wait_ms=1
     )
     assert [topic.id == "" for topic in found.topics] == [False, True]
-    assert not engine.partition("orders", 0)._watchers
+    assert not embedded(engine).partition("orders", 0).watchers
 
 
 async def test_no_plan_shows_a_topic_of_the_broker_itself(talk: Conversation) -> None:
@@ -179,7 +185,7 @@ async def test_no_plan_shows_a_topic_of_the_broker_itself(talk: Conversation) ->
 
 
 async def test_a_reader_that_waits_does_not_keep_writers_of_other_connections_waiting(
-    engine: EmbeddedEngine, flymq: FlyMQ, talk: Conversation
+    engine: Engine, flymq: FlyMQ, talk: Conversation
 ) -> None:
     await engine.create_topic("orders", TopicConfig())
     talk.say(encode_request(ReadPlan([TopicSpans("orders", [PartitionSpan(0, 0, 0)])], wait_ms=10_000)))
@@ -199,7 +205,7 @@ async def test_a_plan_names_each_topic_once_and_not_too_many(talk: Conversation)
     assert "too many partitions" in reply.error
 
 
-async def test_a_topic_that_is_created_again_during_a_wait_is_seen(engine: EmbeddedEngine, talk: Conversation) -> None:
+async def test_a_topic_that_is_created_again_during_a_wait_is_seen(engine: Engine, talk: Conversation) -> None:
     first = await engine.create_topic("orders", TopicConfig())
     other = await engine.create_topic("other", TopicConfig())
     known = [TopicSpans("orders", [PartitionSpan(0, 0, 0)]), TopicSpans("other", [PartitionSpan(0, 0, 0)])]

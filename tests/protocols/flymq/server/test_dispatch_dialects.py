@@ -14,8 +14,8 @@ import trustme
 
 from penstock.broker.access.checks import SYSTEM, UNAUTHENTICATED
 from penstock.broker.broker import Broker
-from penstock.log.api import TopicConfig
-from penstock.log.embedded import EmbeddedEngine
+from penstock.log.api import Engine, TopicConfig
+from penstock.protocols.flymq.codec.record_layouts import encode_produce
 from penstock.protocols.flymq.errors import decode_error, encode_error
 from penstock.protocols.flymq.operations.access import (
     Auth,
@@ -29,7 +29,6 @@ from penstock.protocols.flymq.operations.operation import decode_reply, encode_r
 from penstock.protocols.flymq.operations.records import Consume, Fetch
 from penstock.protocols.flymq.operations.topics import ClusterMetadata, ListGroups, ListTopics, Subscribe
 from penstock.protocols.flymq.operations.transactions import TxnBegin, TxnCommit, TxnProduce, encode_txn_produces
-from penstock.protocols.flymq.record_layouts import encode_produce
 from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import ERROR, HEADER, MAGIC, VERSION, frame
@@ -178,7 +177,7 @@ EITHER_NO = f"af01710100002081 00 001c {REASON} 00000000 001e 2020 {REASON} " + 
 
 
 @pytest.fixture
-async def guarded(engine: EmbeddedEngine, clock: ManualClock) -> AsyncIterator[Broker]:
+async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
     await user(broker, "bob", "consumer", "producer")

@@ -12,22 +12,22 @@ import pytest
 from penstock.errors import CorruptBlock, OffsetOutOfRange
 from penstock.log.api import Appended, Batch, Partition, TopicConfig
 from penstock.log.block import Block
-from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.options import EngineOptions
+from penstock.protocols.flymq.codec.record_layouts import Fetched, decode_consumed, decode_fetched
 from penstock.protocols.flymq.operations.operation import decode_reply
 from penstock.protocols.flymq.operations.records import FetchedRecords, FetchRecords
-from penstock.protocols.flymq.record_layouts import Fetched, decode_consumed, decode_fetched
 from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits, PlainForm, WholeForm
 from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
 from penstock.workers import WorkerPool
+from tests.engines import embedded, make_engine
 
 
 @pytest.fixture(params=["memory", "disk"])
 async def partition(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Partition]:
     """The same log, with and without its newest blocks in memory."""
     options = EngineOptions() if request.param == "memory" else replace(EngineOptions(), tail_bytes_max=1)
-    engine = EmbeddedEngine(tmp_path / "log", clock=clock, options=options)
+    engine = make_engine(tmp_path / "log", clock=clock, options=options)
     await engine.start()
     await engine.create_topic("t", TopicConfig())
     yield engine.partition("t", 0)
@@ -48,6 +48,7 @@ async def fetch(fetcher: Fetcher, partition: Partition, offset: int, maximum: in
 async def read_all(fetcher: Fetcher, partition: Partition, maximum: int, wanted: str = "") -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     offset = 0
+    await partition.follow()
     while offset < partition.committed_end:
         fetched = await fetch(fetcher, partition, offset, maximum, wanted)
         assert fetched.next_offset > offset, "every answer leads on"
@@ -61,6 +62,7 @@ def fetcher(clock: ManualClock) -> Fetcher:
     return Fetcher(FetchLimits(), clock)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("maximum", [1, 7, 64, 100, 10_000])
 @pytest.mark.parametrize("uniform", [True, False])
 async def test_any_maximum_reads_every_record_once(
@@ -132,8 +134,9 @@ async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_o
     assert (offsets, fetched.offsets[-1]) == ([0, 2], 2)
 
 
+@pytest.mark.dense
 async def test_a_reader_that_retention_has_passed_goes_on_with_what_is_left(tmp_path: Path, clock: ManualClock) -> None:
-    engine = EmbeddedEngine(tmp_path / "log", clock=clock)
+    engine = make_engine(tmp_path / "log", clock=clock)
     await engine.start()
     await engine.create_topic("t", TopicConfig(segment_bytes=1 << 16))
     partition = engine.partition("t", 0)
@@ -197,13 +200,13 @@ async def test_filtered_replies_stay_within_their_bytes(partition: Partition, cl
 
 
 async def test_offsets_that_compaction_removed_are_stepped_over(tmp_path: Path, clock: ManualClock) -> None:
-    engine = EmbeddedEngine(tmp_path / "log", clock=clock, options=EngineOptions(tail_bytes_max=1))
+    engine = make_engine(tmp_path / "log", clock=clock, options=EngineOptions(tail_bytes_max=1))
     await engine.start()
     await engine.create_topic("t", TopicConfig(cleanup="compact", segment_bytes=1 << 16))
     partition = engine.partition("t", 0)
     for number in range(40):
         await append(partition, *[b"%d" % number * 1000] * 3, keys=[b"same", b"key%d" % number, b"same"])
-    await engine.maintain()
+    await embedded(engine).maintain()
     fetcher = Fetcher(FetchLimits(), clock)
     for maximum in (1, 10, 1000):
         found = await read_all(fetcher, partition, maximum)
@@ -219,10 +222,11 @@ async def test_offsets_that_compaction_removed_are_stepped_over(tmp_path: Path, 
     await engine.close()
 
 
+@pytest.mark.embedded
 async def test_what_stands_before_damage_is_served_and_then_the_damage_reported(
     tmp_path: Path, clock: ManualClock
 ) -> None:
-    engine = EmbeddedEngine(tmp_path / "log", clock=clock, options=EngineOptions(tail_bytes_max=1))
+    engine = make_engine(tmp_path / "log", clock=clock, options=EngineOptions(tail_bytes_max=1))
     await engine.start()
     await engine.create_topic("t", TopicConfig())
     partition = engine.partition("t", 0)

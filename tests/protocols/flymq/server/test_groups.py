@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.log.api import TopicConfig
@@ -68,6 +70,7 @@ async def test_a_member_joins_commits_and_leaves(broker: Broker, talk: Conversat
     assert decode_error(payload).startswith("consumer fenced: m is not a member of group g")
 
 
+@pytest.mark.dense
 async def test_groups_are_listed_with_members_and_lag(broker: Broker, talk: Conversation, clock: ManualClock) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
     await produce(broker, "t", [b"x"] * 3, partition=1)

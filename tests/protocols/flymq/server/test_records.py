@@ -12,6 +12,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
 from penstock.protocols.flymq.client.exchanges import metadata_of
 from penstock.protocols.flymq.client.records import DeadLetterInfo, dead_letter_info
+from penstock.protocols.flymq.codec.record_layouts import decode_fetched, encode_produce
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import (
     CancelDelayed,
@@ -30,7 +31,6 @@ from penstock.protocols.flymq.operations.records import (
 )
 from penstock.protocols.flymq.operations.schemas import RegisterSchema
 from penstock.protocols.flymq.operations.topics import CreateTopic
-from penstock.protocols.flymq.record_layouts import decode_fetched, encode_produce
 from penstock.protocols.flymq.wire import HEADER, MAGIC, VERSION
 from penstock.testing.clock import START_MS, ManualClock
 from tests.broker.producing import dead_letter
@@ -91,6 +91,7 @@ async def test_a_record_that_its_schema_refuses_leaves_those_beside_it_stored(ta
     assert await values_of(talk) == [good, good]
 
 
+@pytest.mark.dense
 async def test_records_in_a_large_request_are_stored_in_order(talk: Conversation) -> None:
     values = [b"%d" % number * 100 for number in range(1000)]
     reply = await talk.ask(encode_request(ProduceRecords("test", values)))
@@ -131,6 +132,7 @@ async def test_records_for_a_partition_that_does_not_exist_fail_each(talk: Conve
 # --- delay ---
 
 
+@pytest.mark.dense
 async def test_a_delayed_record_as_deployed_clients_send_it(
     talk: Conversation, broker: Broker, clock: ManualClock
 ) -> None:
@@ -147,6 +149,7 @@ async def test_a_delayed_record_as_deployed_clients_send_it(
     assert await values_of(talk) == [b"hi"]
 
 
+@pytest.mark.dense
 async def test_a_record_without_a_delay_is_stored_at_once(talk: Conversation) -> None:
     for number, delay_ms in enumerate((0, -1)):
         reply = await talk.ask(encode_request(ProduceDelayed("test", b"hi", delay_ms)))
@@ -236,6 +239,7 @@ async def test_what_makes_no_sense_is_refused_and_the_conversation_goes_on(
 # --- time to live ---
 
 
+@pytest.mark.dense
 async def test_a_record_with_a_time_to_live_is_hidden_from_then_on(talk: Conversation, clock: ManualClock) -> None:
     reply = await talk.ask(
         bytes.fromhex("af 01 35 01 00 00 00 14 00 04 74 65 73 74 00 00 00 02 68 69 00 00 00 00 00 00 ea 60")
@@ -260,6 +264,7 @@ async def test_a_time_to_live_below_a_second_is_one_and_none_is_none(talk: Conve
     assert await values_of(talk) == [b"for ever"]
 
 
+@pytest.mark.dense
 async def test_the_next_offset_moves_past_what_has_expired(talk: Conversation, clock: ManualClock) -> None:
     for number in range(5):
         await talk.ask(encode_request(ProduceWithTtl("test", b"%d" % number, 1000)))
@@ -270,6 +275,7 @@ async def test_the_next_offset_moves_past_what_has_expired(talk: Conversation, c
         assert fetched.next_offset == 5
 
 
+@pytest.mark.dense
 async def test_one_fetch_passes_over_so_many_expired_records_and_no_more(
     talk: Conversation, clock: ManualClock
 ) -> None:
@@ -292,6 +298,7 @@ async def test_one_fetch_passes_over_so_many_expired_records_and_no_more(
 # --- dead letters ---
 
 
+@pytest.mark.dense
 async def test_dead_letters_are_listed_in_the_layout_of_deployed_clients(talk: Conversation, broker: Broker) -> None:
     await fail(broker, b"hi")
     reply = await talk.ask(bytes.fromhex("af 01 20 01 00 00 00 0a 00 04 74 65 73 74 00 00 00 0a"))

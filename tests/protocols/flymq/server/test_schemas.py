@@ -12,7 +12,8 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.schemas import validation
 from penstock.protocols.flymq.client.exchanges import metadata_of
-from penstock.protocols.flymq.codec import Call, RequestDecoder
+from penstock.protocols.flymq.codec.frames import Call, RequestDecoder
+from penstock.protocols.flymq.codec.record_layouts import decode_fetched, encode_produce
 from penstock.protocols.flymq.operations.access import Whoami
 from penstock.protocols.flymq.operations.operation import BadRequest, decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Fetch, ProduceWithTtl
@@ -28,7 +29,6 @@ from penstock.protocols.flymq.operations.schemas import (
     ValidateSchema,
 )
 from penstock.protocols.flymq.operations.topics import CreateTopic, Metadata
-from penstock.protocols.flymq.record_layouts import decode_fetched, encode_produce
 from penstock.protocols.flymq.wire import HEADER, MAGIC, VERSION, frame
 from penstock.testing.clock import START_MS
 from tests.protocols.flymq.conversation import Conversation
@@ -83,6 +83,7 @@ async def test_a_record_is_validated_as_deployed_clients_ask(talk: Conversation)
     assert await talk.ask(encode_request(ValidateSchema("user:1", b'{"name": "x"}'))) == (0x13, b"\x01\0\0\0\0")
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     "request_hex",
     [
@@ -184,6 +185,7 @@ def test_readings_that_do_not_end_where_the_payload_does_do_not_count() -> None:
     assert call.body == ProduceWithSchema("test", [SchemaReading("user", b"{}", b"k", 1)])
 
 
+@pytest.mark.dense
 async def test_writes_with_a_schema_do_not_wait_for_each_other_and_only_those_at_fault_fail(talk: Conversation) -> None:
     await talk.ask(encode_request(RegisterSchema("user", "json", USER.encode())))
     good, bad = b'{"name": "x"}', b"{}"

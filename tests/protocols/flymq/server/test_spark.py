@@ -6,10 +6,10 @@ import pytest
 
 from penstock.errors import ProtocolViolation
 from penstock.log.block import encode_block
+from penstock.protocols.flymq.codec.record_layouts import decode_fetched
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Fetch
 from penstock.protocols.flymq.operations.spark import BeginRun, Run, Stage, StageAbort, StageCommit, Winner
-from penstock.protocols.flymq.record_layouts import decode_fetched
 from penstock.protocols.flymq.wire import frame
 from tests.protocols.flymq.conversation import Conversation
 

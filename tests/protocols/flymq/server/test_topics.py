@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.broker import Broker
+from penstock.protocols.flymq.codec.record_layouts import (
+    Fetched,
+    decode_consumed,
+    decode_fetched,
+    decode_produced,
+    encode_produce,
+    encode_produce_many,
+)
 from penstock.protocols.flymq.operations.access import Auth, Whoami
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Consume, Fetch, FetchBinary
@@ -30,14 +38,6 @@ from penstock.protocols.flymq.operations.topics import (
     ResetOffset,
     SeekToTimestamp,
     Subscribe,
-)
-from penstock.protocols.flymq.record_layouts import (
-    Fetched,
-    decode_consumed,
-    decode_fetched,
-    decode_produced,
-    encode_produce,
-    encode_produce_many,
 )
 from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
@@ -126,6 +126,7 @@ async def test_settings_travel_with_create_and_come_back_with_metadata(talk: Con
     }
 
 
+@pytest.mark.dense
 async def test_metadata_gives_the_range_of_offsets(talk: Conversation) -> None:
     await fill(talk, "orders", b"1", b"2")
     reply = await talk.ask(encode_request(Metadata("orders")))
@@ -172,6 +173,7 @@ async def test_cluster_metadata_of_no_topic_means_all(talk: Conversation, reques
 # --- produce ---
 
 
+@pytest.mark.dense
 async def test_produce_creates_the_topic_with_one_partition(talk: Conversation) -> None:
     reply = await talk.ask(encode_produce("orders", b"hello"))
     assert reply.opcode == 0x01
@@ -224,6 +226,7 @@ async def test_produce_to_a_name_that_cannot_be_is_refused(talk: Conversation, t
 # --- consume and fetch ---
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("opcode", [0x02, 0x0A])
 async def test_consume_gives_one_record(talk: Conversation, opcode: int) -> None:
     talk.say(encode_produce_many("orders", [b"first", b"", b"x" * 70_000], [None, b"k", b"key"]))
@@ -256,6 +259,7 @@ async def test_consume_of_what_is_not_there_is_refused(
     assert (await talk.ask(encode_request(Consume(topic, partition, offset)))).error.startswith(text)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("operation", [Fetch, FetchBinary])
 @pytest.mark.parametrize("wanted", [None, ""], ids=["contract", "deployed"])
 async def test_fetch_gives_records_and_the_next_offset(
@@ -270,6 +274,7 @@ async def test_fetch_gives_records_and_the_next_offset(
     )
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("dialect", list(Dialect))
 async def test_the_listener_can_settle_the_layout(
     broker: Broker, clock: ManualClock, node: Node, dialect: Dialect
@@ -282,6 +287,7 @@ async def test_the_listener_can_settle_the_layout(
         assert decode_fetched(reply.payload, native=native) == Fetched([0], None, [b"hello"], 1)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("maximum", [0, -1, -(2**31)])
 async def test_no_maximum_means_ten(talk: Conversation, maximum: int) -> None:
     await fill(talk, "orders", *[b"%d" % n for n in range(25)])
@@ -290,6 +296,7 @@ async def test_no_maximum_means_ten(talk: Conversation, maximum: int) -> None:
     assert fetched.next_offset == 15
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("offset", [2, 3, 50, OFFSET_MAX])
 async def test_at_or_past_the_end_there_is_nothing_and_the_offset_stays(talk: Conversation, offset: int) -> None:
     await fill(talk, "orders", b"1", b"2")
@@ -313,6 +320,7 @@ async def test_fetch_of_what_is_not_there_is_refused(talk: Conversation, topic: 
 # --- groups ---
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("native", [True, False], ids=["deployed", "contract"])
 async def test_subscribe_gives_the_place_to_start(talk: Conversation, native: bool) -> None:
     await fill(talk, "orders", b"1", b"2", b"3")
@@ -406,6 +414,7 @@ async def test_a_group_that_is_not_there_is_refused(talk: Conversation, request_
     assert (await talk.ask(request_frame)).error.startswith("consumer group not found: orders:g")
 
 
+@pytest.mark.dense
 async def test_reset_moves_a_group(talk: Conversation) -> None:
     await fill(talk, "orders", b"1", b"2", b"3")
 
@@ -471,6 +480,7 @@ async def test_a_group_is_deleted_with_or_without_its_topic(talk: Conversation, 
     assert decode_reply(ListGroups, (await talk.ask(encode_request(ListGroups()))).payload) == []
 
 
+@pytest.mark.dense
 async def test_lag_counts_what_is_not_read(talk: Conversation) -> None:
     await fill(talk, "orders", b"1", b"2", b"3")
     await talk.ask(encode_request(Commit("orders", "g", 0, 2)))
@@ -487,6 +497,7 @@ async def test_lag_of_an_empty_partition_is_none(talk: Conversation) -> None:
     )
 
 
+@pytest.mark.dense
 async def test_seek_finds_the_first_record_at_or_after_a_time(talk: Conversation, clock: ManualClock) -> None:
     for value in (b"1", b"2", b"3"):
         await fill(talk, "orders", value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.protocols.flymq.codec.record_layouts import encode_produce_many
 from penstock.protocols.flymq.operations.operation import Operation, decode_reply, encode_request
 from penstock.protocols.flymq.operations.topics import (
     AddPartitions,
@@ -14,7 +15,6 @@ from penstock.protocols.flymq.operations.topics import (
     TopicMetadata,
     TruncateTopic,
 )
-from penstock.protocols.flymq.record_layouts import encode_produce_many
 from penstock.protocols.flymq.wire import ERROR
 from tests.protocols.flymq.conversation import Conversation
 
@@ -29,6 +29,7 @@ async def done(talk: Conversation, request: Operation[Done]) -> str:
     return reply.message
 
 
+@pytest.mark.dense
 async def test_a_topic_is_altered_widened_and_truncated(talk: Conversation) -> None:
     await talk.ask(encode_request(CreateTopic("orders", 2)))
     for value in (b"a", b"b"):

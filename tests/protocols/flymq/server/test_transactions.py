@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.log.api import TopicConfig
+from penstock.protocols.flymq.codec.record_layouts import decode_fetched
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Fetch
 from penstock.protocols.flymq.operations.topics import CreateTopic, GetOffset
@@ -17,7 +18,6 @@ from penstock.protocols.flymq.operations.transactions import (
     decode_added,
     encode_txn_produces,
 )
-from penstock.protocols.flymq.record_layouts import decode_fetched
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import Conversation, Frame

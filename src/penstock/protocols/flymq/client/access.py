@@ -1,4 +1,4 @@
-"""Users, roles, ACLs, the audit trail, the cluster, and API keys, as clients ask for them."""
+"""`client.access` and `client.keys`: users, roles, ACLs, the audit trail, the cluster, and API keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from penstock.protocols.flymq.operations.topics import ClusterState, ClusterStat
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the broker takes a connection for."""
+    """The authenticated user of a connection."""
 
     user: str
     roles: list[str]
@@ -52,7 +52,7 @@ class AsyncAccess:
         self._ask = channel.ask
 
     async def whoami(self) -> Identity | None:
-        """Whom the broker takes this client for; None where nobody has logged in."""
+        """Return the authenticated user, or None if the client is anonymous."""
         reply = await self._ask(Whoami())
         return (
             Identity(reply.user, [role for role in reply.roles if role], reply.permissions)
@@ -63,41 +63,41 @@ class AsyncAccess:
     # -- users -----------------------------------------------------------------------------------------------------------
 
     async def create_user(self, user: str, password: str, roles: Sequence[str] = ()) -> None:
-        """Raises UserExists."""
+        """Create a user. Raises UserExists."""
         await self._ask(UserCreate(user, password, roles=list(roles), enabled=True))
 
     async def update_user(self, user: str, roles: Sequence[str] = (), enabled: bool | None = None) -> None:
-        """Give a user other roles (none: unchanged), or let it log in or not (None: unchanged). Raises UserNotFound."""
+        """Replace the roles of a user (if any are given), and enable or disable it (unless None). Raises UserNotFound."""
         await self._ask(UserUpdate(user, roles=list(roles), enabled=enabled))
 
     async def delete_user(self, user: str) -> None:
-        """Raises UserNotFound."""
+        """Delete a user. Raises UserNotFound."""
         await self._ask(UserDelete(user))
 
     async def users(self) -> list[UserDescription]:
-        """Every user, without permissions."""
+        """Return all users, without their permissions."""
         return [*await self._ask(UserList())]
 
     async def user(self, user: str) -> UserDescription:
-        """Raises UserNotFound."""
+        """Return one user. Raises UserNotFound."""
         return await self._ask(UserGet(user))
 
     async def set_password(self, user: str, password: str, old_password: str = "") -> None:
-        """One's own, for which the old one is needed, or, as an administrator, somebody else's."""
+        """Change your own password, which requires the old one, or, as an administrator, that of another user."""
         await self._ask(PasswordChange(user, password, old_password))
 
     # -- roles -----------------------------------------------------------------------------------------------------------
 
     async def roles(self) -> list[RoleDescription]:
-        """Every role, the built-in ones first."""
+        """Return all roles, the built-in ones first."""
         return [*await self._ask(RoleList())]
 
     async def set_role(self, role: str, permissions: Sequence[str], description: str = "") -> None:
-        """Make a role, or change one that is not built in. Permissions: read, write, describe, create, delete, admin."""
+        """Create a role, or replace a custom one. Permissions: read, write, commit, describe, create, delete, admin."""
         await self._ask(RoleSet(role, list(permissions), description))
 
     async def delete_role(self, role: str) -> None:
-        """One that nobody has any more."""
+        """Delete a custom role that no user has and no ACL names."""
         await self._ask(RoleDelete(role))
 
     # -- ACLs ------------------------------------------------------------------------------------------------------------
@@ -105,35 +105,37 @@ class AsyncAccess:
     async def set_acl(
         self, topic: str, users: Sequence[str] = (), roles: Sequence[str] = (), *, public: bool = False
     ) -> None:
-        """Put an ACL in the place of the one there may be. `topic` may end in `*`; an entry may end in `:read` or `:write`."""
+        """Set the ACL of a topic, replacing any other. `topic` may end in `*`; an entry may end in `:read` or `:write`."""
         await self._ask(AclSet(topic, public, list(users), list(roles)))
 
     async def acl(self, topic: str) -> AclDescription:
-        """The ACL of this very name; `exists` is false where there is none."""
+        """Return the ACL with exactly this name; `exists` is false if there is none."""
         return await self._ask(AclGet(topic))
 
     async def delete_acl(self, topic: str) -> None:
-        """One that does not exist is no error."""
+        """Delete an ACL, if it exists."""
         await self._ask(AclDelete(topic))
 
     async def acls(self) -> list[AclDescription]:
+        """Return all ACLs, by topic."""
         entries = (await self._ask(AclList())).acls
         return [AclDescription(each.topic, each.exists, each.public, False, each.users, each.roles) for each in entries]
 
     # -- the audit trail -------------------------------------------------------------------------------------------------
 
     async def audit(self, query: AuditQuery | None = None) -> AuditRecords:
-        """Events of the audit trail, newest first."""
+        """Return events of the audit trail, newest first."""
         return await self._ask(query or AuditQuery())
 
     async def export_audit(self, form: Literal["json", "csv"], query: AuditQuery | None = None) -> bytes:
-        """The same as a file."""
+        """Return events as the bytes of a JSON or CSV file."""
         exported = await self._ask(AuditExport(query or AuditQuery(), form, own_client=True))
         return exported.data
 
     # -- the cluster -----------------------------------------------------------------------------------------------------
 
     async def cluster_status(self) -> ClusterState:
+        """Return the state of the cluster, which is one node."""
         return await self._ask(ClusterStatus())
 
 
@@ -144,13 +146,13 @@ class AsyncKeys:
         self._ask = channel.ask
 
     async def create(self, name: str, roles: Sequence[str] = ()) -> str:
-        """Make a key; returns it, and nobody can see it again. Without roles it may publish and read."""
+        """Create an API key and return its secret, which cannot be shown again. Without roles it may publish and read."""
         return await self._ask(KeyCreate(name, list(roles)))
 
     async def list(self) -> list[KeyDescription]:
-        """Every key by name, without its secret."""
+        """Return all keys by name, without their secrets."""
         return [*await self._ask(KeyList())]
 
     async def revoke(self, name: str) -> None:
-        """Forget a key; who is logged in with it is turned away. Raises EntryNotFound."""
+        """Revoke a key, also for connections that are authenticated with it. Raises EntryNotFound."""
         await self._ask(KeyRevoke(name))

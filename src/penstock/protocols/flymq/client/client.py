@@ -69,7 +69,7 @@ from penstock.protocols.flymq.client.reading import EncodedFetch, EncodedRecords
 from penstock.protocols.flymq.client.records import AsyncDeadLetters, AsyncSchemas, DelayedRecord
 from penstock.protocols.flymq.client.spark import AsyncBlocks, AsyncPipelines, AsyncSnapshots, AsyncStaging
 from penstock.protocols.flymq.client.transactions import AsyncTransaction
-from penstock.protocols.flymq.codec import ReplyDecoder
+from penstock.protocols.flymq.codec.frames import ReplyDecoder
 from penstock.protocols.flymq.operations.access import Auth, Whoami, decode_authenticated, decode_refusal
 from penstock.protocols.flymq.operations.operation import encode_request
 from penstock.protocols.flymq.operations.records import (
@@ -107,7 +107,7 @@ from penstock.protocols.flymq.operations.topics import (
 SCHEMES = ("flymq", "flymqs")
 PORT = 9092
 FETCH_RECORDS = 1000
-"""Records a fetch asks for unless told otherwise; the most that deployed brokers give."""
+"""The default of a fetch; deployed brokers return no more."""
 
 
 class AsyncFlyMQClient(TcpClient[Replies]):
@@ -149,23 +149,23 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         self._fetches_whole = True
         """Until the server answers that it does not know FETCH_RECORDS."""
         self.monitoring = AsyncMonitoring(channel)
-        """Members and lag of groups, and what subscriptions have in flight."""
+        """Members and lag of groups, and deliveries of subscriptions in flight."""
         self.dead_letters = AsyncDeadLetters(channel)
-        """Records that failed: list, replay, purge."""
+        """Dead letters: list, replay, purge."""
         self.schemas = AsyncSchemas(channel)
-        """What records must look like: register, get, list, validate, delete, bind to a topic."""
+        """Schemas: register, get, list, validate, delete, bind to a topic."""
         self.access = AsyncAccess(channel)
         """Users, roles, ACLs, the audit trail and the cluster."""
         self.pipelines = AsyncPipelines(channel)
-        """What Spark pipelines report of themselves."""
+        """Reports of Spark pipelines."""
         self.staging = AsyncStaging(channel)
-        """Records that are published when a commit names them, for writers of many processes."""
+        """Staged writes, for writers that run in many processes."""
         self.snapshots = AsyncSnapshots(channel)
         """Snapshots of the log, for backups and checks on the broker's machine."""
         self.keys = AsyncKeys(channel)
         """API keys of other protocols: create, list, revoke."""
         self.blocks = AsyncBlocks(channel)
-        """Whole blocks, for readers that decode columns themselves, and plans for sharing out the work."""
+        """Whole blocks, for readers that decode columns themselves, and plans for splitting the work."""
 
     # -- producing -------------------------------------------------------------------------------------------------------
 
@@ -180,14 +180,14 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         ttl_s: float | None = None,
         schema: str | None = None,
     ) -> RecordMetadata:
-        """Store one record; returns where, once it is committed. For many records, `send_many` is much faster.
+        """Store one record; return its place once it is committed. For many records, `send_many` is much faster.
 
-        Without a partition the key decides, or else they take turns. A value of None is a tombstone: compaction removes its key.
-        `headers` are names with values, as a mapping or as pairs. The timestamp is when the broker commits the record.
+        Without a partition the key decides, or round robin if there is none. A value of None is a tombstone: compaction removes its key.
+        `headers` are names with values, as a mapping or as pairs. The timestamp is the time of the commit.
 
-        A record with a time to live is shown to no reader once that time has passed. One that is not what its schema ("orders",
-        "orders:3") says is refused with ValidationFailed. If the connection is lost, the record is sent again, and stored once. If that
-        fails too, ConnectionLost and RequestTimeout leave open whether it was stored. Raises NotSupported if the server is not Penstock and
+        A record with a time to live is invisible once that time has passed. One that does not match its schema ("orders",
+        "orders:3") is refused with ValidationFailed. If the connection is lost, the record is sent again, and stored once. If that
+        fails too, ConnectionLost and RequestTimeout leave the outcome unknown. Raises NotSupported if the server is not Penstock and
         would lose headers or a null value.
         """
         check_topic(topic)
@@ -217,9 +217,9 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         headers: Headers = (),
         ttl_s: float | None = None,
     ) -> DelayedRecord:
-        """Store one record after a delay; returns once it is safe that it will be. Its `id` cancels it until then.
+        """Store one record that becomes readable after a delay; return once it is durable. Its `id` cancels it until then.
 
-        A time to live begins with the delivery. Without a delay the record is stored at once, and has no id.
+        A time to live begins when the record becomes readable. Without a delay the record is stored at once, and has no id.
         """
         check_topic(topic)
         delay_ms = milliseconds(delay_s, "delay")
@@ -236,18 +236,18 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         return DelayedRecord(topic, stored.partition, stored.timestamp_ms, exchange.ids[0] if exchange.ids else "")
 
     async def cancel(self, topic: str, delayed_id: str) -> None:
-        """End a delayed record before its time. Raises EntryNotFound, also where it was delivered or cancelled before."""
+        """Cancel a delayed record. Raises EntryNotFound, also if it is readable already or was cancelled before."""
         check_topic(topic)
         await self._ask(CancelDelayed(topic, delayed_id))
 
     async def send_many(
         self, topic: str, records: Records, partition: int | None = None, *, schema: str | None = None
     ) -> list[RecordMetadata]:
-        """Store many records, pipelined, in order; returns where each is, once all are committed.
+        """Store many records, pipelined, in order; return the place of each once all are committed.
 
         Records are values, pairs of key and value, or triples of key, value and headers, as in `send`.
 
-        If all failed for one reason, that error is raised; if some did, BatchFailed, whose `results` tell of each record.
+        If all failed for one reason, that error is raised; if some did, BatchFailed, whose `results` has the outcome of each.
         """
         check_topic(topic)
         outgoing = Outgoing.of(topic, records, partition_field(partition), schema)
@@ -290,9 +290,9 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         return stopped, False
 
     def transaction(self, transaction_id: str | None = None) -> AsyncTransaction:
-        """Records and group offsets that appear together or not at all: `async with client.transaction() as txn:`.
+        """Return a transaction, for `async with client.transaction() as txn:`.
 
-        An id goes on with a transaction that was begun before, here or elsewhere; `commit()` then tells what became of it.
+        An id resumes a transaction that was begun before, here or elsewhere; `commit()` then returns its outcome.
         """
         return AsyncTransaction(self._channel, transaction_id)
 
@@ -306,12 +306,12 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         max_records: int = FETCH_RECORDS,
         filter: str | None = None,  # noqa: A002
     ) -> FetchResult:
-        """Read up to `max_records` records of one partition from `offset` on; none at its end.
+        """Read up to `max_records` records of one partition starting at `offset`; none at its end.
 
-        A server that is not Penstock gives keys and values only: no headers, no timestamps, and empty values for tombstones.
+        A server that is not Penstock returns keys and values only: no headers, no timestamps, and empty values for tombstones.
 
-        `filter` leaves out records at the broker: text found in value or key (any case), a regular expression, or `$.path` for JSON
-        values that have such a member.
+        The broker applies `filter`: text found in value or key (any case), a regular expression, or `$.path` for JSON values that
+        have such a member.
         """
         return (await self.fetch_encoded(topic, partition, offset, max_records, filter)).decode()
 
@@ -348,7 +348,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         limit: int | None = None,
         last: int | None = None,
     ) -> AsyncGenerator[list[Record], None]:
-        """Like `records`, a list at a time. The faster way to read much.
+        """Like `records`, a list at a time: the faster way to read many records.
 
         Each list has records of one partition, in order; the first has those of `last`, in the order of their times.
         """
@@ -384,11 +384,11 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     ) -> AsyncGenerator[Record, None]:
         """Iterate over the records of one topic or several, of one partition or of all; order holds within a partition.
 
-        `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading goes on where the group's committed
-        offsets stand, `start` counts only where there are none, and offsets are committed as the loop asks for more (unless
-        `commit` is false): a record counts as read once all of its batch was handed out and the next record was asked for. Without
-        `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more. `limit` ends it after
-        so many records. `last` starts with that many of the newest records, over all partitions.
+        `start` is "earliest" (default), "latest", an offset, or a time. With a `group`, reading continues at the group's
+        committed offsets, `start` applies only to partitions without one, and offsets are committed as the loop continues (unless
+        `commit` is false): a batch is committed when the record after it is requested. Without `follow` the iteration ends at what
+        was the end of the topic when it began; with it, it waits for more. `limit` is the maximum number of records. `last` starts
+        with that many of the newest records, over all partitions.
         """
         batches = self.batches(
             topic,
@@ -422,10 +422,10 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     ) -> AsyncConsumer:
         """Return a member of a consumer group, whose members share the partitions of their topics: iterate over it, or `poll` it.
 
-        `start` counts for partitions without a committed offset. The broker gives the partitions to other members after
+        `start` applies to partitions without a committed offset. The broker assigns the partitions to other members after
         `session_timeout_s` without a heartbeat, or if the program does not poll for `poll_interval_s_max`. A static member, with an
         `instance_id` that no other member of the group has, keeps its partitions if it restarts within the session timeout. The
-        callbacks are told of partitions when they are taken up, given up (commit what was read of them), or lost to others.
+        callbacks are called with partitions that are assigned, revoked (commit their offsets), or lost to other members.
         """
         options = ConsumerOptions(start, auto_commit, session_timeout_s, poll_interval_s_max, instance_id or "")
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
@@ -434,14 +434,14 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     # -- topics ----------------------------------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, partitions: int = 1, **config: str | int) -> None:
-        """Create a topic; one that exists stays as it is. Settings: durability, retention_ms, retention_bytes, cleanup,
+        """Create a topic; an existing one is not changed. Settings: durability, retention_ms, retention_bytes, cleanup,
         compression, segment_bytes, segment_ms."""
         check_topic(name)
         settings = [(setting, str(value)) for setting, value in config.items()]
         await self._ask(CreateTopic(name, partitions, settings))
 
     async def alter_topic(self, name: str, **config: str | int) -> None:
-        """Change settings of a topic, named as in `create_topic`; others stay as they are. Raises TopicNotFound."""
+        """Change settings of a topic, named as in `create_topic`; others keep their values. Raises TopicNotFound."""
         check_topic(name)
         await self._ask(AlterTopic(name, [(setting, str(value)) for setting, value in config.items()]))
 
@@ -453,7 +453,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     async def truncate_topic(
         self, name: str, before: Literal["latest"] | int | datetime, partition: int | None = None
     ) -> None:
-        """Delete the records before an offset (in one partition) or a time, or all there are ("latest")."""
+        """Delete the records before an offset (in one partition) or a time, or all of them ("latest")."""
         check_topic(name)
         mode, position = "end", 0
         if isinstance(before, datetime):
@@ -464,16 +464,16 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         await self._ask(TruncateTopic(name, index, mode, position))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its records; one that does not exist is no error."""
+        """Delete a topic and its records, if it exists."""
         check_topic(name)
         await self._ask(DeleteTopic(name))
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return await self._ask(ListTopics())
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """Raises TopicNotFound."""
+        """Return a topic with its settings and partitions. Raises TopicNotFound."""
         check_topic(name)
         metadata = await self._ask(Metadata(name))
         return _topic(metadata)
@@ -496,17 +496,17 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     async def subscribe(
         self, topic: str, group: str, partition: int, mode: Literal["earliest", "latest", "commit"] = "commit"
     ) -> int:
-        """Join a group as a member for as long as the connection lasts; returns the offset to start at."""
+        """Join a group until the connection ends; return the offset to start at."""
         check_topic(topic)
         return await self._ask(Subscribe(topic, group, index_field(partition), mode))
 
     async def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
-        """Store `offset` as the next one the group will read."""
+        """Commit `offset` as the next one the group reads."""
         check_topic(topic)
         await self._ask(Commit(topic, group, index_field(partition), offset_field(offset)))
 
     async def committed(self, topic: str, group: str, partition: int) -> int | None:
-        """The next offset the group will read, None where it has committed nothing."""
+        """Return the next offset the group reads, or None if it has committed nothing."""
         check_topic(topic)
         try:
             (described,) = await self.describe_group(group, topic)
@@ -515,7 +515,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         return described.offsets.get(partition)
 
     async def reset(self, topic: str, group: str, partition: int, to: Start) -> int:
-        """Move a group's committed offset to "earliest", "latest", an offset, or a time; returns the offset it has now."""
+        """Move a group's committed offset to "earliest", "latest", an offset, or a time; return the new offset."""
         check_topic(topic)
         if isinstance(to, datetime):
             return await self.seek_to_time(topic, group, partition, to)
@@ -524,17 +524,17 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         return await self._ask(GetOffset(topic, group, partition))
 
     async def seek_to_time(self, topic: str, group: str | None, partition: int, time: datetime | int) -> int:
-        """The first offset at or after a time (a datetime, or milliseconds since 1970); committed for the group if one is given."""
+        """Return the first offset at or after a time (a datetime, or milliseconds since 1970), and commit it if a group is given."""
         check_topic(topic)
         timestamp_ms = timestamp_ms_of(time)
         return await self._ask(SeekToTimestamp(topic, group or "", index_field(partition), timestamp_ms))
 
     async def groups(self) -> list[GroupDescription]:
-        """Every group of every topic."""
+        """Return every group of every topic."""
         return [_group(state) for state in await self._ask(ListGroups())]
 
     async def describe_group(self, group: str, topic: str | None = None) -> list[GroupDescription]:
-        """A group's committed offsets, one entry for each topic it reads. Raises GroupNotFound."""
+        """Return a group's committed offsets, one entry for each topic it reads. Raises GroupNotFound."""
         if topic is not None:
             check_topic(topic)
             return [_group(await self._ask(DescribeGroup(topic, group)))]
@@ -544,11 +544,11 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         return found
 
     async def delete_group(self, group: str, topic: str | None = None) -> None:
-        """Forget a group's offsets, in one topic or in all. Raises GroupNotFound."""
+        """Delete a group's offsets, in one topic or in all. Raises GroupNotFound."""
         await self._ask(DeleteGroup(topic or "", group))
 
     async def lag(self, topic: str, group: str, partition: int) -> Lag:
-        """How many records of a partition the group has yet to read."""
+        """Return the consumer lag of a group in one partition."""
         check_topic(topic)
         lag = await self._ask(GetLag(topic, group, index_field(partition)))
         return Lag(lag.committed, lag.latest, lag.lag)
@@ -556,7 +556,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     # -- the connection --------------------------------------------------------------------------------------------------
 
     async def ping(self) -> float:
-        """Ask for nothing and return how long the answer took, in seconds."""
+        """Send a request that changes nothing and return the round-trip time in seconds."""
         started_s = self._clock.monotonic()
         await self._ask(Whoami())
         return self._clock.monotonic() - started_s

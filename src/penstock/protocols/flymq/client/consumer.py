@@ -35,7 +35,6 @@ from penstock.errors import (
     TopicNotFound,
 )
 from penstock.protocols.flymq.client.exchanges import Channel
-from penstock.protocols.flymq.limits import MEMBER_PARTITIONS_MAX
 from penstock.protocols.flymq.operations.groups import (
     AssignedPartition,
     GroupAssignment,
@@ -45,6 +44,7 @@ from penstock.protocols.flymq.operations.groups import (
     OwnedOffset,
     OwnedPartition,
 )
+from penstock.protocols.flymq.operations.limits import MEMBER_PARTITIONS_MAX
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client.client import AsyncFlyMQClient
@@ -301,10 +301,15 @@ class AsyncConsumer:
         return records
 
     async def _fetch(self) -> None:
-        """Fetch from some partitions at a time, until one has records."""
-        waiting = deque(self._turn)
-        while waiting:
-            some = [waiting.popleft() for _ in range(min(FETCHES_AT_ONCE, len(waiting)))]
+        """Fetch from some partitions at a time, until one has records.
+
+        Those that were asked go behind the others, so that partitions that always have records keep none of them waiting.
+        """
+        left = len(self._turn)
+        while left > 0 and self._turn:
+            some = list(islice(self._turn, min(FETCHES_AT_ONCE, left)))
+            self._turn.rotate(-len(some))
+            left -= len(some)
             await asyncio.gather(*(self._fetch_from(each) for each in some))
             if self._failure is not None or any(self._held[each].buffer for each in some if each in self._held):
                 return

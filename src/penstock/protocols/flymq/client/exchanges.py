@@ -10,7 +10,7 @@ from penstock.clients.pipeline import Exchange
 from penstock.clients.records import RecordMetadata
 from penstock.clients.requests import Requests
 from penstock.errors import PenstockError, ProtocolViolation
-from penstock.protocols.flymq.codec import ProducedRun, Reply
+from penstock.protocols.flymq.codec.frames import ProducedRun, Reply
 from penstock.protocols.flymq.errors import decode_error, error_for
 from penstock.protocols.flymq.operations.access import Auth
 from penstock.protocols.flymq.operations.operation import Operation, decode_reply, encode_request
@@ -125,4 +125,4 @@ class Calls(Exchange[Replies]):
 
 def mismatch(requested: int, message: Replies) -> ProtocolViolation:
     answered = Produce.opcode if isinstance(message, ProducedRun) else message.opcode
-    return ProtocolViolation(f"opcode 0x{requested:02x} was asked, opcode 0x{answered:02x} is the answer")
+    return ProtocolViolation(f"expected a reply to opcode 0x{requested:02x}, got opcode 0x{answered:02x}")

@@ -33,9 +33,9 @@ from penstock.errors import (
 )
 from penstock.protocols.flymq.client.exchanges import Channel, Replies, mismatch
 from penstock.protocols.flymq.client.producing import Outgoing, Result
-from penstock.protocols.flymq.codec import Reply
+from penstock.protocols.flymq.codec.frames import Reply
 from penstock.protocols.flymq.errors import decode_error, error_for
-from penstock.protocols.flymq.limits import PRODUCED_ONCE_HEADERS_MAX
+from penstock.protocols.flymq.operations.limits import PRODUCED_ONCE_HEADERS_MAX
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import ProduceOnce, RegisterProducer
 from penstock.protocols.flymq.wire import ERROR, HEADER_BYTES
@@ -239,6 +239,11 @@ class _Gathered:
         self.header_bytes += len(cells[2] or b"")
         return waiter
 
+    def has_room_for(self, record: Outgoing) -> bool:
+        """Whether both fit into one request, however large the record is that is allowed by itself."""
+        cells = (record.values[0], *(record.keys or ()), *(record.headers or ()))
+        return self.size_bytes + sum(map(len, filter(None, cells))) <= 2 * CHUNK_BYTES
+
     @property
     def is_full(self) -> bool:
         return (
@@ -316,6 +321,9 @@ class OnceSender:
         """Store one record; return where it is, or why it is not stored."""
         common = _Together(record.topic, record.partition, record.schema, record.ttl_ms)
         gathered = self._gathered.get(common)
+        if gathered is not None and not gathered.has_room_for(record):
+            self._seal()
+            gathered = None
         if gathered is None:
             gathered = self._gathered[common] = _Gathered(common)
         waiter = gathered.add(record)

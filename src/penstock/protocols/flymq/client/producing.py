@@ -16,12 +16,12 @@ from penstock.clients.pipeline import Exchange
 from penstock.clients.records import RecordMetadata
 from penstock.errors import InvalidRequest, NotSupported, PenstockError, ProtocolViolation, RecordTooLarge
 from penstock.protocols.flymq.client.exchanges import Produces, Replies, mismatch
-from penstock.protocols.flymq.codec import Reply
+from penstock.protocols.flymq.codec.frames import Reply
+from penstock.protocols.flymq.codec.record_layouts import check_record, encode_produce_many
 from penstock.protocols.flymq.errors import decode_error, error_for
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import ProduceRecords
 from penstock.protocols.flymq.operations.schemas import ProduceWithSchema, SchemaReading
-from penstock.protocols.flymq.record_layouts import check_record, encode_produce_many
 from penstock.protocols.flymq.wire import ERROR, PAYLOAD_BYTES_MAX
 from penstock.record_headers import HEADERS_PER_RECORD_MAX, encode_headers
 
@@ -139,7 +139,7 @@ class Outgoing:
     def chunks(self, first: int) -> Iterator[tuple[int, int]]:
         """Bounds of what is sent at a time, from row `first` on."""
         if not self.whole:
-            yield from chunks(self._present_values(), first)
+            yield from chunks(self._present_values(), first, self.keys)
             return
         sizes = self._sizes()
         while first < len(sizes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -15,9 +15,9 @@ from penstock.clients.records import FetchResult, PartitionDescription, Record
 from penstock.clients.retry import Sleep
 from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, ProtocolViolation
 from penstock.protocols.bytes import U64, ByteReader
+from penstock.protocols.flymq.codec.record_layouts import decode_fetched
 from penstock.protocols.flymq.operations.operation import decode_reply
 from penstock.protocols.flymq.operations.records import FetchRecords
-from penstock.protocols.flymq.record_layouts import decode_fetched
 from penstock.record_headers import decode_headers
 
 if TYPE_CHECKING:
@@ -134,15 +134,18 @@ async def read_batches(
         assert group is not None
         await client.commit(cursor.topic, group, cursor.partition, offset)
 
-    known = Counter(cursor.topic for cursor in cursors)
+    known = {topic: [cursor for cursor in cursors if cursor.topic == topic] for topic in topics}
 
     async def added() -> list[Cursor]:
         more: list[Cursor] = []
         for topic in topics:
-            partitions = (await client.describe_topic(topic)).partitions[known[topic] :]
+            partitions = (await client.describe_topic(topic)).partitions
+            await reading.check_same_topic(known[topic], partitions, fetch)
+            partitions = partitions[len(known[topic]) :]
             if partitions:
-                more += await _cursors_of(client, topic, partitions, "earliest", group, follow=True)
-                known[topic] += len(partitions)
+                found = await _cursors_of(client, topic, partitions, "earliest", group, follow=True)
+                known[topic] += found
+                more += found
         return more
 
     if last is not None:

@@ -34,18 +34,18 @@ _VERSION_MAX = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class DelayedRecord:
-    """A record that waits for its time."""
+    """A delayed record."""
 
     topic: str
     partition: int
     due_ms: int
     id: str
-    """What cancels it; empty if there was no delay and the record is stored."""
+    """The id to cancel it with; empty if there was no delay and the record is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterInfo:
-    """A record that failed, and why. What a broker does not tell is None."""
+    """A dead letter: a record that failed, and why. Fields that the broker does not send are None."""
 
     id: str
     value: bytes
@@ -53,7 +53,7 @@ class DeadLetterInfo:
     attempts: int
     key: bytes | None = None
     partition: int | None = None
-    """Where it came from, as far as it is known."""
+    """Of the original record, if known."""
     offset: int | None = None
     first_failed_ms: int | None = None
     failed_ms: int | None = None
@@ -61,7 +61,7 @@ class DeadLetterInfo:
 
 @dataclass(frozen=True, slots=True)
 class SchemaInfo:
-    """One version of a schema. What a broker does not tell is None."""
+    """One version of a schema. Fields that the broker does not send are None."""
 
     name: str
     type: str
@@ -69,9 +69,9 @@ class SchemaInfo:
     compatibility: str | None = None
     created_ms: int | None = None
     definition: str | None = None
-    """Told if one version is asked for."""
+    """Only if a single version was requested."""
     registry_id: int | None = None
-    """The definition's number among all schemas, as Confluent framing has it. Told if one version is asked for."""
+    """The id of the definition in Confluent framing. Only if a single version was requested."""
 
     @property
     def id(self) -> str:
@@ -85,28 +85,28 @@ class AsyncDeadLetters:
         self._ask = channel.ask
 
     async def list(self, topic: str, max_letters: int = LETTERS) -> list[DeadLetterInfo]:
-        """The records of a topic that failed and were not replayed, oldest first; none where it has no dead letters."""
+        """Return the dead letters of a topic that were not replayed, oldest first."""
         return [dead_letter_info(*letter) for letter in await self._ask(FetchDlq(topic, max_letters))]
 
     async def replay(self, topic: str, letter_id: str) -> None:
-        """Write a failed record to its topic again, once. Raises EntryNotFound, also where it was replayed before."""
+        """Write a dead letter to its topic again, once. Raises EntryNotFound, also if it was replayed before."""
         await self._ask(ReplayDlq(topic, letter_id))
 
     async def replay_at(self, topic: str, offset: int) -> None:
-        """The same for the dead letter at an offset of the dead-letter topic."""
+        """Replay the dead letter at an offset of the dead-letter topic."""
         await self._ask(ReplayDlq(topic, offset))
 
     async def replay_all(self, topic: str, filter: str = "", *, dry_run: bool = False) -> int:  # noqa: A002
-        """Replay every dead letter, or those whose record or reason matches a filter as in `fetch`; returns how many.
+        """Replay every dead letter, or those whose record or reason matches a filter as in `fetch`; return how many.
 
-        A dry run only counts. Sent again where the connection was lost: what was replayed by then is not replayed again, nor counted.
+        A dry run only counts. Retried after a lost connection: what was replayed by then is neither replayed nor counted again.
         """
         replayed = await self._ask(ReplayDlq(topic, ReplayFilter(filter, dry_run)), repeatable=True)
         assert isinstance(replayed, Replayed)
         return replayed.count or 0
 
     async def purge(self, topic: str) -> None:
-        """Delete all dead letters of a topic, replayed or not; none are no error."""
+        """Delete all dead letters of a topic, replayed or not."""
         await self._ask(PurgeDlq(topic))
 
 
@@ -132,15 +132,15 @@ class AsyncSchemas:
         type: str = "json",  # noqa: A002
         compatibility: str | None = None,
     ) -> SchemaInfo:
-        """Register the next version (json, avro or protobuf), or find the one that has this definition already.
+        """Register the next version of a schema (json, avro or protobuf), or return the version that already has this definition.
 
-        `compatibility` (none, backward, forward, full) is kept for versions to come. Raises SchemaInvalid, IncompatibleSchema.
+        `compatibility` (none, backward, forward, full) applies to later versions. Raises SchemaInvalid, IncompatibleSchema.
         """
         registered = await self._ask(RegisterSchema(name, type, definition.encode(), compatibility))
         return SchemaInfo(registered.name, registered.type_name, registered.version, registered.compatibility)
 
     async def get(self, name: str, version: int | None = None) -> SchemaInfo:
-        """One version with its definition, by default the latest. Raises SchemaNotFound."""
+        """Return one version with its definition, by default the latest. Raises SchemaNotFound."""
         found = await self._ask(GetSchema(name, _version_field(version)))
         definition = None if found.definition is None else found.definition.decode()
         return SchemaInfo(
@@ -154,7 +154,7 @@ class AsyncSchemas:
         )
 
     async def validate(self, schema: str, value: bytes) -> list[str]:
-        """What is wrong with a record; nothing where it is what the schema ("orders", "orders:3") says. Raises SchemaNotFound."""
+        """Return why a value does not match a schema ("orders", "orders:3"); an empty list if it does. Raises SchemaNotFound."""
         validation = await self._ask(ValidateSchema(schema, value))
         return [] if validation.valid else validation.errors or ["the broker gives no reason"]
 
@@ -163,12 +163,12 @@ class AsyncSchemas:
         await self._ask(DeleteSchema(name, _version_field(version)))
 
     async def bind(self, topic: str, schema: str | None) -> None:
-        """From now on records of the topic must follow the schema ("orders", "orders:3"); None lifts that."""
+        """Require that records of a topic match a schema ("orders", "orders:3"); None removes the requirement."""
         check_topic(topic)
         await self._ask(BindSchema(topic, schema or ""))
 
     async def list(self, name: str | None = None) -> list[SchemaInfo]:
-        """Every version of one schema, or of all."""
+        """Return every version of one schema, or of all."""
         return [schema_info(*schema) for schema in await self._ask(ListSchemas(name or ""))]
 
 

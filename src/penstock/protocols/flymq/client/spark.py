@@ -42,15 +42,15 @@ IN_FLIGHT_REQUESTS_MAX: Final = 4
 FETCH_BYTES: Final = 4 << 20
 """Bytes that one request asks for unless told otherwise; a broker gives no more."""
 BLOCK_BYTES_MAX: Final = 128 << 20
-"""No broker of ours makes larger ones: more than this is a fault, and must not fill the memory."""
+"""No Penstock broker writes larger blocks: a larger size is an error, and must not exhaust memory."""
 _PENDING: Final = 2
-"""The outcome of a commit that is decided and still being published."""
+"""The outcome of a commit that is durable and still being published."""
 
 Parts = Sequence[tuple[int, bytes]]
 
 
 class AsyncStaging:
-    """Records that are shown to nobody until a commit names the attempts they belong to; see docs/spark.md for who uses it."""
+    """Staged writes: records that become visible when a commit names the task attempts that staged them. The Spark sink uses it."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -59,21 +59,21 @@ class AsyncStaging:
     async def begin_run(
         self, application: str, name: str, *, lasting: bool = True, query: str = "", replaces: bool = False
     ) -> Run:
-        """Begin a run of an application, or find the one of this name begun. Raises ProducerFenced where a newer one has begun.
+        """Begin a run of an application, or return the run with this name. Raises ProducerFenced if a newer run has begun.
 
-        What older runs staged is dropped. An application that is not `lasting` has one epoch, and is soon forgotten. The reply names the
-        query that the application belongs to: the first that was named, or the last that `replaces` it.
+        Records staged by older runs are dropped. An application that is not `lasting` has one epoch, and is soon forgotten. The reply names
+        the query that the application belongs to: the first that was named, or the last that `replaces` it.
         """
         return await self._ask(BeginRun(application, name, lasting, query, replaces))
 
     def attempt(self, application: str, run: int, epoch: int, attempt: str) -> AsyncAttempt:
-        """What one attempt of one task stages."""
+        """Return an object that stages the records of one task attempt."""
         return AsyncAttempt(self._channel, application, run, epoch, attempt)
 
     async def commit(self, application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bool:
-        """Publish what the winners staged, all or nothing, once. False where the epoch was committed before.
+        """Publish what the winning attempts staged, atomically and once. Return False if the epoch was committed before.
 
-        Returns when all of it can be read; a large commit may take long.
+        Returns when all records are visible; a large commit may take long.
         """
         request = StageCommit(application, run, epoch, winners)
         pending = False
@@ -86,29 +86,29 @@ class AsyncStaging:
             pending = True
 
     async def abort(self, application: str, run: int, epoch: int) -> bool:
-        """Drop what this run and earlier ones staged for an epoch. False where it was committed, which stays."""
+        """Drop what this run and earlier ones staged for an epoch. Return False if the epoch is committed."""
         return await self._ask(StageAbort(application, run, epoch))
 
 
 class AsyncAttempt:
-    """Requests of one attempt, some of them on their way at a time."""
+    """The requests of one task attempt, pipelined."""
 
     def __init__(self, channel: Channel, application: str, run: int, epoch: int, attempt: str) -> None:
         self._ask = channel.ask
         self._place = (application, run, epoch, attempt)
         self._in_flight: set[asyncio.Task[bool]] = set()
         self.requests = 0
-        """How many were sent: what the commit must be told."""
+        """How many were sent, which the commit names."""
 
     @property
     def winner(self) -> Winner:
-        """What names this attempt in a commit."""
+        """The name of this attempt in a commit."""
         return Winner(self._place[3], self.requests)
 
     async def stage(self, topic: str, parts: Parts) -> None:
-        """Send blocks for partitions of a topic (which is created where it is missing). Returns when there is room for more.
+        """Send blocks for partitions of a topic, which is created if it is missing. Returns when another request may be sent.
 
-        Raises what went wrong with this or an earlier request; then the attempt has failed.
+        Raises the error of this or an earlier request; then the attempt has failed.
         """
         check_topic(topic)
         await self._wait(IN_FLIGHT_REQUESTS_MAX - 1)
@@ -128,7 +128,7 @@ class AsyncAttempt:
         return self.winner
 
     async def cancel(self) -> None:
-        """Wait for what is on its way, whatever comes of it."""
+        """Wait for the requests in flight, and ignore their results."""
         await asyncio.gather(*self._in_flight, return_exceptions=True)
         self._in_flight.clear()
 
@@ -142,26 +142,26 @@ class AsyncAttempt:
 
 
 class AsyncPipelines:
-    """Every request may be sent again where a connection was lost: reporting or stopping twice is doing it once."""
+    """All requests are idempotent, so they are retried after a lost connection."""
 
     def __init__(self, channel: Channel) -> None:
         self._ask = channel.ask
 
     async def report(self, report: PipelineReport) -> bool:
-        """Say how a run is doing; returns whether it should stop."""
+        """Report the progress of a run; return whether it should stop."""
         return await self._ask(report)
 
     async def list(self) -> list[PipelineDescription]:
-        """The last report of every pipeline, by name."""
+        """Return the last report of every pipeline, by name."""
         return [*await self._ask(PipelineList())]
 
     async def stop(self, pipeline: str) -> bool:
-        """Ask the running run of a pipeline to stop; returns whether there is one. Raises EntryNotFound."""
+        """Ask the current run of a pipeline to stop; return whether there is one. Raises EntryNotFound."""
         return await self._ask(PipelineStop(pipeline))
 
 
 class AsyncBlocks:
-    """`read` may be sent again where a connection was lost."""
+    """Reads of whole blocks. Requests are retried after a lost connection."""
 
     def __init__(self, channel: Channel) -> None:
         self._ask = channel.ask
@@ -176,11 +176,10 @@ class AsyncBlocks:
         max_bytes: int = FETCH_BYTES,
         epoch: int = NO_EPOCH,
     ) -> EncodedBlocks:
-        """Whole blocks as they are stored, the first of which holds `offset`; none at the end of the partition.
+        """Return whole blocks as they are stored, beginning with the one that holds `offset`; none at the end of the partition.
 
         At least one, then more while they fit into `max_bytes`. Raises OffsetOutOfRange, also if the partition's log epoch is not the one
-        given, and TopicNotFound also where the topic's id is not the one given. Expired records are among them; who reads blocks leaves
-        them out itself.
+        given, and TopicNotFound, also if the topic's id is not the one given. Expired records are included; the caller filters them.
         """
         check_topic(topic)
         pieces: list[bytes] = []
@@ -193,13 +192,15 @@ class AsyncBlocks:
             if not piece.missing:
                 return EncodedBlocks(piece.start_offset, piece.end_offset, b"".join(pieces))
             if not piece.data or size + piece.missing > BLOCK_BYTES_MAX:
-                raise ProtocolViolation(f"a block of {size + piece.missing} bytes cannot be: the broker sends nonsense")
+                raise ProtocolViolation(
+                    f"a block of {size + piece.missing} bytes is larger than any broker writes: the reply is malformed"
+                )
 
     async def plan(self, topics: Sequence[TopicSpans], *, step_bytes: int = 0, wait_ms: int = 0) -> Plan:
-        """What the broker holds of some topics: ids, start and end offsets, log epochs, where the log was cut since the epochs of the
-        given spans, and with `step_bytes` where the blocks of the spans lie.
+        """Return ids, start and end offsets and log epochs of topics, where their logs were cut since the epochs of the given spans and,
+        with `step_bytes`, where the blocks of the spans are.
 
-        With `wait_ms`, the answer comes once there is a record after one of the spans, its log was cut, or the time is over.
+        With `wait_ms`, the reply is sent once there is a record after one of the spans, its log was cut, or the time is over.
         """
         for each in topics:
             check_topic(each.topic)
@@ -207,15 +208,15 @@ class AsyncBlocks:
 
 
 class AsyncSnapshots:
-    """A request may be sent again if a connection was lost: a snapshot that nobody reads is removed after a minute."""
+    """Requests are retried after a lost connection: a snapshot that nobody reads is removed after a minute."""
 
     def __init__(self, channel: Channel) -> None:
         self._ask = channel.ask
 
     async def create(self) -> SnapshotDescription:
-        """Have the broker keep every topic as it is now, for a reader on its machine that locks the snapshot within a minute."""
+        """Create a snapshot of every topic, for a reader on the broker's machine that locks it within a minute."""
         return await self._ask(SnapshotCreate())
 
     async def release(self, snapshot_id: str) -> None:
-        """Tell the broker that a snapshot is not needed any more. Once nobody holds its lock, its files are removed."""
+        """Release a snapshot. Its files are removed once its lock is free."""
         await self._ask(SnapshotRelease(snapshot_id))

@@ -31,7 +31,7 @@ _OUTCOME_UNKNOWN = (ConnectionLost, OutcomeUnknown, RequestTimeout)
 
 
 class AsyncTransaction:
-    """Records and group offsets that appear together or not at all.
+    """Records and group offsets that become visible together or not at all.
 
     ```python
     async with client.transaction() as txn:
@@ -52,13 +52,13 @@ class AsyncTransaction:
 
     @property
     def id(self) -> str:
-        """What the broker calls it."""
+        """The id that the broker assigned."""
         if self._id is None:
             raise InvalidRequest("the transaction has not begun: use it in a with block, or call begin() first")
         return self._id
 
     async def begin(self) -> Self:
-        """What entering the block does first."""
+        """Begin the transaction, as entering the block does."""
         if self._id is not None:
             raise InvalidRequest(f"transaction {self._id} has begun already: make another with client.transaction()")
         # Begun twice because an answer was lost, the first one holds nothing and times out.
@@ -86,16 +86,16 @@ class AsyncTransaction:
             raise
 
     async def send(self, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None) -> int:
-        """Add one record; returns its partition. Its offset is decided by the commit."""
+        """Add one record; return its partition. The commit assigns its offset."""
         check_topic(topic)
         check_bytes([value], [key])
         (added,) = await self._add(topic, [value], [key], partition)
         return added
 
     async def send_many(self, topic: str, records: Values, partition: int | None = None) -> list[int]:
-        """Add many records (values, or pairs of key and value), pipelined, in order; returns the partition of each.
+        """Add many records (values, or pairs of key and value), pipelined, in order; return the partition of each.
 
-        Where some are refused, the others are in the transaction: roll back, or commit without those.
+        If some are refused, the others are in the transaction: roll back, or commit without the refused ones.
         """
         check_topic(topic)
         keys, values = columns(records)
@@ -103,15 +103,15 @@ class AsyncTransaction:
         return await self._add(topic, values, keys, partition)
 
     def commit_offset(self, topic: str, group: str, partition: int, offset: int) -> None:
-        """Note the next offset that a group reads; it moves with the commit. So a record that was read, and what came of it, are one."""
+        """Commit a group's next offset with the transaction, so that input offsets and output records change atomically."""
         check_topic(topic)
         self._offsets[group, topic, index_field(partition)] = offset_field(offset)
 
     async def commit(self) -> None:
-        """Make everything readable, all or nothing. Sent again where the connection is lost: it is never done twice.
+        """Commit: make all records visible atomically. Retried after a lost connection; a commit is never applied twice.
 
-        Raises TransactionNotFound or TransactionNotActive where it was not done and cannot be any more: it timed out, or the broker was
-        restarted. After OutcomeUnknown, RequestTimeout and ConnectionLost whether it was done is unknown: call it again to learn.
+        Raises TransactionNotFound or TransactionNotActive if it was not committed and cannot be: it timed out, or the broker was restarted.
+        After OutcomeUnknown, RequestTimeout and ConnectionLost the outcome is unknown: call it again to find out.
         """
         if self._lost is not None:
             raise TransactionNotActive(
@@ -124,7 +124,7 @@ class AsyncTransaction:
         self._committed = True
 
     async def rollback(self) -> None:
-        """Drop everything. Raises TransactionNotActive where it was committed before."""
+        """Roll back: drop all records. Raises TransactionNotActive if it is committed."""
         await self._channel.ask(TxnRollback(self.id))
 
     async def _add(
@@ -136,7 +136,7 @@ class AsyncTransaction:
         sent: list[Calls] = []
         results: list[int | PenstockError] = []
         try:
-            for first, last in chunks(values, 0):
+            for first, last in chunks(values, 0, keys):
                 data = encode_txn_produces(self.id, topic, values[first:last], keys and keys[first:last], field)
                 calls = Calls(data, requests=last - first, timeout_s=self._channel.timeout_s)
                 await self._channel.requests.submit(calls, after=sent[-1] if sent else None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from penstock.protocols.bytes import U16, U32, ByteReader, text8, text16, texts16
-from penstock.protocols.flymq.layout import (
+from penstock.protocols.flymq.operations.layout import (
     I32,
     I64,
     TAIL,
@@ -21,7 +21,13 @@ from penstock.protocols.flymq.layout import (
     Str,
     Tail,
 )
-from penstock.protocols.flymq.limits import ACL_USERS_MAX, AUDIT_TYPES_MAX, PERMISSIONS_MAX, REPLY_ITEMS_MAX, ROLES_MAX
+from penstock.protocols.flymq.operations.limits import (
+    ACL_USERS_MAX,
+    AUDIT_TYPES_MAX,
+    PERMISSIONS_MAX,
+    REPLY_ITEMS_MAX,
+    ROLES_MAX,
+)
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 from penstock.protocols.flymq.operations.topics import Names
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, frame

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
 from penstock.protocols.bytes import ByteReader
-from penstock.protocols.flymq.cells import Cells, HeaderCells
-from penstock.protocols.flymq.layout import (
+from penstock.protocols.flymq.operations.cells import Cells, HeaderCells
+from penstock.protocols.flymq.operations.layout import (
     I32,
     I64,
     TAIL,
@@ -37,7 +37,7 @@ from penstock.protocols.flymq.layout import (
     Tail,
     Text,
 )
-from penstock.protocols.flymq.limits import (
+from penstock.protocols.flymq.operations.limits import (
     PRODUCED_HEADERS_MAX,
     PRODUCED_ONCE_HEADERS_MAX,
     PRODUCED_RECORDS_MAX,

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple, Self
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader
-from penstock.protocols.flymq.layout import (
+from penstock.protocols.flymq.operations.layout import (
     I64,
     TAIL,
     U32,
@@ -28,7 +28,7 @@ from penstock.protocols.flymq.layout import (
     Text,
     Word,
 )
-from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
+from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.operation import Operation
 from penstock.protocols.flymq.operations.records import StoredRecord
 from penstock.protocols.flymq.operations.topics import Done, Names

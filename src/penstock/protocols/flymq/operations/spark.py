@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from penstock.protocols.flymq.layout import I32, I64, TAIL, U8, U32, U64, AtMost, Bool, Bytes, Label, Str
-from penstock.protocols.flymq.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
+from penstock.protocols.flymq.operations.layout import I32, I64, TAIL, U8, U32, U64, AtMost, Bool, Bytes, Label, Str
+from penstock.protocols.flymq.operations.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 # --- staged records ---

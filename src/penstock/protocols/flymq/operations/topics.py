@@ -7,7 +7,7 @@ from typing import Annotated, Final, Self
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import ByteReader
-from penstock.protocols.flymq.layout import (
+from penstock.protocols.flymq.operations.layout import (
     I32,
     I64,
     NOT_SENT,
@@ -26,7 +26,7 @@ from penstock.protocols.flymq.layout import (
     Tail,
     Word,
 )
-from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX, SETTINGS_MAX
+from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX, SETTINGS_MAX
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 Names = Annotated[list[Str], AtMost(REPLY_ITEMS_MAX)]

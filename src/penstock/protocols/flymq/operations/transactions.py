@@ -12,7 +12,7 @@ from penstock.errors import ProtocolViolation, RecordTooLarge
 from penstock.protocols.bytes import I32 as I32_STRUCT
 from penstock.protocols.bytes import U32 as U32_STRUCT
 from penstock.protocols.bytes import ByteReader, blob32, text16
-from penstock.protocols.flymq.layout import (
+from penstock.protocols.flymq.operations.layout import (
     I32,
     NOT_SENT,
     TAIL,
@@ -22,7 +22,7 @@ from penstock.protocols.flymq.layout import (
     Opaque,
     Str,
 )
-from penstock.protocols.flymq.limits import TXN_OFFSETS_MAX
+from penstock.protocols.flymq.operations.limits import TXN_OFFSETS_MAX
 from penstock.protocols.flymq.operations.operation import Operation
 from penstock.protocols.flymq.operations.records import StoredRecord
 from penstock.protocols.flymq.wire import HEADER_BYTES, PARTITION_AUTO, PAYLOAD_BYTES_MAX, RECORD_METADATA, header

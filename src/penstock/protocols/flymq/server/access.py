@@ -16,41 +16,7 @@ from penstock.broker.access.audit import AuditQuery as BrokerQuery
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.access.users import UserInfo
 from penstock.errors import AuthenticationFailed, InvalidRequest
-from penstock.protocols.flymq.operations.access import (
-    AclDelete,
-    AclDescription,
-    AclEntry,
-    AclGet,
-    AclList,
-    Acls,
-    AclSet,
-    AuditExport,
-    AuditQuery,
-    AuditRecord,
-    AuditRecords,
-    Auth,
-    Changed,
-    ExportedEvents,
-    KeyCreate,
-    KeyDescription,
-    KeyList,
-    KeyRevoke,
-    LoginState,
-    PasswordChange,
-    RoleDelete,
-    RoleDescription,
-    RoleList,
-    RoleSet,
-    UserCreate,
-    UserDelete,
-    UserDescription,
-    UserGet,
-    UserList,
-    UserUpdate,
-    Whoami,
-    encode_authenticated,
-    encode_not_authenticated,
-)
+from penstock.protocols.flymq.operations import access as op
 from penstock.protocols.flymq.server.dispatch import Caller, Frame, handles
 
 REPLY_BYTES_MAX: Final = 16 << 20
@@ -75,147 +41,147 @@ _DEPLOYED_CSV_HEADER: Final = [
 # --- logins ---
 
 
-@handles(Auth)
-async def authenticate(caller: Caller, request: Auth) -> Frame:
+@handles(op.Auth)
+async def authenticate(caller: Caller, request: op.Auth) -> Frame:
     native = caller.native
     if caller.principal.trusted:
         # Authentication is off here: deployed clients that have credentials send them all the same and need a yes.
-        return encode_authenticated(request.user, [], native=native)
+        return op.encode_authenticated(request.user, [], native=native)
     users = caller.broker.users
     try:
         caller.principal = await users.authenticate(request.user, request.password, caller.principal.address)
     except AuthenticationFailed as error:
-        return encode_not_authenticated(error.message, native=native)
+        return op.encode_not_authenticated(error.message, native=native)
     standing = users.standing(caller.principal)
-    return encode_authenticated(standing.name, standing.roles, native=native)
+    return op.encode_authenticated(standing.name, standing.roles, native=native)
 
 
-@handles(Whoami)
-def whoami(caller: Caller, request: Whoami) -> LoginState:
+@handles(op.Whoami)
+def whoami(caller: Caller, request: op.Whoami) -> op.LoginState:
     if caller.principal == ANONYMOUS:
-        return LoginState.of("", [], [])
-    return LoginState.of(*caller.broker.users.standing(caller.principal))
+        return op.LoginState.of("", [], [])
+    return op.LoginState.of(*caller.broker.users.standing(caller.principal))
 
 
 # --- users and roles ---
 
 
-@handles(UserCreate)
-async def create_user(caller: Caller, request: UserCreate) -> UserDescription:
+@handles(op.UserCreate)
+async def create_user(caller: Caller, request: op.UserCreate) -> op.UserDescription:
     created = await caller.broker.users.create_user(caller.principal, request.user, request.password, request.roles)
-    return UserDescription(created.name, list(created.roles), [], created.enabled, 0, 0)
+    return op.UserDescription(created.name, list(created.roles), [], created.enabled, 0, 0)
 
 
-@handles(UserUpdate)
-async def update_user(caller: Caller, request: UserUpdate) -> Changed:
+@handles(op.UserUpdate)
+async def update_user(caller: Caller, request: op.UserUpdate) -> op.Changed:
     if request.password:
         raise InvalidRequest(
             "USER_UPDATE changes roles and whether a user is enabled; PASSWORD_CHANGE changes a password"
         )
     await caller.broker.users.update_user(caller.principal, request.user, request.roles, request.enabled)
-    return Changed(True, request.user)
+    return op.Changed(True, request.user)
 
 
-@handles(UserDelete)
-async def delete_user(caller: Caller, request: UserDelete) -> Changed:
+@handles(op.UserDelete)
+async def delete_user(caller: Caller, request: op.UserDelete) -> op.Changed:
     await caller.broker.users.delete_user(caller.principal, request.user)
-    return Changed(True, request.user)
+    return op.Changed(True, request.user)
 
 
-@handles(UserList)
-def list_users(caller: Caller, request: UserList) -> Iterable[UserDescription]:
+@handles(op.UserList)
+def list_users(caller: Caller, request: op.UserList) -> Iterable[op.UserDescription]:
     return (_described(user, permissions=()) for user in caller.broker.users.list_users(caller.principal))
 
 
-@handles(UserGet)
-def get_user(caller: Caller, request: UserGet) -> UserDescription:
+@handles(op.UserGet)
+def get_user(caller: Caller, request: op.UserGet) -> op.UserDescription:
     user = caller.broker.users.get_user(caller.principal, request.user)
     return _described(user, permissions=user.permissions)
 
 
-def _described(user: UserInfo, permissions: Sequence[str]) -> UserDescription:
+def _described(user: UserInfo, permissions: Sequence[str]) -> op.UserDescription:
     times_s = (user.created_ms // 1000, user.updated_ms // 1000)
-    return UserDescription(user.name, list(user.roles), list(permissions), user.enabled, *times_s)
+    return op.UserDescription(user.name, list(user.roles), list(permissions), user.enabled, *times_s)
 
 
-@handles(PasswordChange)
-async def change_password(caller: Caller, request: PasswordChange) -> Changed:
+@handles(op.PasswordChange)
+async def change_password(caller: Caller, request: op.PasswordChange) -> op.Changed:
     users, principal = caller.broker.users, caller.principal
     if request.user in ("", principal.name) and not principal.trusted:
         await users.change_own_password(principal, request.old_password, request.password)
     else:
         await users.set_password(principal, request.user, request.password)
-    return Changed(True, request.user)
+    return op.Changed(True, request.user)
 
 
-@handles(RoleList)
-def list_roles(caller: Caller, request: RoleList) -> Iterable[RoleDescription]:
+@handles(op.RoleList)
+def list_roles(caller: Caller, request: op.RoleList) -> Iterable[op.RoleDescription]:
     roles = caller.broker.users.list_roles(caller.principal)
-    return (RoleDescription(role.name, list(role.permissions), role.description) for role in roles)
+    return (op.RoleDescription(role.name, list(role.permissions), role.description) for role in roles)
 
 
-@handles(RoleSet)
-async def set_role(caller: Caller, request: RoleSet) -> Changed:
+@handles(op.RoleSet)
+async def set_role(caller: Caller, request: op.RoleSet) -> op.Changed:
     await caller.broker.users.set_role(caller.principal, request.role, request.permissions, request.description)
-    return Changed(True, request.role)
+    return op.Changed(True, request.role)
 
 
-@handles(RoleDelete)
-async def delete_role(caller: Caller, request: RoleDelete) -> Changed:
+@handles(op.RoleDelete)
+async def delete_role(caller: Caller, request: op.RoleDelete) -> op.Changed:
     await caller.broker.users.delete_role(caller.principal, request.role)
-    return Changed(True, request.role)
+    return op.Changed(True, request.role)
 
 
 # --- ACLs ---
 
 
-@handles(AclSet)
-async def set_acl(caller: Caller, request: AclSet) -> Changed:
+@handles(op.AclSet)
+async def set_acl(caller: Caller, request: op.AclSet) -> op.Changed:
     await caller.broker.acls.set_acl(
         caller.principal, request.topic, public=request.public, users=request.users, roles=request.roles
     )
-    return Changed(True, request.topic)
+    return op.Changed(True, request.topic)
 
 
-@handles(AclGet)
-def get_acl(caller: Caller, request: AclGet) -> AclDescription:
+@handles(op.AclGet)
+def get_acl(caller: Caller, request: op.AclGet) -> op.AclDescription:
     acl = caller.broker.acls.get_acl(caller.principal, request.topic)
     default_public = not acl.exists and caller.broker.acls.default_public
-    return AclDescription(acl.topic, acl.exists, acl.public, default_public, list(acl.users), list(acl.roles))
+    return op.AclDescription(acl.topic, acl.exists, acl.public, default_public, list(acl.users), list(acl.roles))
 
 
-@handles(AclDelete)
-async def delete_acl(caller: Caller, request: AclDelete) -> Changed:
+@handles(op.AclDelete)
+async def delete_acl(caller: Caller, request: op.AclDelete) -> op.Changed:
     await caller.broker.acls.delete_acl(caller.principal, request.topic)
-    return Changed(True, request.topic)
+    return op.Changed(True, request.topic)
 
 
-@handles(AclList)
-def list_acls(caller: Caller, request: AclList) -> Acls:
+@handles(op.AclList)
+def list_acls(caller: Caller, request: op.AclList) -> op.Acls:
     acls = caller.broker.acls
     entries = (
-        AclEntry(each.topic, each.exists, each.public, list(each.users), list(each.roles))
+        op.AclEntry(each.topic, each.exists, each.public, list(each.users), list(each.roles))
         for each in acls.list_acls(caller.principal)
     )
-    return Acls(entries, acls.default_public)
+    return op.Acls(entries, acls.default_public)
 
 
 # --- API keys ---
 
 
-@handles(KeyCreate)
-async def create_key(caller: Caller, request: KeyCreate) -> str:
+@handles(op.KeyCreate)
+async def create_key(caller: Caller, request: op.KeyCreate) -> str:
     return await caller.broker.api_keys.create(caller.principal, request.name, request.roles or DEFAULT_ROLES)
 
 
-@handles(KeyList)
-def list_keys(caller: Caller, request: KeyList) -> Iterable[KeyDescription]:
+@handles(op.KeyList)
+def list_keys(caller: Caller, request: op.KeyList) -> Iterable[op.KeyDescription]:
     keys = caller.broker.api_keys.names(caller.principal)
-    return (KeyDescription(key.name, list(key.roles), key.created_ms, key.created_by) for key in keys)
+    return (op.KeyDescription(key.name, list(key.roles), key.created_ms, key.created_by) for key in keys)
 
 
-@handles(KeyRevoke)
-async def revoke_key(caller: Caller, request: KeyRevoke) -> bool:
+@handles(op.KeyRevoke)
+async def revoke_key(caller: Caller, request: op.KeyRevoke) -> bool:
     await caller.broker.api_keys.revoke(caller.principal, request.name)
     return True
 
@@ -223,16 +189,16 @@ async def revoke_key(caller: Caller, request: KeyRevoke) -> bool:
 # --- the audit trail ---
 
 
-@handles(AuditQuery)
-async def query_audit(caller: Caller, request: AuditQuery) -> AuditRecords:
+@handles(op.AuditQuery)
+async def query_audit(caller: Caller, request: op.AuditQuery) -> op.AuditRecords:
     page = await caller.broker.audit.query(caller.principal, _query(request, LIMIT_DEFAULT), caller.worker)
     events = _fitting(page)
     more = max(request.offset, 0) + len(events) < page.total
-    return AuditRecords([_record(event) for event in events], min(page.total, INT32_MAX), more)
+    return op.AuditRecords([_record(event) for event in events], min(page.total, INT32_MAX), more)
 
 
-@handles(AuditExport)
-async def export_audit(caller: Caller, request: AuditExport) -> ExportedEvents:
+@handles(op.AuditExport)
+async def export_audit(caller: Caller, request: op.AuditExport) -> op.ExportedEvents:
     if request.form not in ("json", "csv"):
         raise InvalidRequest(f"events are exported as json or csv, not as {request.form!r}")
     page = await caller.broker.audit.query(caller.principal, _query(request.query, EVENTS_MAX), caller.worker)
@@ -245,10 +211,10 @@ async def export_audit(caller: Caller, request: AuditExport) -> ExportedEvents:
         data = msgspec.json.format(msgspec.json.encode([_deployed_event(event) for event in events]), indent=2)
     else:
         data = msgspec.json.encode([_record(event) for event in events])
-    return ExportedEvents(request.form, data)
+    return op.ExportedEvents(request.form, data)
 
 
-def _query(query: AuditQuery, limit_default: int) -> BrokerQuery:
+def _query(query: op.AuditQuery, limit_default: int) -> BrokerQuery:
     return BrokerQuery(
         start_ms=query.start_s * 1000,
         # To the end of that second.
@@ -274,8 +240,8 @@ def _fitting(page: AuditPage) -> list[AuditEvent]:
     return page.events
 
 
-def _record(event: AuditEvent) -> AuditRecord:
-    return AuditRecord(
+def _record(event: AuditEvent) -> op.AuditRecord:
+    return op.AuditRecord(
         event.id,
         event.ts_ms,
         event.type,

@@ -8,22 +8,9 @@ from contextlib import ExitStack
 from typing import Final
 
 from penstock.broker.broker import ReadableTopic
-from penstock.errors import InvalidRequest, OffsetOutOfRange, TopicNotFound
-from penstock.log.api import Partition
-from penstock.protocols.flymq.operations.blocks import (
-    EXTENTS_MAX,
-    NO_EPOCH,
-    FetchBlocks,
-    PartitionSpan,
-    Plan,
-    PlannedExtent,
-    PlannedPartition,
-    PlannedTopic,
-    ReadPlan,
-    TopicSpans,
-    encode_blocks,
-    encode_plan,
-)
+from penstock.errors import InvalidRequest, NotSupported, OffsetOutOfRange, TopicNotFound
+from penstock.log.api import Partition, follow_all
+from penstock.protocols.flymq.operations import blocks as op
 from penstock.protocols.flymq.server.dispatch import Caller, Frame, handles
 
 BLOCKS_BYTES_MAX: Final = 4 << 20
@@ -36,15 +23,15 @@ TOPICS_PER_TURN: Final = 256
 _MARKS_PER_PARTITION_MIN: Final = 16
 
 
-@handles(FetchBlocks)
-async def fetch_blocks(caller: Caller, body: FetchBlocks) -> Frame:
+@handles(op.FetchBlocks)
+async def fetch_blocks(caller: Caller, body: op.FetchBlocks) -> Frame:
     topic = caller.broker.readable_topic(caller.principal, body.topic)
     if body.topic_id not in ("", topic.info.id):
         raise TopicNotFound(
             f"topic not found: {body.topic} with id {body.topic_id} (it was deleted, and another has its name)"
         )
     partition = caller.broker.partition(caller.principal, body.topic, body.partition)
-    if body.epoch not in (NO_EPOCH, partition.epoch):
+    if body.epoch not in (op.NO_EPOCH, partition.epoch):
         raise OffsetOutOfRange(
             f"offset out of range: {body.offset} belongs to log epoch {body.epoch} of {body.topic}-{body.partition}, which is in epoch "
             f"{partition.epoch} since a crash or a restored backup; ask for a plan to see where the log was cut"
@@ -58,11 +45,11 @@ async def fetch_blocks(caller: Caller, body: FetchBlocks) -> Frame:
         first = blocks[0].data if blocks else b""
         data = [first[body.skip : body.skip + bytes_max]]
         missing = max(len(first) - body.skip - len(data[0]), 0)
-    return encode_blocks(partition.start_offset, partition.committed_end, missing, data)
+    return op.encode_blocks(partition.start_offset, partition.committed_end, missing, data)
 
 
-@handles(ReadPlan)
-async def read_plan(caller: Caller, body: ReadPlan) -> Frame:
+@handles(op.ReadPlan)
+async def read_plan(caller: Caller, body: op.ReadPlan) -> Frame:
     if len({each.topic for each in body.topics}) != len(body.topics):
         raise InvalidRequest("a plan names each topic once")
     topics = await _resolved(caller, body.topics)
@@ -77,18 +64,18 @@ async def read_plan(caller: Caller, body: ReadPlan) -> Frame:
         topics = await _resolved(caller, body.topics)  # some may have come or gone meanwhile
     marks_max = max(MARKS_MAX // max(sum(len(each.spans) for each in body.topics), 1), _MARKS_PER_PARTITION_MIN)
     files = next((topic.files for _, topic, _ in topics if topic is not None), None)
-    planned: list[PlannedTopic] = []
-    extents_left = EXTENTS_MAX
+    planned: list[op.PlannedTopic] = []
+    extents_left = op.EXTENTS_MAX
     for number, (name, topic, spans) in enumerate(topics):
         if topic is not None or number % TOPICS_PER_TURN == 0:
             await asyncio.sleep(0)  # there may be thousands
         if topic is None:
-            planned.append(PlannedTopic(name, "", False, []))
+            planned.append(op.PlannedTopic(name, "", False, []))
             continue
         wanted = {span.partition: span for span in spans}
-        partitions: list[PlannedPartition] = []
+        partitions: list[op.PlannedPartition] = []
         for partition in topic.partitions:
-            extents: list[PlannedExtent] = []
+            extents: list[op.PlannedExtent] = []
             span = wanted.get(partition.index)
             if span is not None and body.step_bytes and extents_left > 0:
                 step_bytes = max(body.step_bytes, partition.size_bytes // marks_max)
@@ -96,7 +83,7 @@ async def read_plan(caller: Caller, body: ReadPlan) -> Frame:
                 extents_left -= len(extents)
             # The start as it is behind the look for extents: who finds it above what it asked for knows that they may be short.
             partitions.append(
-                PlannedPartition(
+                op.PlannedPartition(
                     partition.index,
                     partition.start_offset,
                     partition.committed_end,
@@ -106,21 +93,25 @@ async def read_plan(caller: Caller, body: ReadPlan) -> Frame:
                 )
             )
         retained = any(partition.retained for partition in topic.partitions)
-        planned.append(PlannedTopic(name, topic.info.id, retained, partitions))
-    plan = Plan(*(files or ("", "", "")), planned, caller.broker.now_ms())
+        planned.append(op.PlannedTopic(name, topic.info.id, retained, partitions))
+    plan = op.Plan(*(files or ("", "", "")), planned, caller.broker.now_ms())
     if len(planned) <= TOPICS_PER_TURN:
-        return encode_plan(plan)
-    return await caller.worker.run(lambda _: encode_plan(plan))
+        return op.encode_plan(plan)
+    return await caller.worker.run(lambda _: op.encode_plan(plan))
 
 
 async def _resolved(
-    caller: Caller, topics: Sequence[TopicSpans]
-) -> list[tuple[str, ReadableTopic | None, Sequence[PartitionSpan]]]:
-    resolved: list[tuple[str, ReadableTopic | None, Sequence[PartitionSpan]]] = []
+    caller: Caller, topics: Sequence[op.TopicSpans]
+) -> list[tuple[str, ReadableTopic | None, Sequence[op.PartitionSpan]]]:
+    resolved: list[tuple[str, ReadableTopic | None, Sequence[op.PartitionSpan]]] = []
     for number, each in enumerate(topics, 1):
         resolved.append((each.topic, _readable(caller, each.topic), each.spans))
         if number % TOPICS_PER_TURN == 0:
             await asyncio.sleep(0)
+    try:
+        await follow_all(partition for _, topic, _ in resolved if topic is not None for partition in topic.partitions)
+    except TopicNotFound:
+        return await _resolved(caller, topics)  # one is gone since, and is not among them the next time
     return resolved
 
 
@@ -131,26 +122,30 @@ def _readable(caller: Caller, topic: str) -> ReadableTopic | None:
         return None
 
 
-def _paired(partitions: Sequence[Partition], spans: Sequence[PartitionSpan]) -> list[tuple[Partition, PartitionSpan]]:
+def _paired(
+    partitions: Sequence[Partition], spans: Sequence[op.PartitionSpan]
+) -> list[tuple[Partition, op.PartitionSpan]]:
     return [(partitions[span.partition], span) for span in spans if 0 <= span.partition < len(partitions)]
 
 
-async def _extents(partition: Partition, span: PartitionSpan, step_bytes: int, extents_max: int) -> list[PlannedExtent]:
+async def _extents(
+    partition: Partition, span: op.PartitionSpan, step_bytes: int, extents_max: int
+) -> list[op.PlannedExtent]:
     offset = max(span.offset, partition.start_offset)
     try:
         found = await partition.extents(
             offset, span.end_offset, step_bytes, span.bytes_max or max(partition.size_bytes, 1)
         )
-    except (OffsetOutOfRange, TopicNotFound):
-        return []  # beyond the end, or deleted meanwhile; the reader finds out from the offsets
-    return [PlannedExtent(*extent) for extent in found[:extents_max]]
+    except (NotSupported, OffsetOutOfRange, TopicNotFound):
+        return []  # not in files, beyond the end, or deleted meanwhile; the reader goes by the offsets then
+    return [op.PlannedExtent(*extent) for extent in found[:extents_max]]
 
 
-def _cut(partition: Partition, span: PartitionSpan) -> int | None:
-    return None if span.epoch == NO_EPOCH else partition.cut_since(span.epoch)
+def _cut(partition: Partition, span: op.PartitionSpan) -> int | None:
+    return None if span.epoch == op.NO_EPOCH else partition.cut_since(span.epoch)
 
 
-async def _until_moved(known: Sequence[tuple[Partition, PartitionSpan]], wait_s: float) -> None:
+async def _until_moved(known: Sequence[tuple[Partition, op.PartitionSpan]], wait_s: float) -> None:
     """Wait until a partition has more than the reader knows of; not at all if one has less."""
     for partition, span in known:
         cut = _cut(partition, span)

@@ -18,6 +18,7 @@ from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.errors import PartitionNotFound, PenstockError
+from penstock.protocols.flymq.codec.record_layouts import ProduceRun
 from penstock.protocols.flymq.errors import error_text
 from penstock.protocols.flymq.operations.access import AuditExport, AuditQuery
 from penstock.protocols.flymq.operations.blocks import FetchBlocks
@@ -32,7 +33,6 @@ from penstock.protocols.flymq.operations.records import (
 )
 from penstock.protocols.flymq.operations.schemas import GetSchema, ListSchemas
 from penstock.protocols.flymq.operations.topics import ListGroups, ListTopics
-from penstock.protocols.flymq.record_layouts import ProduceRun
 from penstock.protocols.flymq.server.fetching import Fetcher
 from penstock.workers import Worker
 

@@ -20,7 +20,7 @@ from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition
 from penstock.log.block import HEADERS, KEYS, BinaryColumn, Block
-from penstock.protocols.flymq.record_layouts import (
+from penstock.protocols.flymq.codec.record_layouts import (
     RawCells,
     Rows,
     UniformRows,
@@ -194,11 +194,18 @@ class Fetcher:
     def consume(self, partition: Partition, offset: int, opcode: int) -> bytes | Coroutine[Any, Any, bytes]:
         """The reply to a CONSUME, or what will become it."""
         if not 0 <= offset < partition.committed_end:
-            raise _no_record(partition, offset)
+            if partition.followed:
+                raise _no_record(partition, offset)
+            return self._consume_followed(partition, offset, opcode)
         blocks = partition.read_cached(offset, 1)
         if blocks is not None:
             return _consumed(partition, blocks, offset, opcode, self._clock.now_ms())
         return self._consume_from_disk(partition, offset, opcode)
+
+    async def _consume_followed(self, partition: Partition, offset: int, opcode: int) -> bytes:
+        await partition.follow()
+        reply = self.consume(partition, offset, opcode)
+        return reply if isinstance(reply, bytes) else await reply
 
     async def _consume_from_disk(self, partition: Partition, offset: int, opcode: int) -> bytes:
         return _consumed(partition, await partition.read(offset, 1), offset, opcode, self._clock.now_ms())
@@ -222,6 +229,8 @@ class Fetcher:
         gathering = Gathering(
             form, offset, records_max, self._limits.bytes_max, self._limits.scanned_max, self._clock.now_ms()
         )
+        if not partition.followed:
+            return self._fetch_followed(partition, offset, max_records, wanted, form, worker)
         if offset >= partition.committed_end:
             gathering.next_offset = position_of_client(partition, offset)
             return gathering.encode()
@@ -238,6 +247,19 @@ class Fetcher:
                 break
             _gather(gathering, blocks)
         return gathering.encode()
+
+    async def _fetch_followed(
+        self,
+        partition: Partition,
+        offset: int,
+        max_records: int,
+        wanted: str | None,
+        form: ReplyForm[P],
+        worker: Worker,
+    ) -> bytes:
+        await partition.follow()
+        reply = self.fetch(partition, offset, max_records, wanted, form, worker)
+        return reply if isinstance(reply, bytes) else await reply
 
     async def _fetch_from_disk(self, partition: Partition, gathering: Gathering[P]) -> bytes:
         while gathering.open and gathering.next_offset < partition.committed_end:

@@ -6,22 +6,7 @@ from penstock.broker.groups.assignment import TopicPartition
 from penstock.broker.groups.lag import PartitionLag
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
 from penstock.broker.groups.monitoring import Filter, GroupStatus, SubscriptionStatus
-from penstock.protocols.flymq.operations.groups import (
-    AssignedPartition,
-    GroupAssignment,
-    GroupCommit,
-    GroupHeartbeat,
-    GroupLeave,
-    GroupList,
-    GroupMember,
-    GroupPage,
-    GroupProgress,
-    PartitionProgress,
-    SubscriptionList,
-    SubscriptionPage,
-    SubscriptionPartition,
-    SubscriptionProgress,
-)
+from penstock.protocols.flymq.operations import groups as op
 from penstock.protocols.flymq.server.dispatch import Caller, handles
 
 UNKNOWN = -1
@@ -29,25 +14,25 @@ UNKNOWN = -1
 # --- members ---
 
 
-@handles(GroupHeartbeat)
-async def heartbeat(caller: Caller, request: GroupHeartbeat) -> GroupAssignment:
+@handles(op.GroupHeartbeat)
+async def heartbeat(caller: Caller, request: op.GroupHeartbeat) -> op.GroupAssignment:
     owned = {TopicPartition(each.topic, each.partition): each.generation for each in request.owned}
     session = Session(request.start, request.instance, request.session_ms)
     assignment = await caller.broker.coordinator.heartbeat(
         caller.principal, request.group, request.topics, Heartbeat(request.member, request.sequence, session, owned)
     )
-    partitions = [AssignedPartition(*each) for each in assignment.partitions]
-    return GroupAssignment(assignment.generation, assignment.heartbeat_ms, partitions)
+    partitions = [op.AssignedPartition(*each) for each in assignment.partitions]
+    return op.GroupAssignment(assignment.generation, assignment.heartbeat_ms, partitions)
 
 
-@handles(GroupLeave)
-async def leave(caller: Caller, request: GroupLeave) -> bool:
+@handles(op.GroupLeave)
+async def leave(caller: Caller, request: op.GroupLeave) -> bool:
     await caller.broker.coordinator.leave(caller.principal, request.group, request.topics, request.member)
     return True
 
 
-@handles(GroupCommit)
-async def commit(caller: Caller, request: GroupCommit) -> bool:
+@handles(op.GroupCommit)
+async def commit(caller: Caller, request: op.GroupCommit) -> bool:
     offsets = [MemberOffset(*each) for each in request.offsets]
     await caller.broker.coordinator.commit(caller.principal, request.group, offsets, request.member)
     return True
@@ -56,37 +41,37 @@ async def commit(caller: Caller, request: GroupCommit) -> bool:
 # --- monitoring ---
 
 
-@handles(GroupList)
-async def list_groups(caller: Caller, request: GroupList) -> GroupPage:
+@handles(op.GroupList)
+async def list_groups(caller: Caller, request: op.GroupList) -> op.GroupPage:
     wanted = Filter(request.group, request.topic, (request.after_topic, request.after_group))
     page = await caller.broker.monitoring.groups(caller.principal, wanted)
-    return GroupPage([_group(status) for status in page.items], page.more)
+    return op.GroupPage([_group(status) for status in page.items], page.more)
 
 
-@handles(SubscriptionList)
-async def list_subscriptions(caller: Caller, request: SubscriptionList) -> SubscriptionPage:
+@handles(op.SubscriptionList)
+async def list_subscriptions(caller: Caller, request: op.SubscriptionList) -> op.SubscriptionPage:
     wanted = Filter(request.name, request.topic, (request.after_topic, request.after_name))
     page = await caller.broker.monitoring.subscriptions(caller.principal, wanted)
-    return SubscriptionPage([_subscription(status) for status in page.items], page.more)
+    return op.SubscriptionPage([_subscription(status) for status in page.items], page.more)
 
 
-def _group(status: GroupStatus) -> GroupProgress:
-    return GroupProgress(
+def _group(status: GroupStatus) -> op.GroupProgress:
+    return op.GroupProgress(
         status.topic,
         status.group,
         status.sessions,
         status.generation,
         status.state,
         [
-            GroupMember(each.id, each.instance, each.principal, each.session_ms, each.silent_ms)
+            op.GroupMember(each.id, each.instance, each.principal, each.session_ms, each.silent_ms)
             for each in status.members
         ],
         [_partition(*each) for each in zip(status.partitions, status.owners, strict=True)],
     )
 
 
-def _partition(lag: PartitionLag, owner: str) -> PartitionProgress:
-    return PartitionProgress(
+def _partition(lag: PartitionLag, owner: str) -> op.PartitionProgress:
+    return op.PartitionProgress(
         lag.partition,
         UNKNOWN if lag.committed is None else lag.committed,
         UNKNOWN if lag.committed_end is None else lag.committed_end,
@@ -96,8 +81,8 @@ def _partition(lag: PartitionLag, owner: str) -> PartitionProgress:
     )
 
 
-def _subscription(status: SubscriptionStatus) -> SubscriptionProgress:
-    return SubscriptionProgress(
+def _subscription(status: SubscriptionStatus) -> op.SubscriptionProgress:
+    return op.SubscriptionProgress(
         status.topic,
         status.name,
         status.owner,
@@ -108,7 +93,7 @@ def _subscription(status: SubscriptionStatus) -> SubscriptionProgress:
         status.redeliveries,
         status.dead_letters,
         status.waiting,
-        [SubscriptionPartition(index, *progress) for index, progress in enumerate(status.positions)],
+        [op.SubscriptionPartition(index, *progress) for index, progress in enumerate(status.positions)],
     )
 
 

@@ -9,23 +9,17 @@ from penstock.broker.schedule.schedule import expiry_of
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Batch
 from penstock.protocols.flymq.errors import error_text
-from penstock.protocols.flymq.operations.records import (
-    ProduceOnce,
-    RecordFailure,
-    RegisteredProducer,
-    RegisterProducer,
-    StoredOnce,
-)
+from penstock.protocols.flymq.operations import records as op
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
 
 
-@handles(RegisterProducer)
-async def register_producer(caller: Caller, request: RegisterProducer) -> RegisteredProducer:
-    return RegisteredProducer(await caller.broker.producers.register(caller.principal), IN_FLIGHT_MAX)
+@handles(op.RegisterProducer)
+async def register_producer(caller: Caller, request: op.RegisterProducer) -> op.RegisteredProducer:
+    return op.RegisteredProducer(await caller.broker.producers.register(caller.principal), IN_FLIGHT_MAX)
 
 
-@writes(ProduceOnce)
-def produce_once(caller: Caller, request: ProduceOnce, written: Written) -> None:
+@writes(op.ProduceOnce)
+def produce_once(caller: Caller, request: op.ProduceOnce, written: Written) -> None:
     count = len(request.values)
     for name, column in (("keys", request.keys), ("headers", request.headers)):
         if column and len(column) != count:
@@ -36,8 +30,8 @@ def produce_once(caller: Caller, request: ProduceOnce, written: Written) -> None
         if isinstance(outcome, PenstockError):
             written(outcome)
         else:
-            failures = [RecordFailure(row, error_text(error)) for row, error in outcome.refused]
-            written(StoredOnce(outcome.partitions, outcome.places, failures))
+            failures = [op.RecordFailure(row, error_text(error)) for row, error in outcome.refused]
+            written(op.StoredOnce(outcome.partitions, outcome.places, failures))
 
     caller.broker.producers.produce(
         caller.principal,

@@ -13,25 +13,7 @@ from penstock.broker.records.spreading import Placement, Scattered
 from penstock.broker.schedule.schedule import Scheduled, expiry_of
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.protocols.flymq.errors import error_text
-from penstock.protocols.flymq.operations.records import (
-    CancelDelayed,
-    DeadLetterDetails,
-    DeadLetterHead,
-    FetchDlq,
-    FetchRecords,
-    ProduceDelayed,
-    ProducedRecords,
-    ProduceRecords,
-    ProduceWithTtl,
-    PurgeDlq,
-    RecordFailure,
-    ReplayDlq,
-    Replayed,
-    ReplayedAt,
-    ReplayFilter,
-    ScheduledRecord,
-    StoredRecord,
-)
+from penstock.protocols.flymq.operations import records as op
 from penstock.protocols.flymq.operations.topics import Done
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, Written, handles, writes
 from penstock.protocols.flymq.server.fetching import WholeForm
@@ -45,16 +27,16 @@ _WHOLE_FORM = WholeForm()
 # --- whole records ---
 
 
-@handles(FetchRecords)
-def fetch_records(caller: Caller, request: FetchRecords) -> Answer:
+@handles(op.FetchRecords)
+def fetch_records(caller: Caller, request: op.FetchRecords) -> Answer:
     partition = caller.broker.partition(caller.principal, request.topic, request.partition)
     return caller.fetcher.fetch(
         partition, request.offset, request.max_records, request.filter, _WHOLE_FORM, caller.worker
     )
 
 
-@writes(ProduceRecords)
-def produce_records(caller: Caller, request: ProduceRecords, written: Written) -> None:
+@writes(op.ProduceRecords)
+def produce_records(caller: Caller, request: op.ProduceRecords, written: Written) -> None:
     count = len(request.values)
     for name, column in (("keys", request.keys), ("headers", request.headers)):
         if column and len(column) != count:
@@ -71,7 +53,7 @@ def produce_records(caller: Caller, request: ProduceRecords, written: Written) -
 class _RecordsWrite:
     """One PRODUCE_RECORDS under way: each record is stored or fails by itself."""
 
-    def __init__(self, caller: Caller, request: ProduceRecords, written: Written) -> None:
+    def __init__(self, caller: Caller, request: op.ProduceRecords, written: Written) -> None:
         self._caller = caller
         self._request = request
         self._written = written
@@ -81,7 +63,7 @@ class _RecordsWrite:
         self._offsets = [0] * count
         self._timestamps_ms = [0] * count
         self._ids = [""] * count if request.delay_ms else []
-        self._failures: list[RecordFailure] = []
+        self._failures: list[op.RecordFailure] = []
         self._left = count
 
     def start(self) -> None:
@@ -157,13 +139,13 @@ class _RecordsWrite:
 
     def _fail(self, rows: Sequence[int], error: PenstockError) -> None:
         text = error_text(error)
-        self._failures += [RecordFailure(row, text) for row in rows]
+        self._failures += [op.RecordFailure(row, text) for row in rows]
 
     def _settle(self, count: int) -> None:
         self._left -= count
         if not self._left:
             self._written(
-                ProducedRecords(self._partitions, self._offsets, self._timestamps_ms, self._failures, self._ids)
+                op.ProducedRecords(self._partitions, self._offsets, self._timestamps_ms, self._failures, self._ids)
             )
 
 
@@ -171,7 +153,7 @@ class _RecordsWrite:
 
 
 def stored(
-    kind: type[StoredRecord], topic: str, key: bytes | None, value: bytes, written: Written
+    kind: type[op.StoredRecord], topic: str, key: bytes | None, value: bytes, written: Written
 ) -> Callable[[list[Placement] | Scattered], None]:
     """Return what takes the outcome of a write of one record and hands the reply, or the error, to `written`."""
 
@@ -189,10 +171,10 @@ def stored(
     return done
 
 
-@writes(ProduceDelayed)
-def produce_delayed(caller: Caller, request: ProduceDelayed, written: Written) -> None:
+@writes(op.ProduceDelayed)
+def produce_delayed(caller: Caller, request: op.ProduceDelayed, written: Written) -> None:
     if request.delay_ms <= 0:
-        _store(caller, request, ScheduledRecord, written)
+        _store(caller, request, op.ScheduledRecord, written)
         return
 
     def done(result: Scheduled | PenstockError) -> None:
@@ -200,7 +182,7 @@ def produce_delayed(caller: Caller, request: ProduceDelayed, written: Written) -
             written(result)
             return
         # The offset is 0, as deployed brokers have it: it is not known yet.
-        reply = ScheduledRecord.of(request.topic, result.partition, 0, result.due_ms, request.key, request.value)
+        reply = op.ScheduledRecord.of(request.topic, result.partition, 0, result.due_ms, request.key, request.value)
         reply.id = result.id
         written(reply)
 
@@ -216,13 +198,13 @@ def produce_delayed(caller: Caller, request: ProduceDelayed, written: Written) -
     )
 
 
-@writes(ProduceWithTtl)
-def produce_with_ttl(caller: Caller, request: ProduceWithTtl, written: Written) -> None:
-    _store(caller, request, StoredRecord, written)
+@writes(op.ProduceWithTtl)
+def produce_with_ttl(caller: Caller, request: op.ProduceWithTtl, written: Written) -> None:
+    _store(caller, request, op.StoredRecord, written)
 
 
 def _store(
-    caller: Caller, request: ProduceDelayed | ProduceWithTtl, reply: type[StoredRecord], written: Written
+    caller: Caller, request: op.ProduceDelayed | op.ProduceWithTtl, reply: type[op.StoredRecord], written: Written
 ) -> None:
     expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms)
     caller.broker.produce(
@@ -237,8 +219,8 @@ def _store(
     )
 
 
-@handles(CancelDelayed)
-async def cancel_delayed(caller: Caller, request: CancelDelayed) -> Done:
+@handles(op.CancelDelayed)
+async def cancel_delayed(caller: Caller, request: op.CancelDelayed) -> Done:
     await caller.broker.schedule.cancel(caller.principal, request.topic, request.id)
     return Done(True, "OK")
 
@@ -246,14 +228,16 @@ async def cancel_delayed(caller: Caller, request: CancelDelayed) -> Done:
 # --- dead letters ---
 
 
-@handles(FetchDlq)
-async def fetch_dlq(caller: Caller, request: FetchDlq) -> Iterable[tuple[DeadLetterHead, DeadLetterDetails | None]]:
+@handles(op.FetchDlq)
+async def fetch_dlq(
+    caller: Caller, request: op.FetchDlq
+) -> Iterable[tuple[op.DeadLetterHead, op.DeadLetterDetails | None]]:
     count_max = request.max_records if request.max_records > 0 else FETCH_RECORDS_DEFAULT
     letters = await caller.broker.dead_letters.letters(caller.principal, request.topic, count_max)
     return (
         (
-            DeadLetterHead(each.id, each.value or b"", each.reason, each.attempts),
-            DeadLetterDetails(
+            op.DeadLetterHead(each.id, each.value or b"", each.reason, each.attempts),
+            op.DeadLetterDetails(
                 each.key, each.origin_partition, each.origin_offset, each.first_failed_ms, each.failed_ms
             ),
         )
@@ -261,21 +245,21 @@ async def fetch_dlq(caller: Caller, request: FetchDlq) -> Iterable[tuple[DeadLet
     )
 
 
-@handles(ReplayDlq)
-async def replay_dlq(caller: Caller, request: ReplayDlq) -> Replayed | ReplayedAt:
+@handles(op.ReplayDlq)
+async def replay_dlq(caller: Caller, request: op.ReplayDlq) -> op.Replayed | op.ReplayedAt:
     dead_letters, target = caller.broker.dead_letters, request.target
     if isinstance(target, str):
         await dead_letters.replay(caller.principal, request.topic, target)
-        return Replayed(True, "OK")
+        return op.Replayed(True, "OK")
     if isinstance(target, int):
         await dead_letters.replay_at(caller.principal, request.topic, target)
-        return ReplayedAt(True, b"OK")
+        return op.ReplayedAt(True, b"OK")
     wanted = await _wanted(caller, target) if target.filter else None
     count = await dead_letters.replay_all(caller.principal, request.topic, wanted, dry_run=target.dry_run)
-    return Replayed(True, "OK", min(count, UINT32_MAX))
+    return op.Replayed(True, "OK", min(count, UINT32_MAX))
 
 
-async def _wanted(caller: Caller, target: ReplayFilter) -> Wanted:
+async def _wanted(caller: Caller, target: op.ReplayFilter) -> Wanted:
     """A letter is wanted for its record, as in FETCH, or for its reason."""
     record_filter = await caller.worker.run(lambda _: RecordFilter(target.filter))
 
@@ -287,7 +271,7 @@ async def _wanted(caller: Caller, target: ReplayFilter) -> Wanted:
     return wanted
 
 
-@handles(PurgeDlq)
-async def purge_dlq(caller: Caller, request: PurgeDlq) -> Done:
+@handles(op.PurgeDlq)
+async def purge_dlq(caller: Caller, request: op.PurgeDlq) -> Done:
     await caller.broker.dead_letters.purge(caller.principal, request.topic)
     return Done(True, "OK")

@@ -7,29 +7,15 @@ from collections.abc import Iterable
 from penstock.broker.limits import SCHEMA_BYTES_CEILING
 from penstock.broker.schemas.reference import LATEST, parse_reference
 from penstock.errors import SchemaInvalid, SchemaNotFound
+from penstock.protocols.flymq.operations import schemas as op
 from penstock.protocols.flymq.operations.records import StoredRecord
-from penstock.protocols.flymq.operations.schemas import (
-    BindSchema,
-    DeleteSchema,
-    GetSchema,
-    ListSchemas,
-    ProduceWithSchema,
-    RegisteredSchema,
-    RegisterSchema,
-    SchemaDefinition,
-    SchemaDetails,
-    SchemaHead,
-    SchemaReading,
-    ValidateSchema,
-    Validation,
-)
 from penstock.protocols.flymq.operations.topics import Done
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
 from penstock.protocols.flymq.server.records import stored
 
 
-@handles(RegisterSchema)
-async def register_schema(caller: Caller, request: RegisterSchema) -> RegisteredSchema:
+@handles(op.RegisterSchema)
+async def register_schema(caller: Caller, request: op.RegisterSchema) -> op.RegisteredSchema:
     if len(request.definition) > SCHEMA_BYTES_CEILING:
         raise SchemaInvalid(
             f"the definition has {len(request.definition)} bytes: at most {SCHEMA_BYTES_CEILING} are allowed"
@@ -41,11 +27,11 @@ async def register_schema(caller: Caller, request: RegisterSchema) -> Registered
     version = await caller.broker.schemas.register(
         caller.principal, request.name, request.type_name, definition, request.compatibility
     )
-    return RegisteredSchema(version.name, request.type_name, version.version, version.compatibility)
+    return op.RegisteredSchema(version.name, request.type_name, version.version, version.compatibility)
 
 
-@handles(GetSchema)
-def get_schema(caller: Caller, request: GetSchema) -> SchemaDefinition:
+@handles(op.GetSchema)
+def get_schema(caller: Caller, request: op.GetSchema) -> op.SchemaDefinition:
     try:
         found = caller.broker.schemas.get(caller.principal, request.name, request.version)
     except SchemaNotFound:
@@ -54,7 +40,7 @@ def get_schema(caller: Caller, request: GetSchema) -> SchemaDefinition:
         # The words that deployed brokers have for it here.
         raise SchemaNotFound(f"no schema found for topic: {request.name}") from None
     definition = found.definition.encode()
-    return SchemaDefinition(
+    return op.SchemaDefinition(
         1,
         found.name,
         found.type,
@@ -66,38 +52,38 @@ def get_schema(caller: Caller, request: GetSchema) -> SchemaDefinition:
     )
 
 
-@handles(ListSchemas)
-def list_schemas(caller: Caller, request: ListSchemas) -> Iterable[tuple[SchemaHead, SchemaDetails | None]]:
+@handles(op.ListSchemas)
+def list_schemas(caller: Caller, request: op.ListSchemas) -> Iterable[tuple[op.SchemaHead, op.SchemaDetails | None]]:
     return (
         (
-            SchemaHead(f"{each.name}-v{each.version}", each.type, each.version),
-            SchemaDetails(each.compatibility, each.created_ms),
+            op.SchemaHead(f"{each.name}-v{each.version}", each.type, each.version),
+            op.SchemaDetails(each.compatibility, each.created_ms),
         )
         for each in caller.broker.schemas.versions(caller.principal, request.name or None)
     )
 
 
-@handles(ValidateSchema)
-async def validate_schema(caller: Caller, request: ValidateSchema) -> Validation:
+@handles(op.ValidateSchema)
+async def validate_schema(caller: Caller, request: op.ValidateSchema) -> op.Validation:
     name, version, message = parse_reference(request.schema)
     errors = await caller.broker.schemas.validate(caller.principal, name, request.value, version, message)
-    return Validation(not errors, errors)
+    return op.Validation(not errors, errors)
 
 
-@handles(DeleteSchema)
-async def delete_schema(caller: Caller, request: DeleteSchema) -> Done:
+@handles(op.DeleteSchema)
+async def delete_schema(caller: Caller, request: op.DeleteSchema) -> Done:
     await caller.broker.schemas.delete(caller.principal, request.name, request.version)
     return Done(True, "OK")
 
 
-@handles(BindSchema)
-async def bind_schema(caller: Caller, request: BindSchema) -> Done:
+@handles(op.BindSchema)
+async def bind_schema(caller: Caller, request: op.BindSchema) -> Done:
     await caller.broker.schemas.bind(caller.principal, request.topic, request.schema or None)
     return Done(True, "OK")
 
 
-@writes(ProduceWithSchema)
-def produce_with_schema(caller: Caller, request: ProduceWithSchema, written: Written) -> None:
+@writes(op.ProduceWithSchema)
+def produce_with_schema(caller: Caller, request: op.ProduceWithSchema, written: Written) -> None:
     reading = _meant(caller, request)
     caller.broker.produce(
         caller.principal,
@@ -110,7 +96,7 @@ def produce_with_schema(caller: Caller, request: ProduceWithSchema, written: Wri
     )
 
 
-def _meant(caller: Caller, request: ProduceWithSchema) -> SchemaReading:
+def _meant(caller: Caller, request: op.ProduceWithSchema) -> op.SchemaReading:
     for reading in request.readings[1:] and request.readings:
         if caller.broker.schemas.exists(reading.schema):
             return reading

@@ -9,25 +9,14 @@ from penstock.broker.pipelines import Stage as PipelineStage
 from penstock.broker.staging.entries import Place
 from penstock.broker.staging.entries import Winner as WinningAttempt
 from penstock.errors import PenstockError
-from penstock.protocols.flymq.operations.spark import (
-    BeginRun,
-    PipelineDescription,
-    PipelineList,
-    PipelineReport,
-    PipelineStop,
-    Run,
-    Stage,
-    StageAbort,
-    StageCommit,
-    StageReport,
-)
+from penstock.protocols.flymq.operations import spark as op
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
 
 # --- staged records ---
 
 
-@writes(Stage)
-def stage(caller: Caller, request: Stage, written: Written) -> None:
+@writes(op.Stage)
+def stage(caller: Caller, request: op.Stage, written: Written) -> None:
     def done(error: PenstockError | None) -> None:
         written(True if error is None else error)
 
@@ -35,8 +24,8 @@ def stage(caller: Caller, request: Stage, written: Written) -> None:
     caller.broker.staging.stage(caller.principal, request.topic, place, request.parts, done=done)
 
 
-@handles(StageCommit)
-async def commit(caller: Caller, request: StageCommit) -> int:
+@handles(op.StageCommit)
+async def commit(caller: Caller, request: op.StageCommit) -> int:
     winners = [WinningAttempt(*winner) for winner in request.winners]
     committed = await caller.broker.staging.commit(
         caller.principal, request.application, request.run, request.epoch, winners
@@ -44,13 +33,13 @@ async def commit(caller: Caller, request: StageCommit) -> int:
     return committed.value
 
 
-@handles(StageAbort)
-async def abort(caller: Caller, request: StageAbort) -> bool:
+@handles(op.StageAbort)
+async def abort(caller: Caller, request: op.StageAbort) -> bool:
     return await caller.broker.staging.abort(caller.principal, request.application, request.run, request.epoch)
 
 
-@handles(BeginRun)
-async def begin_run(caller: Caller, request: BeginRun) -> Run:
+@handles(op.BeginRun)
+async def begin_run(caller: Caller, request: op.BeginRun) -> op.Run:
     entry = await caller.broker.staging.begin_run(
         caller.principal,
         request.application,
@@ -59,14 +48,14 @@ async def begin_run(caller: Caller, request: BeginRun) -> Run:
         query=request.query,
         replaces=request.replaces,
     )
-    return Run(entry.run, entry.epoch, entry.query)
+    return op.Run(entry.run, entry.epoch, entry.query)
 
 
 # --- pipelines ---
 
 
-@handles(PipelineReport)
-async def report(caller: Caller, request: PipelineReport) -> bool:
+@handles(op.PipelineReport)
+async def report(caller: Caller, request: op.PipelineReport) -> bool:
     stages = [
         PipelineStage(each.name, each.state, each.rows, each.rejects, each.lag, each.batches, each.batch_ms)
         for each in request.stages
@@ -75,18 +64,18 @@ async def report(caller: Caller, request: PipelineReport) -> bool:
     return await caller.broker.pipelines.report(caller.principal, request.pipeline, reported)
 
 
-@handles(PipelineList)
-def list_pipelines(caller: Caller, request: PipelineList) -> Iterable[PipelineDescription]:
+@handles(op.PipelineList)
+def list_pipelines(caller: Caller, request: op.PipelineList) -> Iterable[op.PipelineDescription]:
     return map(_described, caller.broker.pipelines.reported(caller.principal))
 
 
-@handles(PipelineStop)
-async def stop(caller: Caller, request: PipelineStop) -> bool:
+@handles(op.PipelineStop)
+async def stop(caller: Caller, request: op.PipelineStop) -> bool:
     return await caller.broker.pipelines.stop(caller.principal, request.pipeline)
 
 
-def _described(info: PipelineInfo) -> PipelineDescription:
-    return PipelineDescription(
+def _described(info: PipelineInfo) -> op.PipelineDescription:
+    return op.PipelineDescription(
         info.name,
         info.owner,
         info.run,
@@ -97,7 +86,7 @@ def _described(info: PipelineInfo) -> PipelineDescription:
         info.stopping,
         info.alive,
         [
-            StageReport(each.name, each.state, each.rows, each.rejects, each.lag, each.batches, each.batch_ms)
+            op.StageReport(each.name, each.state, each.rows, each.rejects, each.lag, each.batches, each.batch_ms)
             for each in info.stages
         ],
     )

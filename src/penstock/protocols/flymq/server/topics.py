@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from penstock.broker.cluster import NAME
@@ -11,46 +12,8 @@ from penstock.broker.groups.groups import GroupInfo
 from penstock.broker.groups.monitoring import PAGE_PARTITIONS_MAX
 from penstock.broker.topics.settings import format_topic_config, parse_topic_config
 from penstock.errors import InvalidRequest, TopicExists, TopicNotFound
+from penstock.protocols.flymq.operations import topics as op
 from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary
-from penstock.protocols.flymq.operations.topics import (
-    AddPartitions,
-    AlterTopic,
-    ClusterJoin,
-    ClusterLeave,
-    ClusterMetadata,
-    ClusterPartition,
-    ClusterState,
-    ClusterStatus,
-    ClusterTopic,
-    ClusterTopics,
-    Commit,
-    CreateTopic,
-    DeleteGroup,
-    DeleteTopic,
-    DescribedTopic,
-    DescribeGroup,
-    Done,
-    GetLag,
-    GetOffset,
-    GroupLag,
-    GroupState,
-    GroupSummary,
-    ListGroups,
-    ListTopics,
-    Metadata,
-    PartitionLeader,
-    PartitionMetadata,
-    ResetOffset,
-    SeekToTimestamp,
-    SnapshotCreate,
-    SnapshotDescription,
-    SnapshotRelease,
-    Subscribe,
-    TopicList,
-    TopicMetadata,
-    TopicPage,
-    TruncateTopic,
-)
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
 from penstock.protocols.flymq.server.fetching import PlainForm
 
@@ -89,8 +52,8 @@ def fetch(caller: Caller, request: Fetch) -> Answer:
 # --- topics ---
 
 
-@handles(CreateTopic)
-async def create_topic(caller: Caller, request: CreateTopic) -> Done:
+@handles(op.CreateTopic)
+async def create_topic(caller: Caller, request: op.CreateTopic) -> op.Done:
     if request.partitions < 0:
         raise InvalidRequest(f"invalid request: {request.partitions} partitions: use 1 or more, or 0 for 1")
     # A topic's schema is sent with its settings, but it is kept with the schemas: it can be changed.
@@ -102,32 +65,34 @@ async def create_topic(caller: Caller, request: CreateTopic) -> Done:
             caller.principal, request.topic, replace(config, partitions=request.partitions or 1), schema
         )
     except TopicExists:
-        return Done(True, f"topic {request.topic} exists already and was left unchanged")
-    return Done(True, f"topic {request.topic} created")
+        return op.Done(True, f"topic {request.topic} exists already and was left unchanged")
+    return op.Done(True, f"topic {request.topic} created")
 
 
-@handles(Metadata)
-def metadata(caller: Caller, request: Metadata) -> TopicMetadata:
-    described = _described(caller, request.topic)
-    return TopicMetadata(described.topic, described.partitions, described.config)
+@handles(op.Metadata)
+async def metadata(caller: Caller, request: op.Metadata) -> op.TopicMetadata:
+    described = await _described(caller, request.topic)
+    return op.TopicMetadata(described.topic, described.partitions, described.config)
 
 
-@handles(TopicList)
-def describe_topics(caller: Caller, request: TopicList) -> TopicPage:
+@handles(op.TopicList)
+async def describe_topics(caller: Caller, request: op.TopicList) -> op.TopicPage:
     names = caller.broker.topic_names(caller.principal)
     rest = names[bisect_right(names, request.after) :]
-    page: list[DescribedTopic] = []
-    rows = 0
+    page: list[op.DescribedTopic] = []
+    rows = looked_at = 0
     for name in rest:
         if rows >= PAGE_PARTITIONS_MAX:
             break
-        page.append(_described(caller, name))
-        rows += len(page[-1].partitions)
-    return TopicPage(page, len(page) < len(rest))
+        looked_at += 1
+        with suppress(TopicNotFound):  # it was deleted meanwhile
+            page.append(await _described(caller, name))
+            rows += len(page[-1].partitions)
+    return op.TopicPage(page, looked_at < len(rest))
 
 
-def _described(caller: Caller, topic: str) -> DescribedTopic:
-    description = caller.broker.describe_topic(caller.principal, topic)
+async def _described(caller: Caller, topic: str) -> op.DescribedTopic:
+    description = await caller.broker.follow_topic(caller.principal, topic)
     info = description.info
     settings = dict(format_topic_config(info.config))
     del settings["partitions"]
@@ -135,41 +100,41 @@ def _described(caller: Caller, topic: str) -> DescribedTopic:
     schema = caller.broker.schemas.bound_to(caller.principal, topic)
     settings |= {} if schema is None else {SCHEMA_SETTING: schema}
     partitions = [
-        PartitionMetadata(each.index, LEADER_ID, each.start_offset, each.committed_end)
+        op.PartitionMetadata(each.index, LEADER_ID, each.start_offset, each.committed_end)
         for each in description.partitions
     ]
-    return DescribedTopic(info.name, partitions, settings)
+    return op.DescribedTopic(info.name, partitions, settings)
 
 
-@handles(AlterTopic)
-async def alter_topic(caller: Caller, request: AlterTopic) -> Done:
+@handles(op.AlterTopic)
+async def alter_topic(caller: Caller, request: op.AlterTopic) -> op.Done:
     if any(name == SCHEMA_SETTING for name, _ in request.settings):
         raise InvalidRequest("schema is not a setting that can be altered: bind the topic to another schema instead")
     await caller.broker.topics.alter(caller.principal, request.topic, request.settings)
-    return Done(True, f"topic {request.topic} altered")
+    return op.Done(True, f"topic {request.topic} altered")
 
 
-@handles(AddPartitions)
-async def add_partitions(caller: Caller, request: AddPartitions) -> Done:
+@handles(op.AddPartitions)
+async def add_partitions(caller: Caller, request: op.AddPartitions) -> op.Done:
     info = await caller.broker.topics.add_partitions(caller.principal, request.topic, request.partitions)
-    return Done(True, f"topic {request.topic} has {info.config.partitions} partitions")
+    return op.Done(True, f"topic {request.topic} has {info.config.partitions} partitions")
 
 
-@handles(TruncateTopic)
-async def truncate_topic(caller: Caller, request: TruncateTopic) -> Done:
+@handles(op.TruncateTopic)
+async def truncate_topic(caller: Caller, request: op.TruncateTopic) -> op.Done:
     await caller.broker.topics.truncate(
         caller.principal, request.topic, request.mode, request.position, request.partition
     )
-    return Done(True, f"topic {request.topic} truncated")
+    return op.Done(True, f"topic {request.topic} truncated")
 
 
-@handles(ListTopics)
-def list_topics(caller: Caller, request: ListTopics) -> list[str]:
+@handles(op.ListTopics)
+def list_topics(caller: Caller, request: op.ListTopics) -> list[str]:
     return caller.broker.topic_names(caller.principal)
 
 
-@handles(DeleteTopic)
-async def delete_topic(caller: Caller, request: DeleteTopic) -> bool:
+@handles(op.DeleteTopic)
+async def delete_topic(caller: Caller, request: op.DeleteTopic) -> bool:
     try:
         await caller.broker.delete_topic(caller.principal, request.topic)
     except TopicNotFound:
@@ -177,14 +142,14 @@ async def delete_topic(caller: Caller, request: DeleteTopic) -> bool:
     return True
 
 
-@handles(SnapshotCreate)
-async def create_snapshot(caller: Caller, request: SnapshotCreate) -> SnapshotDescription:
+@handles(op.SnapshotCreate)
+async def create_snapshot(caller: Caller, request: op.SnapshotCreate) -> op.SnapshotDescription:
     snapshot = await caller.broker.snapshot(caller.principal)
-    return SnapshotDescription(snapshot.id, snapshot.directory)
+    return op.SnapshotDescription(snapshot.id, snapshot.directory)
 
 
-@handles(SnapshotRelease)
-async def release_snapshot(caller: Caller, request: SnapshotRelease) -> bool:
+@handles(op.SnapshotRelease)
+async def release_snapshot(caller: Caller, request: op.SnapshotRelease) -> bool:
     await caller.broker.release_snapshot(caller.principal, request.id)
     return True
 
@@ -192,68 +157,70 @@ async def release_snapshot(caller: Caller, request: SnapshotRelease) -> bool:
 # --- groups ---
 
 
-@handles(Subscribe)
-def subscribe(caller: Caller, request: Subscribe) -> int:
+@handles(op.Subscribe)
+async def subscribe(caller: Caller, request: op.Subscribe) -> int:
     caller.note_dialect(native=request.native)
     mode = _SUBSCRIBE_MODES.get(request.mode, request.mode)
-    offset = caller.broker.start_position(caller.principal, request.topic, request.group, request.partition, mode)
+    offset = await caller.broker.start_position(caller.principal, request.topic, request.group, request.partition, mode)
     caller.broker.subscribe(caller.principal, request.topic, request.group, caller.session_id)
     return offset
 
 
-@handles(Commit)
-async def commit(caller: Caller, request: Commit) -> bool:
+@handles(op.Commit)
+async def commit(caller: Caller, request: op.Commit) -> bool:
     await caller.broker.commit_offset(caller.principal, request.topic, request.group, request.partition, request.offset)
     return True
 
 
-@handles(GetOffset)
-def get_offset(caller: Caller, request: GetOffset) -> int:
+@handles(op.GetOffset)
+def get_offset(caller: Caller, request: op.GetOffset) -> int:
     return caller.broker.committed_offset(caller.principal, request.topic, request.group, request.partition) or 0
 
 
-@handles(ResetOffset)
-async def reset_offset(caller: Caller, request: ResetOffset) -> bool:
+@handles(op.ResetOffset)
+async def reset_offset(caller: Caller, request: op.ResetOffset) -> bool:
     await caller.broker.reset_offset(
         caller.principal, request.topic, request.group, request.partition, request.mode, request.offset
     )
     return True
 
 
-@handles(ListGroups)
-def list_groups(caller: Caller, request: ListGroups) -> Iterable[GroupState]:
+@handles(op.ListGroups)
+def list_groups(caller: Caller, request: op.ListGroups) -> Iterable[op.GroupState]:
     return map(_group_state, caller.broker.list_groups(caller.principal))
 
 
-@handles(DescribeGroup)
-def describe_group(caller: Caller, request: DescribeGroup) -> GroupState | GroupSummary:
+@handles(op.DescribeGroup)
+def describe_group(caller: Caller, request: op.DescribeGroup) -> op.GroupState | op.GroupSummary:
     infos = caller.broker.describe_group(caller.principal, request.group, request.topic or None)
     if not request.group_only:
         return _group_state(infos[0])
     members = sorted({member for info in infos for member in info.members})
     topics = [info.topic for info in infos]
-    return GroupSummary(request.group, "Stable" if members else "Empty", members, topics, caller.node.address())
+    return op.GroupSummary(request.group, "Stable" if members else "Empty", members, topics, caller.node.address())
 
 
-def _group_state(info: GroupInfo) -> GroupState:
-    return GroupState(info.topic, info.group, len(info.members), {each.partition: each.offset for each in info.offsets})
+def _group_state(info: GroupInfo) -> op.GroupState:
+    return op.GroupState(
+        info.topic, info.group, len(info.members), {each.partition: each.offset for each in info.offsets}
+    )
 
 
-@handles(GetLag)
-def get_lag(caller: Caller, request: GetLag) -> GroupLag:
-    lag = caller.broker.lag(caller.principal, request.topic, request.group, request.partition)
+@handles(op.GetLag)
+async def get_lag(caller: Caller, request: op.GetLag) -> op.GroupLag:
+    lag = await caller.broker.lag(caller.principal, request.topic, request.group, request.partition)
     committed = lag.committed or 0
-    return GroupLag(committed, committed, lag.committed_end, lag.records)
+    return op.GroupLag(committed, committed, lag.committed_end, lag.records)
 
 
-@handles(DeleteGroup)
-async def delete_group(caller: Caller, request: DeleteGroup) -> bool:
+@handles(op.DeleteGroup)
+async def delete_group(caller: Caller, request: op.DeleteGroup) -> bool:
     await caller.broker.delete_group(caller.principal, request.group, request.topic or None)
     return True
 
 
-@handles(SeekToTimestamp)
-async def seek_to_timestamp(caller: Caller, request: SeekToTimestamp) -> int:
+@handles(op.SeekToTimestamp)
+async def seek_to_timestamp(caller: Caller, request: op.SeekToTimestamp) -> int:
     return await caller.broker.seek_to_time(
         caller.principal, request.topic, request.group, request.partition, request.timestamp_ms
     )
@@ -262,38 +229,42 @@ async def seek_to_timestamp(caller: Caller, request: SeekToTimestamp) -> int:
 # --- the cluster ---
 
 
-@handles(ClusterJoin)
-def join_cluster(caller: Caller, request: ClusterJoin) -> bool:
+@handles(op.ClusterJoin)
+def join_cluster(caller: Caller, request: op.ClusterJoin) -> bool:
     caller.broker.cluster.join(caller.principal, request.peer)
 
 
-@handles(ClusterLeave)
-def leave_cluster(caller: Caller, request: ClusterLeave) -> bool:
+@handles(op.ClusterLeave)
+def leave_cluster(caller: Caller, request: op.ClusterLeave) -> bool:
     caller.broker.cluster.leave(caller.principal)
 
 
-@handles(ClusterStatus)
-def cluster_status(caller: Caller, request: ClusterStatus) -> ClusterState:
+@handles(op.ClusterStatus)
+def cluster_status(caller: Caller, request: op.ClusterStatus) -> op.ClusterState:
     status = caller.broker.cluster.status(caller.principal)
     node = (caller.node.id, caller.node.address(), "degraded" if status.partitions_failed else "online")
-    return ClusterState(status.name, caller.node.id, [node], status.topics, status.partitions, status.partitions_failed)
+    return op.ClusterState(
+        status.name, caller.node.id, [node], status.topics, status.partitions, status.partitions_failed
+    )
 
 
-@handles(ClusterMetadata)
-def cluster_metadata(caller: Caller, request: ClusterMetadata) -> ClusterTopics:
+@handles(op.ClusterMetadata)
+def cluster_metadata(caller: Caller, request: op.ClusterMetadata) -> op.ClusterTopics:
     """One node leads every partition."""
     caller.note_dialect(native=True)
     broker, principal, node = caller.broker, caller.principal, caller.node.id
     place = (node, caller.node.address(), LEADER_EPOCH)
     # A partition that takes no more writes still has its one replica, which can be read, and none in sync.
     leaders = {
-        True: PartitionLeader(*place, "online", (node,), (node,)),
-        False: PartitionLeader(*place, "offline", (node,), ()),
+        True: op.PartitionLeader(*place, "online", (node,), (node,)),
+        False: op.PartitionLeader(*place, "offline", (node,), ()),
     }
     names = [request.topic] if request.topic else broker.topic_names(principal)
 
-    def described(name: str) -> ClusterTopic:
+    def described(name: str) -> op.ClusterTopic:
         partitions = broker.describe_topic(principal, name).partitions
-        return ClusterTopic(name, [ClusterPartition(each.index, leaders[each.failure is None]) for each in partitions])
+        return op.ClusterTopic(
+            name, [op.ClusterPartition(each.index, leaders[each.failure is None]) for each in partitions]
+        )
 
-    return ClusterTopics(NAME, map(described, names))
+    return op.ClusterTopics(NAME, map(described, names))

@@ -12,25 +12,18 @@ from contextlib import suppress
 
 from penstock.broker.transactions.transactions import Added
 from penstock.errors import TransactionNotActive
-from penstock.protocols.flymq.operations.transactions import (
-    TransactionState,
-    TxnBegin,
-    TxnCommit,
-    TxnProduce,
-    TxnRollback,
-    encode_added,
-)
+from penstock.protocols.flymq.operations import transactions as op
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
 from penstock.protocols.flymq.wire import PARTITION_AUTO
 
 
-@handles(TxnBegin)
-def begin(caller: Caller, request: TxnBegin) -> TransactionState:
-    return TransactionState(caller.broker.transactions.begin(caller.principal), True)
+@handles(op.TxnBegin)
+def begin(caller: Caller, request: op.TxnBegin) -> op.TransactionState:
+    return op.TransactionState(caller.broker.transactions.begin(caller.principal), True)
 
 
-@handles(TxnProduce)
-def produce(caller: Caller, request: TxnProduce) -> Answer:
+@handles(op.TxnProduce)
+def produce(caller: Caller, request: op.TxnProduce) -> Answer:
     if not caller.broker.has_topic(request.topic):
         return _create_and_produce(caller, request)
     adding: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
@@ -46,18 +39,18 @@ def produce(caller: Caller, request: TxnProduce) -> Answer:
     return _replies(caller, request, adding.result()) if adding.done() else _reply_later(caller, request, adding)
 
 
-async def _create_and_produce(caller: Caller, request: TxnProduce) -> bytes:
+async def _create_and_produce(caller: Caller, request: op.TxnProduce) -> bytes:
     await caller.broker.ensure_topic(caller.principal, request.topic)
     answer: Answer = produce(caller, request)
     return answer if isinstance(answer, bytes) else await answer
 
 
-async def _reply_later(caller: Caller, request: TxnProduce, adding: asyncio.Future[Added]) -> bytes:
+async def _reply_later(caller: Caller, request: op.TxnProduce, adding: asyncio.Future[Added]) -> bytes:
     return _replies(caller, request, await adding)
 
 
-def _replies(caller: Caller, request: TxnProduce, added: Added) -> bytes:
-    replies = encode_added(request.topic, added.partitions, request.keys, request.values)
+def _replies(caller: Caller, request: op.TxnProduce, added: Added) -> bytes:
+    replies = op.encode_added(request.topic, added.partitions, request.keys, request.values)
     if not added.errors:
         return replies
     size = len(replies) // len(request.values)
@@ -67,18 +60,18 @@ def _replies(caller: Caller, request: TxnProduce, added: Added) -> bytes:
     )
 
 
-@handles(TxnCommit)
-async def commit(caller: Caller, request: TxnCommit) -> TransactionState:
+@handles(op.TxnCommit)
+async def commit(caller: Caller, request: op.TxnCommit) -> op.TransactionState:
     transactions = caller.broker.transactions
     # Of a transaction that has ended, the commit itself says how: a client that asks again sends its offsets again too.
     with suppress(TransactionNotActive):
         for group, topic, partition, offset in request.offsets:
             transactions.commit_offset(caller.principal, topic, request.transaction, group, partition, offset)
     done = await transactions.commit(caller.principal, request.transaction)
-    return TransactionState(request.transaction, done)
+    return op.TransactionState(request.transaction, done)
 
 
-@handles(TxnRollback)
-def rollback(caller: Caller, request: TxnRollback) -> TransactionState:
+@handles(op.TxnRollback)
+def rollback(caller: Caller, request: op.TxnRollback) -> op.TransactionState:
     done = caller.broker.transactions.rollback(caller.principal, request.transaction)
-    return TransactionState(request.transaction, done)
+    return op.TransactionState(request.transaction, done)

@@ -1,0 +1,1 @@
+"""Felix messages and their bytes, in both directions, without I/O."""

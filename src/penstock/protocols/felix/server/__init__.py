@@ -1,0 +1,1 @@
+"""What Felix requests do: publishes, subscriptions, consumer groups and the cache."""

@@ -1,0 +1,1 @@
+"""FlyMQ messages and their bytes, in both directions, without I/O."""

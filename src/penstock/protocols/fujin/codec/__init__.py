@@ -1,0 +1,1 @@
+"""Fujin commands and replies and their bytes, in both directions, without I/O."""

@@ -1,0 +1,1 @@
+"""What a Fujin stream does: writers, readers, and how records are settled."""

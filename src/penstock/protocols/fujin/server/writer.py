@@ -1,0 +1,220 @@
+"""A writer's side of a stream: WRITE, and transactions.
+
+WRITEs are started without waiting for one another and answered in order, once they are on disk. Everything else waits until they are
+answered, so BEGIN comes after the writes before it, and DISCONNECT is the last that is said. Inside a transaction a WRITE is answered when
+the broker has taken it; it is on disk, with all others, when COMMIT is answered.
+
+A COMMIT that fails leaves the transaction open; a ROLLBACK always ends it. A stream that ends rolls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from penstock.broker.records.producer import ANY_PARTITION
+from penstock.broker.records.spreading import Placement, Scattered, errors_by_row
+from penstock.broker.transactions.transactions import Added
+from penstock.errors import PenstockError, TopicNotFound
+from penstock.protocols.conversation import ReplySlot
+from penstock.protocols.fujin.codec import reply_encoding
+from penstock.protocols.fujin.codec.messages import (
+    BadCommand,
+    Command,
+    Disconnect,
+    Headers,
+    RefusedWrite,
+    Transact,
+    WriteRun,
+)
+from penstock.protocols.fujin.server.talk import Talk
+from penstock.protocols.fujin.wire import INVALID_TX_STATE, WRITER_NOT_FOUND, Reply, Request
+from penstock.record_headers import encode_headers
+
+Outcome = list[Placement] | Scattered | Added | Exception
+"""What became of a run: where its records are, the partitions they will go to with the commit, or why there is neither."""
+_WRITE = int(Request.WRITE)
+
+
+class Writer:
+    """Implements `Role`."""
+
+    __slots__ = ("_committing", "_talk", "_transaction", "_writes_in_flight")
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._transaction: str | None = None
+        self._committing = False
+        self._writes_in_flight = 0
+        talk.stats.requests[Request.CONNECT_WRITER] += 1
+
+    # -- what the talk calls ----------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return not self._writes_in_flight
+
+    def may_begin(self, command: Command) -> bool:
+        return not self._writes_in_flight or isinstance(command, WriteRun | RefusedWrite)
+
+    def deal_with(self, command: Command, held_bytes: int) -> None:
+        stats = self._talk.stats
+        if isinstance(command, WriteRun):
+            stats.requests[_WRITE] += len(command.values)
+            self._write(command, self._talk.reserve(held_bytes))
+            return
+        if isinstance(command, RefusedWrite):
+            stats.requests[_WRITE] += 1
+            self._talk.answer(self._talk.reserve(held_bytes), self._refuse([command.correlation_id], command.reason))
+        elif isinstance(command, Transact):
+            stats.requests[command.request] += 1
+            self._transact(command, self._talk.reserve(held_bytes))
+        else:
+            stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
+            assert isinstance(command, Disconnect | BadCommand)
+            self._talk.stream.release(held_bytes)
+            self._talk.flush()
+            self._talk.disconnect()
+        self._talk.flush()
+
+    def go_on(self) -> None:
+        self._talk.advance()
+
+    def stopping(self) -> None:
+        """Nothing of a writer's waits for long."""
+
+    def ended(self) -> None:
+        self._roll_back()
+
+    # -- writes -----------------------------------------------------------------------------------------------------------
+
+    def _write(self, run: WriteRun, slot: ReplySlot) -> None:
+        talk = self._talk
+        topic = talk.settings.find(run.topic).topic
+        if talk.broker.has_topic(topic):
+            self._produce(topic, run, slot)
+        elif talk.settings.auto_create:
+            talk.in_background(self._create_and_write(topic, run, slot))
+        else:
+            talk.answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND))
+            talk.flush()
+
+    async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
+        talk = self._talk
+        try:
+            await talk.broker.ensure_topic(talk.principal, topic)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            self._talk.answer(slot, self._fail(run.correlation_ids, error))
+        else:
+            if talk.over:  # nobody waits for it, and its transaction, if it had one, was rolled back
+                self._talk.answer(slot, b"")
+            else:
+                self._produce(topic, run, slot)
+        self._talk.flush()
+
+    def _produce(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
+        talk = self._talk
+        headers = None if run.headers is None else list(map(_cell, run.headers))
+        settled = partial(self._settled, run, slot)
+        self._writes_in_flight += 1
+        try:
+            if self._transaction is None:
+                talk.broker.produce(talk.principal, topic, ANY_PARTITION, run.values, None, headers, done=settled)
+            else:
+                talk.broker.transactions.produce(
+                    talk.principal, topic, self._transaction, ANY_PARTITION, run.values, None, headers, done=settled
+                )
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            settled(error)
+
+    def _settled(self, run: WriteRun, slot: ReplySlot, outcome: Outcome) -> None:
+        self._writes_in_flight -= 1
+        talk = self._talk
+        talk.answer(slot, self._replies_to(run, outcome))
+        if self._writes_in_flight:
+            talk.flush_soon()
+        else:
+            talk.flush()
+            if talk.has_more:
+                talk.advance_soon()
+
+    def _replies_to(self, run: WriteRun, outcome: Outcome) -> bytes:
+        if isinstance(outcome, Exception):
+            return self._fail(run.correlation_ids, outcome)
+        errors = outcome.errors if isinstance(outcome, Added) else errors_by_row(outcome, len(run.values))
+        if not errors:
+            return reply_encoding.written(run.correlation_ids)
+        return b"".join(
+            self._fail([each], errors[row]) if row in errors else reply_encoding.written([each])
+            for row, each in enumerate(run.correlation_ids)
+        )
+
+    # -- transactions -----------------------------------------------------------------------------------------------------
+
+    def _transact(self, command: Transact, slot: ReplySlot) -> None:
+        kind = command.request
+        if (self._transaction is None) != (kind == Request.BEGIN):
+            self._talk.stats.errors += 1
+            reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, INVALID_TX_STATE)
+            self._talk.answer(slot, reply)
+        elif kind == Request.COMMIT:
+            self._committing = True
+            self._talk.in_background(self._commit(command, slot))
+        else:
+            try:
+                if kind == Request.BEGIN:
+                    self._transaction = self._talk.broker.transactions.begin(self._talk.principal)
+                else:
+                    transaction, self._transaction = self._transaction, None
+                    assert transaction is not None
+                    self._talk.broker.transactions.rollback(self._talk.principal, transaction)
+                reply = reply_encoding.done(_reply_to(kind), command.correlation_id)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+                reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, self._talk.reason(error))
+            self._talk.answer(slot, reply)
+
+    async def _commit(self, command: Transact, slot: ReplySlot) -> None:
+        talk, transaction = self._talk, self._transaction
+        assert transaction is not None
+        try:
+            await talk.broker.transactions.commit(talk.principal, transaction)
+            self._transaction = None
+            reply = reply_encoding.done(Reply.COMMIT, command.correlation_id)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is answered
+            reply = reply_encoding.failed(Reply.COMMIT, command.correlation_id, talk.reason(error))
+        self._committing = False
+        self._talk.answer(slot, reply)
+        self._talk.flush()
+        if talk.over:
+            self._roll_back()  # the stream has ended meanwhile, and the commit may have failed
+
+    def _roll_back(self) -> None:
+        if self._committing:
+            return
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            try:
+                self._talk.broker.transactions.rollback(self._talk.principal, transaction)
+            except PenstockError:
+                pass  # it has ended already
+
+    # -- refusals ---------------------------------------------------------------------------------------------------------
+
+    def _fail(self, correlation_ids: Sequence[bytes], error: Exception) -> bytes:
+        reason = self._talk.reason(error, len(correlation_ids))
+        if isinstance(error, TopicNotFound):
+            reason = WRITER_NOT_FOUND
+        return b"".join([reply_encoding.failed(Reply.WRITE, each, reason) for each in correlation_ids])
+
+    def _refuse(self, correlation_ids: Sequence[bytes], reason: str) -> bytes:
+        self._talk.stats.errors += len(correlation_ids)
+        return b"".join([reply_encoding.failed(Reply.WRITE, each, reason) for each in correlation_ids])
+
+
+def _reply_to(request: int) -> int:
+    """BEGIN, COMMIT and ROLLBACK are answered with the number below their own."""
+    return request - 1
+
+
+def _cell(headers: Headers) -> bytes | None:
+    return encode_headers(headers) if headers else None

@@ -1,0 +1,1 @@
+"""What RustLog requests do."""
