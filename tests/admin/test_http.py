@@ -342,18 +342,46 @@ async def test_a_request_that_never_ends_is_cut_off(node: Node, monkeypatch: pyt
     await close(writer)
 
 
-async def test_connections_beyond_the_bound_are_closed_and_the_others_go_on(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+PROBE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+SLOW_BODY = b"POST /api/v1/topics HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", PROBE, b"GET /livez HTT", SLOW_BODY], ids=["nothing", "whole", "head", "body"])
+async def test_a_connection_too_many_takes_the_place_of_the_one_that_sent_no_request_for_longest(
+    node: Node, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 2)
+    idle, idle_writer = await node.connect()
+    idle_writer.write(sent)
+    if sent == PROBE:
+        await idle.readuntil(b"ok\n")
+    kept, kept_writer = await node.connect()
+    for _ in range(2):  # the second time it is known to have been kept
+        kept_writer.write(PROBE)
+        await kept.readuntil(b"ok\n")
+        assert (await node.get("/livez"))[0] == 200
+    assert await rest(idle) == b""
+    await close(kept_writer)
+    await close(idle_writer)
+
+
+async def test_connections_that_are_being_answered_do_not_give_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "CONNECTIONS_MAX", 1)
+    answering, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(metrics: Metrics) -> bytes:
+        answering.set()
+        await go_on.wait()
+        return b"done\n"
+
+    monkeypatch.setattr(Metrics, "render", slowly)
     reader, writer = await node.connect()
-    writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-    await reader.readuntil(b"ok\n")
-    assert await node.ask(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n") == b""
-    writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-    await reader.readuntil(b"ok\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+    await answering.wait()
+    assert await node.ask(PROBE) == b""
+    go_on.set()
+    await reader.readuntil(b"done\n")
     await close(writer)
-    assert (await node.get("/livez"))[0] == 200
 
 
 # -- start and stop -------------------------------------------------------------------------------------------------------

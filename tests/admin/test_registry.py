@@ -106,7 +106,7 @@ def test_what_is_incompatible_is_refused_with_confluents_codes(client: SchemaReg
             (422, 42201),
         ),
         (lambda client: client.register_schema(":.context:bad", Schema(FIRST, "AVRO")), (422, 42208)),
-        (lambda client: client.set_compatibility("known-value", "FULL_TRANSITIVE"), (422, 42203)),
+        (lambda client: client.set_compatibility("known-value", "SIDEWAYS"), (422, 42203)),
         (lambda client: client.set_compatibility(None, "FULL"), (422, 42205)),
         (lambda client: client.update_mode("known-value", "READONLY"), (422, 42205)),
         (lambda client: client.delete_subject("none"), (404, 40401)),
@@ -130,15 +130,155 @@ def test_configuration_mode_and_types_are_told(client: SchemaRegistryClient) -> 
     assert client.get_compatibility("configured-value") == "BACKWARD"
 
 
-def test_versions_and_subjects_are_deleted(client: SchemaRegistryClient) -> None:
-    client.register_schema("gone-value", Schema(FIRST, "AVRO"))
+def test_versions_and_subjects_are_deleted_softly_and_then_for_good(client: SchemaRegistryClient) -> None:
+    first = client.register_schema("gone-value", Schema(FIRST, "AVRO"))
     client.register_schema("gone-value", Schema(WITH_DEFAULT, "AVRO"))
+    assert refusal(lambda: client.delete_version("gone-value", 1, permanent=True)) == (404, 40407)
     assert client.delete_version("gone-value", 1) == 1
-    assert client.delete_version("gone-value", 1, permanent=True) == 1
+    assert refusal(lambda: client.delete_version("gone-value", 1)) == (404, 40406)
     assert client.get_versions("gone-value") == [2]
+    assert client.get_versions("gone-value", deleted=True) == [1, 2]
+    assert refusal(lambda: client.get_version("gone-value", 1)) == (404, 40402)
+    assert client.get_version("gone-value", 1, deleted=True).schema_id == first
+    assert client.get_schema(first).schema_str == FIRST  # readers of its records still find it
+    assert client.delete_version("gone-value", 1, permanent=True) == 1
+    assert client.get_versions("gone-value", deleted=True) == [2]
+
+    assert refusal(lambda: client.delete_subject("gone-value", permanent=True)) == (404, 40405)
     assert client.delete_subject("gone-value") == [2]
-    client.delete_subject("gone-value", permanent=True)
+    assert refusal(lambda: client.delete_subject("gone-value")) == (404, 40404)
     assert "gone-value" not in client.get_subjects()
+    assert "gone-value" in client.get_subjects(deleted=True)
+    assert refusal(lambda: client.get_versions("gone-value")) == (404, 40401)
+    client.delete_subject("gone-value", permanent=True)
+    assert "gone-value" not in client.get_subjects(deleted=True)
+    assert refusal(lambda: client.get_versions("gone-value", deleted=True)) == (404, 40401)
+
+
+def test_a_schema_that_comes_back_after_a_soft_deletion_has_its_id_and_a_new_version(ask: Asking) -> None:
+    address = f"http://{ask.broker.addresses['admin']}{PREFIX}"
+    with SchemaRegistryClient({"url": address}) as client:
+        first = client.register_schema("back-value", Schema(FIRST, "AVRO"))
+        client.delete_subject("back-value")
+    with SchemaRegistryClient({"url": address}) as client:  # with an empty cache
+        assert client.register_schema("back-value", Schema(FIRST, "AVRO")) == first
+        assert client.get_versions("back-value", deleted=True) == [1, 2]
+        assert client.get_latest_version("back-value").version == 2
+        assert client.get_versions("back-value") == [2]
+
+
+def test_records_of_a_soft_deleted_version_are_still_read(ask: Asking, client: SchemaRegistryClient) -> None:
+    client.register_schema("kept-value", Schema(FIRST, "AVRO"))
+    context = SerializationContext("kept", MessageField.VALUE)
+    written = AvroSerializer(client, FIRST, conf={"auto.register.schemas": False})({"id": 7}, context)
+    client.register_schema("kept-value", Schema(WITH_DEFAULT, "AVRO"))
+    api = Asking(ask.broker, opened=ask.opened)
+    api.ok("POST", "/topics", {"name": "kept", "schema": "kept-value"})
+    value = base64.b64encode(written).decode()
+    api.ok("POST", "/topics/kept/records", {"records": [{"value_base64": value}]})
+    client.delete_version("kept-value", 1)
+    [record] = api.ok("GET", "/topics/kept/records")["records"]
+    assert (record["decoded"], record["schema"], record["fault"]) == ({"id": 7}, "kept-value:1", None)
+    assert api("PUT", "/topics/kept/schema", {"schema": "kept-value:1"}).code == "schema_not_found"
+    assert refusal(lambda: client.delete_subject("kept-value")) == (422, 42208)  # the topic is bound to it
+
+
+ADDRESS = json.dumps(
+    {"type": "record", "name": "Address", "namespace": "shop", "fields": [{"name": "city", "type": "string"}]}
+)
+CUSTOMER = json.dumps(
+    {
+        "type": "record",
+        "name": "Customer",
+        "namespace": "shop",
+        "fields": [{"name": "home", "type": "Address"}, {"name": "work", "type": ["null", "shop.Address"]}],
+    }
+)
+
+
+def test_avro_with_references_goes_out_and_comes_back(ask: Asking, client: SchemaRegistryClient) -> None:
+    client.register_schema("address", Schema(ADDRESS, "AVRO"))
+    reference = SchemaReference("shop.Address", "address", 1)
+    schema = Schema(CUSTOMER, "AVRO", [reference])
+    context = SerializationContext("customers", MessageField.VALUE)
+    customer = {"home": {"city": "Oslo"}, "work": None}
+    written = AvroSerializer(client, schema)(customer, context)
+    assert AvroDeserializer(client)(written, context) == customer
+    found = client.get_latest_version("customers-value")
+    assert (found.schema.schema_str, found.schema.references) == (CUSTOMER, [reference])
+    assert client.lookup_schema("customers-value", schema).schema_id == found.schema_id
+    assert client.get_schema(found.schema_id).references == [reference]  # type: ignore[arg-type]
+    assert client.get_referenced_by("address", 1) == [found.schema_id]
+
+    assert refusal(lambda: client.delete_subject("address")) == (422, 42206)
+    assert refusal(lambda: client.delete_version("address", 1)) == (422, 42206)
+    api = Asking(ask.broker, opened=ask.opened)
+    assert api("DELETE", "/schemas/address").code == "invalid_request"
+    assert "city" in api.ok("GET", "/schemas/customers-value")[0]["definition"]  # which needs no other
+    api.ok("POST", "/topics", {"name": "customers", "schema": "customers-value"})
+    api.ok("POST", "/topics/customers/records", {"records": [{"value_base64": base64.b64encode(written).decode()}]})
+    [record] = api.ok("GET", "/topics/customers/records")["records"]
+    assert record["decoded"] == customer
+    api.ok("DELETE", "/topics/customers")
+    client.delete_subject("customers-value")
+    client.delete_subject("customers-value", permanent=True)
+    assert client.delete_subject("address") == [1]
+
+
+def test_json_with_references_goes_out_and_comes_back(client: SchemaRegistryClient) -> None:
+    city = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+    client.register_schema("city", Schema(city, "JSON"))
+    order = json.dumps({"title": "Order", "type": "object", "properties": {"to": {"$ref": "city.json"}}})
+    schema = Schema(order, "JSON", [SchemaReference("city.json", "city", 1)])
+    context = SerializationContext("parcels", MessageField.VALUE)
+    written = JSONSerializer(schema, client)({"to": {"name": "Oslo"}}, context)
+    read = JSONDeserializer(None, schema_registry_client=client)(written, context)
+    assert read == {"to": {"name": "Oslo"}}
+    closed = Schema(json.dumps({**json.loads(order), "required": ["to"]}), "JSON", schema.references)
+    assert not client.test_compatibility("parcels-value", closed)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (Schema(CUSTOMER, "AVRO", [SchemaReference("shop.Address", "missing", 1)]), "schema not found: missing"),
+        (Schema(CUSTOMER, "AVRO", [SchemaReference("shop.Address", "other-kind", 1)]), "other-kind is json"),
+        (Schema(CUSTOMER, "AVRO", [SchemaReference("shop.Address", "other-kind", 0)]), "from 1 on"),
+        (Schema(CUSTOMER, "AVRO"), "unknown type shop.Address"),
+        (Schema('syntax = "proto3";', "PROTOBUF", [SchemaReference("x.proto", "other-proto", 1)]), "Protobuf"),
+    ],
+)
+def test_references_that_lead_nowhere_are_refused(client: SchemaRegistryClient, schema: Schema, words: str) -> None:
+    client.register_schema("other-kind", Schema(JSON_SCHEMA, "JSON"))
+    client.register_schema("other-proto", Schema('syntax = "proto3"; message M { int32 a = 1; }', "PROTOBUF"))
+    with pytest.raises(SchemaRegistryError, match=words) as caught:
+        client.register_schema("nowhere-value", schema)
+    assert (caught.value.http_status_code, caught.value.error_code) == (422, 42201)
+
+
+ADDED = [{"name": "id", "type": "long"}, {"name": "who", "type": "string", "default": ""}]
+OTHER = [{"name": "id", "type": "long"}, {"name": "who", "type": "long"}]
+
+
+def avro(fields: list[dict[str, str]]) -> Schema:
+    return Schema(json.dumps({"type": "record", "name": "Order", "fields": fields}), "AVRO")
+
+
+@pytest.mark.parametrize("transitive", [True, False])
+def test_a_transitive_level_compares_with_every_version(client: SchemaRegistryClient, transitive: bool) -> None:
+    subject = f"transitive-{transitive}-value"
+    level = "FORWARD_TRANSITIVE" if transitive else "FORWARD"
+    client.set_compatibility(subject, level)
+    assert client.get_compatibility(subject) == level
+    client.register_schema(subject, avro(ADDED))
+    client.register_schema(subject, avro(ADDED[:1]))
+    # Readers of the version before ignore the field, and those of the first find another type in it.
+    assert client.test_compatibility(subject, avro(OTHER)) is not transitive
+    if transitive:
+        assert refusal(lambda: client.register_schema(subject, avro(OTHER))) == (409, 409)
+        assert client.delete_version(subject, 1) == 1
+    assert client.test_compatibility(subject, avro(OTHER))  # what is deleted does not count
+    client.register_schema(subject, avro(OTHER))
 
 
 def test_avro_goes_out_and_comes_back(client: SchemaRegistryClient) -> None:
@@ -281,3 +421,12 @@ def test_a_page_of_another_origin_and_a_form_can_do_nothing(ask: Asking) -> None
     assert ask("GET", "/nothing").json["error_code"] == 404
     assert ask("PATCH", path).status == 405
     assert ask("POST", f"{path}/x/versions", b"{").json["error_code"] == 42201
+
+
+@pytest.mark.parametrize("version", ["00000000001" + "9" * 5000, "9" * 5000, "%C2%B2", "0", "newest"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_version_that_is_no_number_is_refused_and_no_bug(ask: Asking, method: str, version: str) -> None:
+    ask.ok("POST", "/subjects/numbered/versions", {"schema": FIRST})
+    for subject in ("numbered", "missing"):
+        answer = ask(method, f"/subjects/{subject}/versions/{version}?permanent=true")
+        assert answer.status in (404, 422), answer.content

@@ -21,7 +21,7 @@ def felix_broker(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningB
 
 
 def test_what_is_put_can_be_got(run: Run, felix_broker: RunningBroker) -> None:
-    assert run("cache", "put", "greeting", "hello").text == "kept 5 bytes under greeting\n"
+    assert run("cache", "put", "greeting", "hello").text == "stored 5 bytes as greeting\n"
     assert run("cache", "get", "greeting").out == b"hello"
     assert json.loads(run("--json", "cache", "get", "greeting").out) == {"key": "greeting", "value": "hello"}
 
@@ -29,10 +29,10 @@ def test_what_is_put_can_be_got(run: Run, felix_broker: RunningBroker) -> None:
 def test_what_is_deleted_is_gone(run: Run, felix_broker: RunningBroker) -> None:
     for key in ("greeting", "other"):
         run("cache", "put", key, "hello")
-    assert run("cache", "delete", "greeting").text == "deleted 5 bytes under greeting\n"
+    assert run("cache", "delete", "greeting").text == "deleted 5 bytes of greeting\n"
     missing = run("cache", "delete", "greeting")
     assert missing.code == 1
-    assert "there is no value under greeting" in missing.err
+    assert "there is no value for key greeting" in missing.err
     assert json.loads(run("--json", "cache", "delete", "greeting").out) == {"key": "greeting", "deleted": False}
     assert json.loads(run("--json", "cache", "delete", "other").out) == {"key": "other", "deleted": True}
 
@@ -50,7 +50,7 @@ def test_a_value_whose_time_is_over_is_not_there(run: Run, felix_broker: Running
     felix_broker.clock.advance(301)
     missing = run("cache", "get", "short")
     assert (missing.code, missing.out) == (1, b"")
-    assert "there is no value under short" in missing.err
+    assert "there is no value for key short" in missing.err
     assert json.loads(run("--json", "cache", "get", "short").out) == {"key": "short", "value": None}
 
 

@@ -11,7 +11,10 @@ from penstock.config import Config, load_config
 from tests.cli.conftest import Run
 
 # `listeners` holds the sections; a table of TLS files and one of topics need files and names that exist.
-LEFT_COMMENTED = re.compile(r"^# (\[listeners\.\w+\.tls\]|cert|key|client_ca|\[\[topics\]\])", re.MULTILINE)
+LEFT_COMMENTED = re.compile(
+    r"^# (\[(?:listeners\.\w+|kafka)\.(?:tls|sasl)\]|ca|cert|key|client_ca|mechanism|username|password|token_file|\[\[topics\]\])(?![\w])",
+    re.MULTILINE,
+)
 
 
 def test_the_file_changes_nothing_as_it_is(tmp_path: Path) -> None:

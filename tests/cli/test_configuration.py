@@ -55,6 +55,18 @@ def test_topics_that_the_next_start_would_create_or_alter_are_listed(run: Run, t
         "topic orders would be altered: retention_ms forever -> 7d",
         "topic clicks would be created",
     ]
+    as_json = json.loads(run("config", "check", "--json", "-c", "penstock.toml", "--data-dir", data_dir).out)
+    assert as_json["topic_changes"] == [
+        {
+            "topic": "orders",
+            "action": "alter",
+            "settings": {
+                "partitions": {"before": "2", "after": "4"},
+                "retention_ms": {"before": "forever", "after": "604800000"},
+            },
+        },
+        {"topic": "clicks", "action": "create", "settings": {}},
+    ]
     Path("penstock.toml").write_text('[listeners.flymq]\n[[topics]]\nname = "orders"\npartitions = 1\n')
     result = run("config", "check", "-c", "penstock.toml", "--data-dir", data_dir)
     assert result.code == 1

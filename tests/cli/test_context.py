@@ -111,3 +111,42 @@ def test_what_makes_no_sense_is_refused(run: Run, args: list[str], code: int, er
 
 def test_a_context_that_is_not_there_is_named(run: Run) -> None:
     assert "context not found: x" in run("--context", "x", "topic", "list").err
+
+
+def test_an_address_with_an_option_of_its_protocol_can_be_saved_and_used(run: Run) -> None:
+    with RunningBroker() as broker:
+        server = f"{broker.url}?idempotent=false"
+        assert run("context", "create", "plain", "--server", server).code == 0
+        assert run("produce", "orders", "one").code == 0
+        assert "address option" not in run("status", "--server", server).err
+        refused = run("context", "create", "other", "--server", "blipmq://127.0.0.1:1?idempotent=false")
+        assert refused.code == 2
+        assert "address option 'idempotent' is unknown" in refused.err
+
+
+def test_a_password_that_is_not_text_is_refused_and_not_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_PASSWORD", "secret\udcff")
+    for args in (
+        ["context", "create", "prod", "--server", "flymq://alice@127.0.0.1:1"],
+        ["--server", "flymq://alice@127.0.0.1:1", "topic", "list"],
+    ):
+        refused = run(*args)
+        assert refused.code == 1
+        assert refused.err == "error: the password is not valid UTF-8 text: give it in UTF-8\n"
+
+
+def test_the_admin_address_is_that_of_the_broker_that_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*args: str) -> str:
+        result = run(*args, "status")
+        assert result.code == 1
+        return result.err.partition("cannot reach the admin address ")[2].partition(" ")[0]
+
+    run("context", "create", "here", "--server", "flymq://127.0.0.1:1", "--admin", "http://127.0.0.1:2")
+    assert asked() == "http://127.0.0.1:2"
+    assert asked("--server", "flymq://127.0.0.3:1") == "http://127.0.0.3:9600"
+    monkeypatch.setenv("PENSTOCK_SERVER", "flymq://127.0.0.4:1")
+    assert asked() == "http://127.0.0.4:9600"
+    assert asked("--context", "here") == "http://127.0.0.1:2"
+    monkeypatch.setenv("PENSTOCK_ADMIN_URL", "http://127.0.0.1:3")
+    assert asked() == "http://127.0.0.1:3"
+    assert asked("--context", "here") == "http://127.0.0.1:2"

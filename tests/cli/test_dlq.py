@@ -84,7 +84,7 @@ def test_those_that_match_are_counted_then_replayed(run: Run, broker: RunningBro
 def test_a_purge_asks_first(run: Run, broker: RunningBroker) -> None:
     refused = run("dlq", "purge", "orders")
     assert refused.code == 1
-    assert "add --yes to go on" in refused.err
+    assert "add --yes to continue" in refused.err
     assert run("dlq", "purge", "orders", "--yes").text == "purged the dead letters of orders\n"
     assert broker.connect().topics() == ["orders"]
 

@@ -27,12 +27,12 @@ TAKEN = Finding("port flymq", "fail", "127.0.0.1:9092: in use", "stop it")
 def test_a_failure_ends_with_1_and_a_warning_only_when_asked(
     run: Run, monkeypatch: pytest.MonkeyPatch, findings: list[Finding], args: list[str], code: int
 ) -> None:
-    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds: iter(findings))
+    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds, **_: iter(findings))
     assert run("doctor", *args).code == code
 
 
 def test_each_line_has_a_verdict_and_each_problem_its_advice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds: iter([FINE, SLOW, TAKEN]))
+    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds, **_: iter([FINE, SLOW, TAKEN]))
     assert run("doctor").text == (
         "ok    Python          3.11\n"
         "warn  disk flush      p50 9 ms\n"
@@ -43,7 +43,7 @@ def test_each_line_has_a_verdict_and_each_problem_its_advice(run: Run, monkeypat
 
 
 def test_programs_get_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds: iter([FINE]))
+    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds, **_: iter([FINE]))
     assert json.loads(run("doctor", "--json").out) == [
         {"check": "Python", "status": "ok", "found": "3.11", "advice": ""}
     ]
@@ -54,7 +54,7 @@ def test_it_looks_at_the_ports_and_the_directory_of_the_configuration(
 ) -> None:
     asked: list[object] = []
 
-    def remember(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding]:
+    def remember(data_dir: Path, binds: list[tuple[str, str]], *, admin_tls: bool) -> Iterator[Finding]:
         asked.append((str(data_dir), binds))
         yield FINE
 

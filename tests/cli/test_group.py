@@ -124,7 +124,7 @@ def test_nothing_is_moved_or_deleted_without_a_yes(run: Run, billing: RunningBro
     result = run("group", "reset", "billing", "-t", "orders", "--to", "earliest")
     assert result.code == 1
     assert result.err.startswith(
-        "error: Move group billing in topic orders to earliest? There is no terminal to ask at"
+        "error: Move group billing in topic orders to earliest? There is no terminal to ask on"
     )
     result = run("group", "delete", "billing")
     assert result.code == 1

@@ -52,10 +52,9 @@ def test_how_the_bytes_are_cut_does_not_matter(chunks: list[bytes]) -> None:
     assert [line for batch in lines_of(Dripping(chunks)) for line in batch] == expected
 
 
-def test_a_line_without_end_is_refused_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 8)
+def test_a_line_without_end_is_refused_before_memory_is_full() -> None:
     with pytest.raises(RecordTooLarge, match="a line is longer than 8 B: no record may be"):
-        list(lines_of(Dripping([b"x" * 5] * 3)))
+        list(lines_of(Dripping([b"x" * 5] * 3), 8))
 
 
 def test_the_whole_input_may_be_one_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_an_address_of_another_protocol_is_refused(run: Run, scheme: str) -> Non
     result = run("--server", f"{scheme}://x@127.0.0.1:1", "topic", "list")
     assert result.code == 2
     assert result.err == (
-        f"error: Invalid value for --server: this command speaks FlyMQ, not {scheme}: write flymq://host:port, "
+        f"error: Invalid value for --server: this command requires FlyMQ, not {scheme}: write flymq://host:port, "
         "or flymqs:// for TLS (see: penstock topic list --help)\n"
     )
 
@@ -260,3 +260,14 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- <&-"])
+def test_closed_streams_are_no_descriptors_for_sockets(closed: str) -> None:
+    command = f'"$0" -m penstock topic list --server flymq://127.0.0.1:1 {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: cannot connect to flymq://127.0.0.1:1")
+    command = f'"$0" -m penstock version {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.pipeline import batch_time
-from penstock.cli.pipeline_running import JsonDisplay, LineDisplay, print_outcome, progress_table
-from penstock.spark.pipelines.model import Pipeline
+from penstock.cli.pipeline_running import JsonDisplay, LineDisplay, print_outcome, progress_table, spark_session
+from penstock.errors import ConfigError
+from penstock.spark.pipelines.model import Pipeline, Spark
 from penstock.spark.pipelines.progress import StageProgress
 from penstock.spark.pipelines.running import Outcome
 
@@ -113,3 +114,18 @@ def test_the_end_of_a_run_that_failed_says_why(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr()
     assert said.out.splitlines()[0].split() == ["stage", "state", "rows", "rejects", "batches"]
     assert said.err == "error: silver/orders: it broke (more with --verbose)\n"
+
+
+@pytest.mark.parametrize("config", [{}, {"spark.remote": "sc://server"}])
+def test_a_pipeline_is_not_run_by_a_spark_connect_server(
+    config: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not config:
+        monkeypatch.setenv("SPARK_REMOTE", "sc://server/;token=s3cret")
+    pipeline = PIPELINE.model_copy(update={"spark": Spark(config=config)})
+    with (
+        pytest.raises(ConfigError, match="unset it, or name a master") as refused,
+        spark_session(pipeline, verbose=True),
+    ):
+        pass
+    assert "s3cret" not in str(refused.value)

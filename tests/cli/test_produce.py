@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.lines import LINE_BYTES_MAX
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -204,3 +205,15 @@ def test_an_input_without_records_is_said(run: Run, broker: RunningBroker, args:
 def test_an_empty_file_is_named(run: Run, broker: RunningBroker, tmp_path: Path) -> None:
     (tmp_path / "none.txt").touch()
     assert run("produce", "orders", "--file", "none.txt").err == "none.txt is empty: nothing was stored in orders\n"
+
+
+@pytest.mark.parametrize("value", [bytes(6 << 20), b"\xff" * (25 << 20)], ids=["escapes", "base64"])
+def test_a_large_record_comes_back_from_json_although_it_is_longer_there(
+    run: Run, broker: RunningBroker, value: bytes
+) -> None:
+    broker.connect().send("orders", value, b"key")
+    printed = run("consume", "orders", "--json").out
+    assert len(printed) > LINE_BYTES_MAX
+    assert run("produce", "copies", "--json", input=printed).code == 0
+    [copy] = broker.connect().records("copies")
+    assert (copy.key, copy.value == value) == (b"key", True)

@@ -29,7 +29,7 @@ def test_the_help_of_every_command_names_what_its_options_take(run: Run, words: 
 def test_arguments_options_bounds_and_defaults_are_shown(run: Run) -> None:
     text = run("topic", "create", "--help").text
     assert "Usage: penstock topic create [OPTIONS] TOPIC\n" in text
-    assert "  -p, --partitions N           How many partitions. At least 1. Default: 1.\n" in text
+    assert "  -p, --partitions N           The number of partitions. At least 1. Default: 1.\n" in text
     assert "      --exist-ok               Leave a topic that exists as it is.\n" in text
     assert "Required. Delete what is before this" in " ".join(run("topic", "truncate", "--help").text.split())
     assert "--install-completion" not in run("--help").text

@@ -28,7 +28,7 @@ def test_roles_are_listed_set_and_deleted(run: Run, guarded: RunningBroker) -> N
         "ops       create, read        they",
     ]
     assert json.loads(run("role", "list", "--json").out)[-1]["permissions"] == ["create", "read"]
-    assert run("role", "delete", "ops").err.startswith("error: Delete role ops? There is no terminal to ask at")
+    assert run("role", "delete", "ops").err.startswith("error: Delete role ops? There is no terminal to ask on")
     assert run("role", "delete", "ops", "--yes").text == "deleted role ops\n"
 
 

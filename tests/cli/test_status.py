@@ -44,7 +44,7 @@ def test_everything_is_on_one_screen(run: Run, watched: RunningBroker) -> None:
 
 def test_a_broker_that_is_not_ready_ends_with_1_and_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ill = Sample(0.0, False, "ready", ["background task sweep fails: OSError: x\x1b"], "1")
-    monkeypatch.setattr(sampling, "fetch", lambda url: ill)
+    monkeypatch.setattr(sampling, "fetch", lambda url, access: ill)
     result = run("status")
     assert result.code == 1
     assert "not ready" in result.text

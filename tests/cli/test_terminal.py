@@ -86,7 +86,7 @@ def test_hints_are_for_people_only(capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_without_a_terminal_only_yes_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    with pytest.raises(InvalidRequest, match=r"Delete it\? There is no terminal to ask at: add --yes to go on"):
+    with pytest.raises(InvalidRequest, match=r"Delete it\? There is no terminal to ask on: add --yes to continue"):
         terminal.confirm("Delete it?", yes=False)
     terminal.confirm("Delete it?", yes=True)
 

@@ -170,5 +170,5 @@ def test_one_sample_is_printed_for_people_and_for_programs(run: Run, watched: Ru
 def test_what_makes_no_sense_is_refused(run: Run) -> None:
     assert run("top", "--sort", "colour", "--once").code == 2
     assert run("top", "--interval", "0").code == 2
-    assert "this is no terminal" in run("top").err
+    assert "standard output is not a terminal" in run("top").err
     assert run("top", "--once", "--admin", "127.0.0.1:1").code == 1

@@ -119,7 +119,7 @@ def test_nothing_is_deleted_without_a_yes(run: Run, broker: RunningBroker) -> No
     assert result.code == 1
     assert result.err == (
         "error: Delete topic orders with 2 records? They cannot be brought back. "
-        "There is no terminal to ask at: add --yes to go on\n"
+        "There is no terminal to ask on: add --yes to continue\n"
     )
     assert broker.connect().topics() == ["orders"]
 

@@ -111,7 +111,7 @@ def test_nothing_to_change_and_no_yes_are_said(run: Run, guarded: RunningBroker)
     nothing = run("user", "update", "ann")
     assert nothing.code == 2
     assert "nothing to change: add --role, --enable or --disable" in nothing.err
-    assert run("user", "delete", "ann").err.startswith("error: Delete user ann? There is no terminal to ask at")
+    assert run("user", "delete", "ann").err.startswith("error: Delete user ann? There is no terminal to ask on")
 
 
 def test_the_first_administrator_is_made_with_what_is_in_the_data_directory(run: Run) -> None:

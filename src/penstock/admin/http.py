@@ -3,13 +3,15 @@ console (/console), and the paths that probes of a FlyMQ broker ask, /health and
 
 The application is Starlette's and the HTTP/1.1 protocol is uvicorn's, but not uvicorn's `Server`: that one wants the process's
 signals and ticks ten times a second, and it bounds neither connections nor how long a request may take to arrive. Here every
-connection has a deadline for its next finished response, and there is a bound on how many there are.
+connection has a deadline for its next finished response, and there is a bound on how many there are. A connection that is too many takes
+the place of the one whose request has been awaited longest, so that idle connections do not keep probes out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.admin import registry
@@ -33,6 +35,8 @@ from penstock.admin.api.problems import HttpProblem, problem_of
 from penstock.admin.api.table import PREFIX, Setting, Surroundings
 from penstock.admin.console import serving
 from penstock.admin.figures import Listener, SessionStats, Sources, failed_partitions
+from penstock.admin.history import History
+from penstock.admin.inspector import Inspector
 from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
 from penstock.admin.registry import RegistryApi
@@ -40,6 +44,7 @@ from penstock.broker.access.checks import BROKER, Operation, authorize
 from penstock.broker.broker import Broker
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
+from penstock.inspection import DissectorFactory
 from penstock.log.api import Engine
 from penstock.net.listener import cannot_listen
 from penstock.units import Address, is_loopback, parse_address
@@ -47,6 +52,8 @@ from penstock.units import Address, is_loopback, parse_address
 CONNECTIONS_MAX = 64
 RESPONSE_S_MAX = 40.0
 """From the connection, or the response before, to the end of the next response."""
+HANDSHAKE_S_MAX = 10.0
+"""Of TLS, before which a connection does not count yet."""
 KEEP_ALIVE_S = 20
 """Longer than the usual scrape interval of 15 s, so a scraper keeps its connection."""
 REQUEST_HEAD_BYTES_MAX = 16 << 10
@@ -82,7 +89,9 @@ class AdminServer:
         broker: Broker,
         listeners: Mapping[str, Listener],
         sessions: Mapping[str, SessionStats],
+        dissectors: Mapping[str, DissectorFactory] | None = None,
     ) -> None:
+        """`dissectors`, by listener, decode what the protocol inspector shows."""
         self.state: State = "starting"
         self._bind = parse_address(settings.bind)
         self._tls = settings.tls
@@ -93,6 +102,8 @@ class AdminServer:
         self._loop_lag = LoopLag(self._clock)
         sources = Sources(engine, broker, listeners, sessions, self._loop_lag.histogram)
         self._metrics = Metrics(sources)
+        self._history = History(sources, self._clock)
+        self._inspector = Inspector(listeners, dissectors or {}, self._clock)
         self._version = version("penstock")
         self._server: asyncio.Server | None = None
         self._http = _Connections()
@@ -109,6 +120,8 @@ class AdminServer:
             self._version,
             self._clock.now_ms(),
             logins,
+            self._history,
+            self._inspector,
         )
         self._served: dict[bytes, ASGIApp] = {
             f"{PREFIX}/".encode(): Api(given, self._door, secure=settings.tls is not None),
@@ -151,15 +164,25 @@ class AdminServer:
         )
         host, port = self._bind
         try:
-            self._server = await loop.create_server(protocol, host, port, ssl=self._tls, backlog=BACKLOG)
+            self._server = await loop.create_server(
+                protocol,
+                host,
+                port,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S_MAX,
+                backlog=BACKLOG,
+            )
         except OSError as error:
             raise cannot_listen("admin.bind", str(self._bind), error) from None
         self._loop_lag.start()
+        self._history.start()
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Take no more connections, let responses that have begun finish within `grace_s`, cut off the rest."""
         self.state = "stopping"
         self._loop_lag.stop()
+        await self._history.stop()
+        self._inspector.close()
         if self._server is None:
             return
         self._server.close()
@@ -261,6 +284,7 @@ class _Connections(ServerState):
         super().__init__()
         self.all_closed = asyncio.Event()
         self.all_closed.set()
+        self.turns = itertools.count(1)
 
 
 class _BoundedHttp(H11Protocol):
@@ -268,14 +292,31 @@ class _BoundedHttp(H11Protocol):
 
     server_state: _Connections
     _deadline: asyncio.TimerHandle | None = None
+    turn = 0
+    """Connections by when they were made, or finished the response before: the lowest number has waited longest."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.server_state.all_closed.clear()
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-        else:
+        if sum(not each.transport.is_closing() for each in self.connections) > CONNECTIONS_MAX:
+            self._make_room()
+        if not transport.is_closing():
             self._arm()
+
+    def _make_room(self) -> None:
+        """Close the connection whose request has been awaited longest; this one if all others are being answered."""
+        others: list[_BoundedHttp] = [
+            each for each in self.connections if isinstance(each, _BoundedHttp) and each is not self and each.gives_way
+        ]
+        given_up = min(others, key=lambda each: each.turn, default=self)
+        given_up.transport.abort()
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether the peer has not sent its next request whole."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        awaited = cycle is None or cycle.response_complete or cycle.more_body
+        return awaited and not self.transport.is_closing()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -290,6 +331,7 @@ class _BoundedHttp(H11Protocol):
     def _arm(self) -> None:
         self._disarm()
         if not self.transport.is_closing():
+            self.turn = next(self.server_state.turns)
             self._deadline = self.loop.call_later(RESPONSE_S_MAX, self.transport.abort)
 
     def _disarm(self) -> None:

@@ -1,8 +1,10 @@
 """The schema registry's REST API as Confluent's clients speak it, below `/registry` of the admin address.
 
 A subject is a schema of the broker, and an id is the registry id of a definition: the same under every subject that has it. What the
-broker's schemas have no counterpart for is refused with the code that clients know: references, contexts, transitive compatibility,
-other modes than READWRITE.
+broker's schemas have no counterpart for is refused with the code that clients know: references of Protobuf, contexts, other modes than
+READWRITE.
+
+A deletion is soft unless it is `permanent`, which a soft one must precede. What is soft-deleted is shown with `deleted=true` and by its id.
 
 A definition of Protobuf may come as text or, as Confluent's Python serializer sends it, as a descriptor in base64; `format=serialized`
 asks for the latter.
@@ -11,10 +13,11 @@ asks for the latter.
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -29,8 +32,9 @@ from penstock.admin.api.problems import HttpProblem, status_of
 from penstock.admin.api.routing import Routes
 from penstock.broker.access.checks import BROKER, Declaration, Operation, Principal, ResourceKind, authorize
 from penstock.broker.broker import Broker
+from penstock.broker.schemas.bundling import Link
 from penstock.broker.schemas.operations import Schemas
-from penstock.broker.schemas.reference import LATEST, VERSION_MAX
+from penstock.broker.schemas.reference import LATEST, Compatibility, parse_version
 from penstock.broker.schemas.registry import COMPATIBILITY_DEFAULT, SchemaVersion
 from penstock.errors import (
     IncompatibleSchema,
@@ -44,7 +48,7 @@ PREFIX: Final = "/registry"
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 BODY_TYPES: Final = frozenset({CONTENT_TYPE, "application/vnd.schemaregistry+json", "application/json"})
 TYPES: Final = ("AVRO", "JSON", "PROTOBUF")
-LEVELS: Final = ("NONE", "BACKWARD", "FORWARD", "FULL")
+LEVELS: Final = tuple(level.upper() for level in get_args(Compatibility))
 MODE: Final = "READWRITE"
 DESCRIBE_BROKER: Final = Declaration(Operation.DESCRIBE, ResourceKind.BROKER)
 ADMIN_BROKER: Final = Declaration(Operation.ADMIN, ResourceKind.BROKER)
@@ -68,12 +72,22 @@ def version_not_found(version: object) -> RegistryError:
     return RegistryError(40402, f"Version {version} not found.")
 
 
+class GivenReference(msgspec.Struct, frozen=True):
+    name: str
+    subject: str
+    version: int
+
+
 class Given(msgspec.Struct, frozen=True):
     """A definition as clients send it. What else they send, such as metadata and rules, is not kept."""
 
     schema: str
     schemaType: str = "AVRO"  # noqa: N815  as it is on the wire
-    references: list[Any] | None = None
+    references: list[GivenReference] | None = None
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(Link(each.name, each.subject, each.version) for each in self.references or ())
 
 
 class GivenLevel(msgspec.Struct, frozen=True):
@@ -95,24 +109,34 @@ class Call:
     def subject(self) -> str:
         return self.path["subject"]
 
-    def versions(self) -> list[SchemaVersion]:
-        """Raises RegistryError for a subject without versions."""
-        try:
-            self.broker.schemas.get(self.principal, self.subject)
-        except SchemaNotFound:
-            raise subject_not_found(self.subject) from None
-        return list(self.broker.schemas.versions(self.principal, self.subject))
+    def versions(self, *, deleted: bool | None = None) -> list[SchemaVersion]:
+        """The versions of the subject, with those that are soft-deleted if the query or the caller asks for them.
 
-    def version(self) -> SchemaVersion:
-        versions, text = self.versions(), self.path["version"]
+        Raises RegistryError for a subject without such versions.
+        """
+        deleted = self.is_set("deleted") if deleted is None else deleted
+        versions = list(self.broker.schemas.versions(self.principal, self.subject, deleted=deleted))
+        if not versions:
+            self._check_known()
+            raise subject_not_found(self.subject)
+        return versions
+
+    def _check_known(self) -> None:
+        """Raises AccessDenied where the caller may not know whether there is such a subject."""
+        with suppress(SchemaNotFound):
+            self.broker.schemas.get(self.principal, self.subject)
+
+    def version(self, *, deleted: bool | None = None) -> SchemaVersion:
+        versions, text = self.versions(deleted=deleted), self.path["version"]
         if text in ("latest", "-1"):
             return versions[-1]
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= VERSION_MAX):
+        number = parse_version(text)
+        if number is None:
             raise RegistryError(
                 42202,
                 f"The specified version '{text[:50]}' is not a valid version id: use a number from 1 on, or latest",
             )
-        found = next((each for each in versions if each.version == int(text)), None)
+        found = next((each for each in versions if each.version == number), None)
         if found is None:
             raise version_not_found(text)
         return found
@@ -121,10 +145,8 @@ class Call:
         given = self._decoded(Given)
         if given.schemaType not in TYPES:
             raise RegistryError(42201, f"Schema type {given.schemaType[:50]!r} is not known: use {', '.join(TYPES)}")
-        if given.references:
-            raise RegistryError(
-                42201, "Schemas with references are not supported: put what they refer to into the definition itself"
-            )
+        if any(each.version < 1 for each in given.references or ()):
+            raise RegistryError(42201, "A reference names a version of a subject: use a number from 1 on")
         return given
 
     def level(self) -> str:
@@ -132,7 +154,7 @@ class Call:
         if level not in LEVELS:
             raise RegistryError(
                 42203,
-                f"Invalid compatibility level {level[:50]!r}: use {', '.join(LEVELS)}; transitive ones are not supported",
+                f"Invalid compatibility level {level[:50]!r}: use {', '.join(LEVELS)}",
             )
         return level
 
@@ -239,20 +261,27 @@ def _shown(version: SchemaVersion, text: str) -> dict[str, Any]:
         "id": version.registry_id,
         "schema": text,
     }
+    shown |= _references(version.links)
     # Clients take a definition without a type for Avro.
     return shown if version.type == "avro" else {**shown, "schemaType": version.type.upper()}
+
+
+def _references(links: Iterable[Link]) -> dict[str, Any]:
+    shown = [{"name": each.name, "subject": each.schema, "version": each.version} for each in links]
+    return {"references": shown} if shown else {}
 
 
 def _text(call: Call, version: SchemaVersion) -> str:
     if version.type == "protobuf" and call.query.get("format") == "serialized":
         return base64.b64encode(call.broker.schemas.form(call.principal, version.name, version.version)).decode()
-    return version.definition
+    return version.given
 
 
 @route("GET", "/subjects", Schemas.versions)
 async def list_subjects(call: Call) -> list[str]:
     prefix = call.query.get("subjectPrefix", "")
-    names = dict.fromkeys(each.name for each in call.broker.schemas.versions(call.principal))
+    versions = call.broker.schemas.versions(call.principal, deleted=call.is_set("deleted"))
+    names = dict.fromkeys(each.name for each in versions if each.deleted or not call.is_set("deletedOnly"))
     return [name for name in names if name.startswith(prefix)]
 
 
@@ -264,12 +293,15 @@ async def list_versions(call: Call) -> list[int]:
 @route("POST", "/subjects/{subject}/versions", Schemas.register)
 async def register(call: Call) -> dict[str, Any]:
     given = call.given()
-    version = await call.broker.schemas.register(call.principal, call.subject, given.schemaType.lower(), given.schema)
+    version = await call.broker.schemas.register(
+        call.principal, call.subject, given.schemaType.lower(), given.schema, links=given.links
+    )
     return {
         "id": version.registry_id,
         "version": version.version,
         "schema": given.schema,
         "schemaType": given.schemaType,
+        **_references(given.links),
     }
 
 
@@ -277,7 +309,9 @@ async def register(call: Call) -> dict[str, Any]:
 async def find(call: Call) -> dict[str, Any]:
     given = call.given()
     try:
-        version = await call.broker.schemas.find(call.principal, call.subject, given.schemaType.lower(), given.schema)
+        version = await call.broker.schemas.find(
+            call.principal, call.subject, given.schemaType.lower(), given.schema, given.links
+        )
     except SchemaNotFound:
         call.versions()
         raise RegistryError(40403, "Schema not found") from None
@@ -286,15 +320,17 @@ async def find(call: Call) -> dict[str, Any]:
 
 @route("DELETE", "/subjects/{subject}", Schemas.delete)
 async def delete_subject(call: Call) -> list[int]:
-    """A definition is gone with its last version; there is no second, permanent deletion, so one is no error."""
-    try:
-        numbers = [each.version for each in call.versions()]
-    except RegistryError:
-        if call.is_set("permanent") and call.broker.schemas.compatibility(call.principal, call.subject) is not None:
-            return []
-        raise
-    await call.broker.schemas.delete(call.principal, call.subject)
-    return numbers
+    versions, permanent = call.versions(deleted=True), call.is_set("permanent")
+    live = [each.version for each in versions if not each.deleted]
+    if permanent and live:
+        raise RegistryError(40405, f"Subject '{call.subject}' was not deleted first before being permanently deleted")
+    if not permanent and not live:
+        raise RegistryError(
+            40404, f"Subject '{call.subject}' was soft deleted.Set permanent=true to delete permanently"
+        )
+    _check_not_referred_to(call, versions)
+    await call.broker.schemas.delete(call.principal, call.subject, soft=not permanent)
+    return [each.version for each in versions] if permanent else live
 
 
 @route("GET", "/subjects/{subject}/versions/{version}", Schemas.get)
@@ -306,25 +342,42 @@ async def get_version(call: Call) -> dict[str, Any]:
 @route("GET", "/subjects/{subject}/versions/{version}/schema", Schemas.get)
 async def get_text(call: Call) -> Any:
     version = call.version()
-    return msgspec.Raw(version.definition.encode()) if version.type != "protobuf" else _text(call, version)
+    return msgspec.Raw(version.given.encode()) if version.type != "protobuf" else _text(call, version)
 
 
 @route("GET", "/subjects/{subject}/versions/{version}/referencedby", Schemas.get)
 async def referenced_by(call: Call) -> list[int]:
-    call.version()
-    return []
+    version = call.version()
+    referrers = call.broker.schemas.referrers(call.principal, version.name, version.version)
+    return sorted({each.registry_id for each in referrers})
+
+
+def _check_not_referred_to(call: Call, versions: Iterable[SchemaVersion]) -> None:
+    """Raises RegistryError for versions that others refer to."""
+    for version in versions:
+        if any(
+            each.name != version.name
+            for each in call.broker.schemas.referrers(call.principal, version.name, version.version)
+        ):
+            raise RegistryError(
+                42206,
+                f"One or more references exist to the schema {{subject={version.name},version={version.version}}}.",
+            )
 
 
 @route("DELETE", "/subjects/{subject}/versions/{version}", Schemas.delete)
 async def delete_version(call: Call) -> int:
-    try:
-        number = call.version().version
-    except RegistryError as refusal:
-        if refusal.code in (40401, 40402) and call.is_set("permanent") and call.path["version"].isdigit():
-            return int(call.path["version"])
-        raise
-    await call.broker.schemas.delete(call.principal, call.subject, number)
-    return number
+    permanent = call.is_set("permanent")
+    latest = call.path["version"] in ("latest", "-1")
+    version = call.version(deleted=not latest)
+    place = f"Subject '{call.subject}' Version {version.version}"
+    if permanent and not version.deleted:
+        raise RegistryError(40407, f"{place} was not deleted first before being permanently deleted")
+    if not permanent and version.deleted:
+        raise RegistryError(40406, f"{place} was soft deleted.Set permanent=true to delete permanently")
+    _check_not_referred_to(call, [version])
+    await call.broker.schemas.delete(call.principal, call.subject, version.version, soft=not permanent)
+    return version.version
 
 
 # --- ids ---
@@ -344,13 +397,13 @@ def _with_id(call: Call) -> list[SchemaVersion]:
 async def get_by_id(call: Call) -> dict[str, Any]:
     version = _with_id(call)[0]
     shown = _shown(version, _text(call, version))
-    return {name: shown[name] for name in ("schema", "schemaType") if name in shown}
+    return {name: shown[name] for name in ("schema", "schemaType", "references") if name in shown}
 
 
 @route("GET", "/schemas/ids/{id}/schema", Schemas.with_id)
 async def get_text_by_id(call: Call) -> Any:
     version = _with_id(call)[0]
-    return msgspec.Raw(version.definition.encode()) if version.type != "protobuf" else _text(call, version)
+    return msgspec.Raw(version.given.encode()) if version.type != "protobuf" else _text(call, version)
 
 
 @route("GET", "/schemas/ids/{id}/subjects", Schemas.with_id)
@@ -375,7 +428,7 @@ async def list_types(call: Call) -> list[str]:
 async def _check(call: Call, version: int) -> dict[str, Any]:
     given = call.given()
     problems = await call.broker.schemas.check(
-        call.principal, call.subject, given.schemaType.lower(), given.schema, version=version
+        call.principal, call.subject, given.schemaType.lower(), given.schema, version=version, links=given.links
     )
     answer: dict[str, Any] = {"is_compatible": not problems}
     return {**answer, "messages": problems} if call.is_set("verbose") else answer

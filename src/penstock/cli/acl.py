@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -42,13 +42,16 @@ def set_acl(
     ] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option("--role", "-r", metavar="ROLE[:RIGHT]", help="A role, likewise."),
+        typer.Option(
+            "--role",
+            "-r",
+            metavar="ROLE[:RIGHT]",
+            help="A role that may read and write; with :read or :write only that.",
+        ),
     ] = None,
     public: Annotated[
         bool, typer.Option("--public", help="Make the topic public; needs access.allow_anonymous.")
     ] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Set (replace) the ACL of a topic or a consumer group.
 
@@ -61,39 +64,37 @@ def set_acl(
     $ penstock acl set "orders.*" --role team-billing
     $ penstock acl set group://billing --user alice --user key:worker
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.access.set_acl(topic, user or [], role or [], public=public)
         acl = client.access.acl(topic)
-    terminal.print_outcome(f"set the ACL of {topic}", _row(acl), as_json=wants_json(context, as_json))
+    terminal.print_outcome(context, f"set the ACL of {topic}", _row(acl))
 
 
 @app.command("list")
-def list_acls(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+def list_acls(context: typer.Context) -> None:
     """List the ACLs.
 
     Examples:
     $ penstock acl list
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         acls = client.access.acls()
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_row(acl) for acl in acls])
     else:
         _print(acls)
 
 
 @app.command()
-def describe(
-    context: typer.Context, topic: TopicArgument, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def describe(context: typer.Context, topic: TopicArgument) -> None:
     """Show the ACL of a topic or pattern.
 
     Examples:
     $ penstock acl describe orders
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         acl = client.access.acl(topic)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_row(acl) | {"exists": acl.exists})
     elif acl.exists:
         _print([acl])
@@ -102,19 +103,15 @@ def describe(
 
 
 @app.command()
-def delete(
-    context: typer.Context, topic: TopicArgument, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
-    """Delete an ACL. Only roles decide then.
+def delete(context: typer.Context, topic: TopicArgument) -> None:
+    """Delete an ACL. Then only roles apply.
 
     Examples:
     $ penstock acl delete "orders.*"
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.access.delete_acl(topic)
-    terminal.print_outcome(
-        f"deleted the ACL of {topic}", {"topic": topic, "deleted": True}, as_json=wants_json(context, as_json)
-    )
+    terminal.print_outcome(context, f"deleted the ACL of {topic}", {"topic": topic, "deleted": True})
 
 
 def _row(acl: AclDescription) -> dict[str, object]:

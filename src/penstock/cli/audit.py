@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import connected
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ def list_events(
     search: SearchOption = "",
     since: SinceOption = None,
     limit: LimitOption = 50,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List events, newest first.
 
@@ -70,9 +68,9 @@ def list_events(
     $ penstock audit list --type auth.failure --since -1h
     """
     query = _query(kind, user, resource, result, search, since, limit)
-    with connected(context, server) as client:
+    with connected(context) as client:
         page = client.access.audit(query)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_row(event) for event in page.events])
         return
     terminal.print_table(
@@ -91,8 +89,6 @@ def tail(
     user: UserOption = "",
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more, until Ctrl-C.")] = True,
     limit: LimitOption = 10,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the last events and then new ones, oldest first.
 
@@ -100,8 +96,8 @@ def tail(
     $ penstock audit tail
     $ penstock audit tail --type access.denied
     """
-    as_json = wants_json(context, as_json)
-    with connected(context, server) as client:
+    as_json = wants_json(context)
+    with connected(context) as client:
         page = client.access.audit(_query(kind, user, "", "", "", None, limit))
         seen: dict[str, int] = {}
         while True:
@@ -132,8 +128,6 @@ def export(
     search: SearchOption = "",
     since: SinceOption = None,
     limit: LimitOption = 10_000,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write events to standard output as one JSON list or as CSV, newest first.
 
@@ -143,10 +137,10 @@ def export(
     """
     if form not in ("json", "csv"):
         raise typer.BadParameter(f"{form} is not a format: use json or csv", param_hint="--format")
-    if form == "csv" and wants_json(context, as_json):
+    if form == "csv" and wants_json(context):
         raise typer.BadParameter("--json and --format csv contradict each other: use one of them")
     query = _query(kind, user, resource, result, search, since, limit)
-    with connected(context, server) as client:
+    with connected(context) as client:
         data = client.access.export_audit("csv" if form == "csv" else "json", query)
     sys.stdout.buffer.write(data)
 

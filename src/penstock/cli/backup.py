@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import snapshot_of
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.program import Program
 from penstock.cli.progress import ProgressBar
 
@@ -32,8 +32,6 @@ def create(
         bool,
         typer.Option("--full", help="Copy everything again instead of linking unchanged files of the last backup."),
     ] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Back up all topics and the broker's own state, as of one moment.
 
@@ -49,14 +47,14 @@ def create(
     from penstock.units import round_size
 
     check_target(target)
-    with snapshot_of(context, server) as snapshot:
+    with snapshot_of(context) as snapshot:
         directory = Path(snapshot.directory)
         began = time.monotonic()
         total_bytes = read_snapshot(directory, snapshot.id).size_bytes
         with ProgressBar("backup", total_bytes) as bar:
             done = back_up(directory, snapshot.id, target, lambda size_bytes: bar.advance(size_bytes, 0), full=full)
     seconds = time.monotonic() - began
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({**_row(done), "copied_bytes": done.copied_bytes, "seconds": round(seconds, 3)})
         return
     copied = f"copied {round_size(done.copied_bytes)} of {round_size(done.manifest.size_bytes)} in {seconds:.1f} s"
@@ -64,13 +62,13 @@ def create(
     terminal.hint(f"check it with: penstock verify {done.path}")
 
 
-@app.command("list")
-def list_backups(context: typer.Context, target: TargetArgument, as_json: JsonOption = False) -> None:
+@app.command("list", needs_broker=False)
+def list_backups(context: typer.Context, target: TargetArgument) -> None:
     """List the backups in a directory, oldest first.
 
     A backup is a directory of that name in TARGET. To remove one, remove the
-    directory: the others stay whole. One whose manifest cannot be read is
-    listed as damaged, and the command ends with 1.
+    directory: the others stay complete. One whose manifest cannot be read is
+    listed as damaged, and the command exits with 1.
 
     Examples:
     $ penstock backup list /backups/orders
@@ -80,7 +78,7 @@ def list_backups(context: typer.Context, target: TargetArgument, as_json: JsonOp
 
     found = list_backups(target)
     damaged = [each for each in found if isinstance(each, UnreadableBackup)]
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_listed(each) for each in found])
     else:
         terminal.print_table(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, ServerOption, flymq_url, wants_json
+from penstock.cli.options import flymq_url, wants_json
 from penstock.cli.passwords import with_password
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ def bench(
             show_default="the broker's",
         ),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Measure a running broker.
 
@@ -69,8 +67,8 @@ def bench(
     if durability is not None:
         check_setting("durability", durability, "--durability")
     load = Load(records, size_bytes, connections, in_flight)
-    measured = uvloop.run(_bench(with_password(flymq_url(context, server)), load, partitions, durability))
-    if wants_json(context, as_json):
+    measured = uvloop.run(_bench(with_password(flymq_url(context)), load, partitions, durability))
+    if wants_json(context):
         terminal.print_json([_as_json(each) for each in measured])
         return
     terminal.print_fields(

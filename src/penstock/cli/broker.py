@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli.options import flymq_url
+from penstock.cli.options import flymq_url, parsed_server_url
 from penstock.cli.passwords import PASSWORD_VARIABLE, with_password
 
 if TYPE_CHECKING:
@@ -19,17 +19,16 @@ COMPLETION_S_MAX = 0.5
 
 
 @contextmanager
-def connected(context: typer.Context, server: str | None) -> Iterator[FlyMQClient]:
+def connected(context: typer.Context) -> Iterator[FlyMQClient]:
     """A client that has connected; where it cannot, the error says so at once."""
     import penstock
-    from penstock.clients.url import parse_url
     from penstock.errors import AuthenticationFailed, Unreachable
 
-    url = with_password(flymq_url(context, server))
+    url = with_password(flymq_url(context))
     try:
         client = penstock.connect(url)
     except AuthenticationFailed as error:
-        if parse_url(url, port=0).password is None:
+        if parsed_server_url(url).password is None:
             raise AuthenticationFailed(f"{error}; no password was given: set {PASSWORD_VARIABLE}") from error
         raise
     except Unreachable as error:
@@ -40,11 +39,11 @@ def connected(context: typer.Context, server: str | None) -> Iterator[FlyMQClien
 
 
 @contextmanager
-def snapshot_of(context: typer.Context, server: str | None) -> Iterator[SnapshotDescription]:
+def snapshot_of(context: typer.Context) -> Iterator[SnapshotDescription]:
     """A snapshot of a running broker, released as soon as the block ends, however it ends."""
     from penstock.errors import PenstockError
 
-    with connected(context, server) as client:
+    with connected(context) as client:
         snapshot = client.snapshots.create()
         try:
             yield snapshot
@@ -62,7 +61,7 @@ def _connected_briefly(context: typer.Context) -> Iterator[FlyMQClient]:
     from penstock.clients.retry import NO_RETRY
 
     options = ClientOptions(connect_timeout_s=COMPLETION_S_MAX, request_timeout_s=COMPLETION_S_MAX, retry=NO_RETRY)
-    with penstock.connect(flymq_url(context, context.params.get("server")), options=options) as client:
+    with penstock.connect(flymq_url(context), options=options) as client:
         yield client
 
 

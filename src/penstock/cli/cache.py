@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, server_url, wants_json
+from penstock.cli.options import server_url, wants_json
 from penstock.cli.passwords import with_password
 from penstock.cli.program import Program
 from penstock.errors import EntryNotFound, Unreachable
@@ -20,7 +20,6 @@ from penstock.errors import EntryNotFound, Unreachable
 if TYPE_CHECKING:
     from penstock.protocols.felix.sync import FelixClient
 
-app = Program(help="Get, put and delete values in the broker's cache (Felix).")
 
 DATA_DIR = Path("penstock-data")
 FelixOption = Annotated[
@@ -33,6 +32,8 @@ FelixOption = Annotated[
         show_default="felix://127.0.0.1:5000",
     ),
 ]
+app = Program(help="Get, put and delete values in the broker's cache (Felix).", server=FelixOption)
+
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key of the value.", show_default=False)]
 CacheOption = Annotated[str, typer.Option("--cache", metavar="NAME", help="The cache.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="The namespace of the cache.")]
@@ -40,12 +41,7 @@ NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", hel
 
 @app.command()
 def get(
-    context: typer.Context,
-    key: KeyArgument,
-    cache: CacheOption = "default",
-    namespace: NamespaceOption = "default",
-    server: FelixOption = None,
-    as_json: JsonOption = False,
+    context: typer.Context, key: KeyArgument, cache: CacheOption = "default", namespace: NamespaceOption = "default"
 ) -> None:
     """Print a value; unescaped if standard output is not a terminal.
 
@@ -55,12 +51,12 @@ def get(
     $ penstock cache get greeting
     $ penstock -s felix://t1@127.0.0.1:5000 cache get price:42 --cache prices
     """
-    with _connected(context, server) as client:
+    with _connected(context) as client:
         value = client.cache_get(key, cache=cache, namespace=namespace)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"key": key, **terminal.json_bytes("value", value)})
     elif value is None:
-        raise EntryNotFound(f"there is no value under {terminal.visible(key)}, or its time is over")
+        raise EntryNotFound(f"there is no value for key {terminal.visible(key)}, or it has expired")
     elif terminal.on_terminal():
         print(terminal.visible_bytes(value))
     else:
@@ -78,8 +74,6 @@ def put(
     ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, as in 500ms or 7d.")] = None,
     cache: CacheOption = "default",
     namespace: NamespaceOption = "default",
-    server: FelixOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Store a value in memory until it expires, is evicted, or the broker stops.
 
@@ -89,22 +83,17 @@ def put(
     """
     data = sys.stdin.buffer.read() if value == "-" else value.encode(errors="surrogateescape")
     ttl_ms = None if ttl is None else _milliseconds(ttl)
-    with _connected(context, server) as client:
+    with _connected(context) as client:
         client.cache_put(key, data, ttl_s=None if ttl_ms is None else ttl_ms / 1000, cache=cache, namespace=namespace)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"key": key, "bytes": len(data), "ttl_ms": ttl_ms})
     else:
-        print(f"kept {len(data)} bytes under {terminal.visible(key)}")
+        print(f"stored {len(data)} bytes as {terminal.visible(key)}")
 
 
 @app.command()
 def delete(
-    context: typer.Context,
-    key: KeyArgument,
-    cache: CacheOption = "default",
-    namespace: NamespaceOption = "default",
-    server: FelixOption = None,
-    as_json: JsonOption = False,
+    context: typer.Context, key: KeyArgument, cache: CacheOption = "default", namespace: NamespaceOption = "default"
 ) -> None:
     """Remove a value.
 
@@ -113,14 +102,14 @@ def delete(
     Examples:
     $ penstock cache delete greeting
     """
-    with _connected(context, server) as client:
+    with _connected(context) as client:
         value = client.cache_delete(key, cache=cache, namespace=namespace)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"key": key, "deleted": value is not None})
     elif value is None:
-        raise EntryNotFound(f"there is no value under {terminal.visible(key)}, or its time is over")
+        raise EntryNotFound(f"there is no value for key {terminal.visible(key)}, or it has expired")
     else:
-        print(f"deleted {len(value)} bytes under {terminal.visible(key)}")
+        print(f"deleted {len(value)} bytes of {terminal.visible(key)}")
 
 
 def _milliseconds(text: str) -> int:
@@ -133,10 +122,10 @@ def _milliseconds(text: str) -> int:
 
 
 @contextmanager
-def _connected(context: typer.Context, server: str | None) -> Iterator[FelixClient]:
+def _connected(context: typer.Context) -> Iterator[FelixClient]:
     import penstock
 
-    url = felix_url(server_url(context, server))
+    url = felix_url(server_url(context))
     try:
         client = penstock.connect(with_password(url))
     except Unreachable as error:
@@ -155,7 +144,7 @@ def felix_url(url: str) -> str:
     """
     from penstock.clients.url import parse_url
     from penstock.net.certificates import CERTIFICATE_FILE
-    from penstock.protocols.felix.client import PORT, SCHEME
+    from penstock.protocols.felix.client.client import PORT, SCHEME
     from penstock.units import is_loopback
 
     address = parse_url(url, port=PORT)

@@ -5,6 +5,7 @@ A check measures one thing and never changes the machine: what it writes, it wri
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import importlib
 import os
@@ -21,8 +22,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from penstock.cli.admin_access import UnverifiedAccess
 from penstock.cli.sample import Sample, fetch
-from penstock.errors import JavaMissing, PenstockError
+from penstock.errors import AuthenticationRequired, ConfigError, JavaMissing, PenstockError
+from penstock.log.kafka.settings import KafkaSettings
 from penstock.net.listener import listen_once
 from penstock.spark.java import USUAL_DIRECTORIES, find_java, java_version
 from penstock.units import Address, parse_address, round_size
@@ -134,36 +137,47 @@ def udp_buffer(setting: Path = Path("/proc/sys/net/core/rmem_max")) -> Finding:
     return Finding(check, "warn", found, advice)
 
 
-def running_broker(admin_bind: str | None) -> Sample | None:
+class Guarded:
+    """A broker that tells nothing of itself without a login."""
+
+
+def running_broker(admin_bind: str | None, *, tls: bool = False) -> Sample | Guarded | None:
     """The broker that answers at the admin address of the configuration, None where there is none."""
     if admin_bind is None:
         return None
     address = parse_address(admin_bind)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - compared, not bound
     try:
-        return fetch(f"http://{Address(host, address.port)}")
+        return fetch(f"{'https' if tls else 'http'}://{Address(host, address.port)}", UnverifiedAccess())
+    except AuthenticationRequired:
+        return Guarded()
     except PenstockError:
         return None
 
 
-def broker(running: Sample | None) -> Finding:
+def broker(running: Sample | Guarded | None) -> Finding:
     """Whether a broker runs, and is ready."""
     if running is None:
         return Finding("broker", "ok", "not running")
+    if isinstance(running, Guarded):
+        return Finding("broker", "ok", "a Penstock broker is running; log in to see how it is with: penstock status")
     if running.ready:
         return Finding("broker", "ok", f"penstock {running.version} is running and ready")
     advice = "see what is wrong with: penstock status"
     return Finding("broker", "fail", f"penstock {running.version} is running, not ready: {running.problems[0]}", advice)
 
 
-def port(name: str, bind: str, running: Sample | None = None) -> Finding:
+def port(name: str, bind: str, running: Sample | Guarded | None = None) -> Finding:
     """Whether the address can be listened on now, or the running broker does; over UDP where it ends in `/udp`."""
     check = f"port {name}"
-    if running is not None and (name == ADMIN or _is_listening(running, name, bind.removesuffix(UDP))):
+    is_told = isinstance(running, Sample) and _is_listening(running, name, bind.removesuffix(UDP))
+    if is_told or (running is not None and name == ADMIN):
         return Finding(check, "ok", f"{bind} is in use by this broker")
     try:
         listen_once(bind.removesuffix(UDP), socket.SOCK_DGRAM if bind.endswith(UDP) else socket.SOCK_STREAM)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and isinstance(running, Guarded):
+            return Finding(check, "ok", f"{bind} is in use, by this broker as far as can be told without a login")
         advice = (
             "another program listens there: stop it or choose another port"
             if error.errno == errno.EADDRINUSE
@@ -277,9 +291,29 @@ def flush(data_dir: Path, measure: Callable[[Path], list[float]] = flush_latenci
     return Finding("disk flush", "ok", found)
 
 
-def all_checks(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding]:
-    """Every check in turn; the slow ones last."""
-    running = running_broker(dict(binds).get(ADMIN))
+def kafka(settings: KafkaSettings, record_bytes_max: int) -> list[Finding]:
+    """Whether the cluster that is to hold the log can be trusted with it."""
+
+    async def check() -> list[Finding]:
+        from penstock.log.kafka.check import check_cluster
+
+        return [Finding(*finding) async for finding in check_cluster(settings, record_bytes_max)]
+
+    try:
+        return asyncio.run(check())
+    except ConfigError as error:
+        return [Finding("Kafka", "fail", str(error), 'pip install "penstock[kafka]"')]
+
+
+def all_checks(
+    data_dir: Path,
+    binds: list[tuple[str, str]],
+    *,
+    admin_tls: bool = False,
+    cluster: Callable[[], list[Finding]] | None = None,
+) -> Iterator[Finding]:
+    """Every check in turn; the slow ones last. `cluster` checks where the log is, if not in the data directory."""
+    running = running_broker(dict(binds).get(ADMIN), tls=admin_tls)
     yield python()
     yield packages()
     yield uvloop()
@@ -291,9 +325,12 @@ def all_checks(data_dir: Path, binds: list[tuple[str, str]]) -> Iterator[Finding
         yield port(name, bind, running)
     access = writable(data_dir)
     yield access
-    yield free_space(data_dir)
-    yield file_system(data_dir)
-    if access.status == "ok":
-        yield flush(data_dir)
+    if cluster is not None:
+        yield from cluster()
+    else:
+        yield free_space(data_dir)
+        yield file_system(data_dir)
+        if access.status == "ok":
+            yield flush(data_dir)
     yield spark()
     yield java()

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from penstock.config import Config, Tls, Topic
 from penstock.config.listeners import FujinAlias
 from penstock.docstrings import field_docs
+from penstock.log.kafka.settings import KafkaSasl, KafkaTls
 from penstock.units import format_setting, format_size
 
 COLUMNS = 98
@@ -31,7 +32,12 @@ HEAD = """\
 # Sizes and durations are numbers in the unit that the name ends with, or text with a unit: "128 MiB", "7d".
 # A listener whose section you remove is off.
 """
-TLS_EXAMPLES = {"cert": "server.pem", "key": "server.key", "client_ca": "clients.pem"}
+OPTIONAL: dict[type[BaseModel], dict[str, str]] = {
+    Tls: {"cert": "server.pem", "key": "server.key", "client_ca": "clients.pem"},
+    KafkaTls: {"ca": "kafka-ca.pem", "cert": "penstock.pem", "key": "penstock.key"},
+    KafkaSasl: {"mechanism": "SCRAM-SHA-512", "username": "penstock", "password": "...", "token_file": "token.jwt"},
+}
+"""Sections that change something by being there, and what their settings look like."""
 TOPIC_EXAMPLE = {"name": '"orders"', "partitions": "3", "durability": '"fsync"', "retention_ms": '"7d"'}
 
 
@@ -53,11 +59,13 @@ def _section(path: str, kind: type[BaseModel]) -> str:
         below = section_of(field)
         if below is None or below is FujinAlias:
             lines += [*_comment(docs[name]), f"# {name} = {toml(name, field.default)}", ""]
-    if "tls" in kind.model_fields:
-        lines += [*_comment(_about(Tls)), f"# [{path}.tls]"]
-        for name, text in field_docs(Tls).items():
-            lines += [*_comment(text), f'# {name} = "{TLS_EXAMPLES[name]}"']
-        lines.append("")
+    for name, field in kind.model_fields.items():
+        below = section_of(field)
+        if below in OPTIONAL:
+            lines += [*_comment(_about(below)), f"# [{path}.{name}]"]
+            for key, text in field_docs(below).items():
+                lines += [*_comment(text), f'# {key} = "{OPTIONAL[below][key]}"']
+            lines.append("")
     return "\n".join(lines)
 
 
@@ -96,7 +104,7 @@ def sections(kind: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[
         yield path, kind
     for name, field in kind.model_fields.items():
         below = section_of(field)
-        if below is not None and below is not Tls:
+        if below is not None and below not in OPTIONAL:
             yield from sections(below, f"{path}.{name}" if path else name)
 
 

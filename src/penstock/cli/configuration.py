@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, SetOption, config_from_flags, wants_json
+from penstock.cli.options import ConfigOption, DataDirOption, SetOption, config_from_flags, wants_json
 from penstock.cli.program import Program
 from penstock.units import format_setting
 
 if TYPE_CHECKING:
+    from penstock.broker.topics.declared import Change
     from penstock.config import Config
 
-app = Program(help="Write and check configuration files.")
+app = Program(help="Write and check configuration files.", server=None)
 
 
 @app.command()
@@ -25,7 +27,6 @@ def init(
         "penstock.toml"
     ),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Write a configuration file with every setting, commented out.
 
@@ -41,7 +42,7 @@ def init(
     from penstock.errors import InvalidRequest
 
     to_output = str(file) == "-"
-    if to_output and wants_json(context, as_json):
+    if to_output and wants_json(context):
         raise typer.BadParameter("a file on standard output is not JSON: name a file, or leave out --json")
     if to_output:
         print(render(), end="")
@@ -52,9 +53,7 @@ def init(
     except FileExistsError:
         raise InvalidRequest(f"{file} exists: name another file, or add --force to overwrite it") from None
     terminal.print_outcome(
-        f"wrote {file}; start a broker with: penstock serve --config {file}",
-        {"file": str(file)},
-        as_json=wants_json(context, as_json),
+        context, f"wrote {file}; start a broker with: penstock serve --config {file}", {"file": str(file)}
     )
 
 
@@ -65,13 +64,13 @@ def check(
     data_dir: DataDirOption = None,
     settings: SetOption = None,
     changed: Annotated[bool, typer.Option("--changed", help="Omit settings that have their default.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Check the configuration and print every value with its origin.
 
     Reads the same file, environment and flags as [bold]penstock serve[/bold], and starts
     nothing. Exits with 1 and one line for each problem if it is invalid. Topics
-    that the next start would create or alter are listed last.
+    that the next start would create or alter are listed last, and are
+    topic_changes in JSON.
 
     Examples:
     $ penstock config check --config penstock.toml
@@ -82,16 +81,22 @@ def check(
     changes = _topic_changes(effective)
     origins = effective.origins
     shown = {key: value for key, value in effective.values.items() if not changed or origins[key] != "default"}
-    if wants_json(context, as_json):
-        terminal.print_json({key: {"value": _plain(value), "origin": origins[key]} for key, value in shown.items()})
+    if wants_json(context):
+        document: dict[str, Any] = {
+            key: {"value": _plain(value), "origin": origins[key]} for key, value in shown.items()
+        }
+        if changes:
+            document["topic_changes"] = [_change_json(change) for change in changes]
+        terminal.print_json(document)
     else:
         terminal.print_table(
             ["setting", "value", "origin"],
             [(key, format_setting(key, value), origins[key]) for key, value in shown.items()],
             fold=["origin", "value"],
         )
-        for line in changes:
-            print(line)
+        for change in changes:
+            for line in _change_lines(change):
+                print(line)
 
 
 def _check_as_the_server_does(config: Config) -> None:
@@ -116,8 +121,8 @@ def _check_as_the_server_does(config: Config) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _topic_changes(config: Config) -> list[str]:
-    """What the next start would change in the data directory, a line for each topic. Raises ConfigError where it would refuse."""
+def _topic_changes(config: Config) -> list[Change]:
+    """What the next start would change in the data directory. Raises ConfigError where it would refuse."""
     from penstock.broker.topics.declared import plan
     from penstock.log.embedded.disk import Disk
     from penstock.log.embedded.topicfiles import TopicFiles
@@ -125,17 +130,20 @@ def _topic_changes(config: Config) -> list[str]:
 
     root = config.data_dir / "topics"
     stored = TopicFiles(Disk(), root).read_all() if root.is_dir() else []
-    existing = {topic.info.name: topic.info.config for topic in stored}
-    lines = []
-    for change in plan(existing, declared_topics(config)):
-        name = terminal.visible(change.name)
-        if change.before is None:
-            lines.append(f"topic {name} would be created")
-        for setting, (before, after) in change.settings.items():
-            lines.append(
-                f"topic {name} would be altered: {setting} {written_text(setting, before)} -> {written_text(setting, after)}"
-            )
-    return lines
+    return plan({topic.info.name: topic.info.config for topic in stored}, declared_topics(config))
+
+
+def _change_lines(change: Change) -> Iterator[str]:
+    name = terminal.visible(change.name)
+    if change.before is None:
+        yield f"topic {name} would be created"
+    for setting, (before, after) in change.settings.items():
+        yield f"topic {name} would be altered: {setting} {written_text(setting, before)} -> {written_text(setting, after)}"
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    settings = {setting: {"before": before, "after": after} for setting, (before, after) in change.settings.items()}
+    return {"topic": change.name, "action": "create" if change.before is None else "alter", "settings": settings}
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import ConfigOption, JsonOption, SetOption, config_from_flags, wants_json
+from penstock.cli.options import ConfigOption, SetOption, config_from_flags
 
 
 def console(
@@ -16,7 +16,6 @@ def console(
     config: ConfigOption = None,
     settings: SetOption = None,
     opens: Annotated[bool, typer.Option("--open", help="Open it in the browser, too.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the address of the console, the broker's page in the browser.
 
@@ -34,7 +33,7 @@ def console(
     if admin is None:
         raise ConfigError("the admin address is off, and the console with it: add a section [admin] to the file")
     address = f"{'http' if admin.tls is None else 'https'}://{_host(admin.bind)}/console"
-    terminal.print_outcome(address, {"address": address}, as_json=wants_json(context, as_json))
+    terminal.print_outcome(context, address, {"address": address})
     if opens and not webbrowser.open(address):
         raise ConfigError("no browser could be opened: copy the address into one")
 

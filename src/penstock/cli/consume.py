@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 
 if TYPE_CHECKING:
     from penstock.clients.records import Record
@@ -91,15 +91,13 @@ def consume(
             "%K and %S lengths of key and value; \\n, \\t, \\xNN.",
         ),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Print the records of topics, up to their present end.
+    """Print the records of topics, up to their current end.
 
     A time is ISO 8601 (local unless it says otherwise), or how long ago.
 
     With [bold]--json[/bold] each record is one JSON object on a line, with its
-    timestamp, key and headers. What is not UTF-8 text is base64 then, in
+    timestamp, key and headers. Bytes that are not UTF-8 are base64, in
     key_base64 and value_base64. penstock produce --json reads such lines.
 
     Examples:
@@ -113,7 +111,7 @@ def consume(
     """
     from penstock.cli.positions import parse_position
 
-    in_json = wants_json(context, as_json)
+    in_json = wants_json(context)
     if template is not None and (in_json or headers or key_separator is not None):
         raise typer.BadParameter("--format says all there is to print: leave out --json, --headers and --key-separator")
     if in_json and (raw or headers or key_separator is not None):
@@ -134,7 +132,7 @@ def consume(
     if position == "latest" and group is None and not follow:
         terminal.hint("what comes from now on is read with --follow only")
     output = sys.stdout.buffer
-    with connected(context, server) as client:
+    with connected(context) as client:
         batches = client.batches(
             _topic_names(client, topics),
             partition,

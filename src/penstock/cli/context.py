@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, YesOption, checked_admin_url, wants_json
+from penstock.cli.options import YesOption, checked_admin_url, parsed_server_url, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.cli.profiles import Profiles
 
-app = Program(help="Save addresses and credentials of brokers, and choose one.")
+app = Program(help="Save addresses and credentials of brokers, and choose one.", server=None)
 
 
 def complete_context(incomplete: str) -> list[str]:
@@ -31,14 +31,16 @@ def complete_context(incomplete: str) -> list[str]:
 
 NameArgument = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="Its name.", autocompletion=complete_context, show_default=False),
+    typer.Argument(
+        metavar="NAME", help="The name of the context.", autocompletion=complete_context, show_default=False
+    ),
 ]
 
 
 @app.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the context.", show_default=False)],
     server: Annotated[
         str,
         typer.Option(
@@ -51,14 +53,15 @@ def create(
     ],
     admin: Annotated[
         str | None,
-        typer.Option("--admin", metavar="URL", help="Its admin address.", show_default="port 9600 of the same host"),
+        typer.Option(
+            "--admin", metavar="URL", help="The admin address of the broker.", show_default="port 9600 of the same host"
+        ),
     ] = None,
     password_stdin: Annotated[
         bool, typer.Option("--password-stdin", help="Read the password from the first line of standard input.")
     ] = False,
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a context of this name.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Save an address, and the password of its user.
 
@@ -71,7 +74,6 @@ def create(
     $ penstock context create prod --server flymqs://alice@mq.example:9093 --use
     """
     from penstock.cli import profiles
-    from penstock.clients.url import parse_url
     from penstock.errors import InvalidRequest
 
     if not name or len(name) > profiles.NAME_CHARS_MAX or any(each.isspace() for each in name) or name.startswith("-"):
@@ -80,7 +82,7 @@ def create(
         )
     url = server if "://" in server else f"flymq://{server}"
     try:
-        address = parse_url(url, port=0)
+        address = parsed_server_url(url)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error), param_hint="--server") from None
     if address.password is not None:
@@ -91,35 +93,39 @@ def create(
         )
     if admin is not None:
         admin = checked_admin_url(admin)
-    saved = profiles.load()
-    if name in saved.contexts and not force:
-        raise InvalidRequest(f"context {name} exists: choose another name, or add --force to replace it")
+
+    def check_free(saved: Profiles) -> None:
+        if name in saved.contexts and not force:
+            raise InvalidRequest(f"context {name} exists: choose another name, or add --force to replace it")
+
+    check_free(profiles.load())
     password = _password(address.user, from_stdin=password_stdin)
-    saved.contexts[name] = profiles.Profile(url, admin, password)
-    if use or len(saved.contexts) == 1:
-        saved.current = name
-    profiles.save(saved)
+    with profiles.changing() as saved:
+        check_free(saved)
+        saved.contexts[name] = profiles.Profile(url, admin, password)
+        if use or len(saved.contexts) == 1:
+            saved.current = name
     in_use = "; it is in use now" if saved.current == name else ""
-    terminal.print_outcome(f"saved context {name}{in_use}", _row(saved, name), as_json=wants_json(context, as_json))
+    terminal.print_outcome(context, f"saved context {name}{in_use}", _row(saved, name))
 
 
 def _password(user: str | None, *, from_stdin: bool) -> str | None:
-    from penstock.cli.passwords import LINE_BYTES_MAX, PASSWORD_VARIABLE
+    from penstock.cli.passwords import LINE_BYTES_MAX, PASSWORD_VARIABLE, check_text
 
     if user is None:
         if from_stdin:
             raise typer.BadParameter("there is no user for the password: write --server flymq://user@host:port")
         return None
     if from_stdin:
-        return sys.stdin.readline(LINE_BYTES_MAX).rstrip("\r\n") or None
+        return check_text(sys.stdin.readline(LINE_BYTES_MAX).rstrip("\r\n")) or None
     given = os.environ.get(PASSWORD_VARIABLE)
     if given is None and sys.stdin.isatty():
         given = typer.prompt(f"Password of {user}", default="", show_default=False, hide_input=True, err=True)
-    return given or None
+    return check_text(given or "") or None
 
 
 @app.command("list")
-def list_contexts(context: typer.Context, as_json: JsonOption = False) -> None:
+def list_contexts(context: typer.Context) -> None:
     """List the contexts; * marks the one in use.
 
     Examples:
@@ -129,7 +135,7 @@ def list_contexts(context: typer.Context, as_json: JsonOption = False) -> None:
 
     saved = profiles.load()
     rows = [_row(saved, name) for name in sorted(saved.contexts)]
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(rows)
         return
     if not rows and terminal.on_terminal():
@@ -151,10 +157,12 @@ def show(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="Its name.", autocompletion=complete_context, show_default="the one in use"
+            metavar="NAME",
+            help="The name of the context.",
+            autocompletion=complete_context,
+            show_default="the one in use",
         ),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show a context, without its password.
 
@@ -172,7 +180,7 @@ def show(
         raise EntryNotFound("no context is in use; choose one with: penstock context use NAME")
     saved.find(wanted)
     row = _row(saved, wanted)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(row)
     else:
         terminal.print_fields(
@@ -185,14 +193,15 @@ def use(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Its name.", autocompletion=complete_context, show_default=False),
+        typer.Argument(
+            metavar="NAME", help="The name of the context.", autocompletion=complete_context, show_default=False
+        ),
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="Use no context: the default address.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Choose the context that commands use from now on.
 
-    [bold]--server[/bold], [bold]--context[/bold], PENSTOCK_SERVER and PENSTOCK_CONTEXT go before it.
+    [bold]--server[/bold], [bold]--context[/bold], PENSTOCK_SERVER and PENSTOCK_CONTEXT override it.
 
     Examples:
     $ penstock context use prod
@@ -202,17 +211,16 @@ def use(
 
     if (name is None) != none:
         raise typer.BadParameter("name a context, or use --none")
-    saved = profiles.load()
-    if name is not None:
-        saved.find(name)
-    saved.current = name
-    profiles.save(saved)
+    with profiles.changing() as saved:
+        if name is not None:
+            saved.find(name)
+        saved.current = name
     told = "no context is in use" if name is None else f"context {name} is in use"
-    terminal.print_outcome(told, {"current": name}, as_json=wants_json(context, as_json))
+    terminal.print_outcome(context, told, {"current": name})
 
 
 @app.command()
-def delete(context: typer.Context, name: NameArgument, yes: YesOption = False, as_json: JsonOption = False) -> None:
+def delete(context: typer.Context, name: NameArgument, yes: YesOption = False) -> None:
     """Delete a context, with its password.
 
     Asks for confirmation unless [bold]--yes[/bold] is given.
@@ -222,16 +230,14 @@ def delete(context: typer.Context, name: NameArgument, yes: YesOption = False, a
     """
     from penstock.cli import profiles
 
-    saved = profiles.load()
-    saved.find(name)
+    profiles.load().find(name)
     terminal.confirm(f"Delete context {name}?", yes=yes)
-    del saved.contexts[name]
-    if saved.current == name:
-        saved.current = None
-    profiles.save(saved)
-    terminal.print_outcome(
-        f"deleted context {name}", {"context": name, "deleted": True}, as_json=wants_json(context, as_json)
-    )
+    with profiles.changing() as saved:
+        saved.find(name)
+        del saved.contexts[name]
+        if saved.current == name:
+            saved.current = None
+    terminal.print_outcome(context, f"deleted context {name}", {"context": name, "deleted": True})
 
 
 def _row(saved: Profiles, name: str) -> dict[str, object]:

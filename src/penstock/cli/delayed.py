@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.program import Program
 from penstock.cli.subscription import behind
 
@@ -32,8 +32,6 @@ def list_delayed(
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The maximum number to list.")] = 100,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List pending delayed records, the next one first.
 
@@ -41,10 +39,10 @@ def list_delayed(
     $ penstock delayed list
     $ penstock delayed list reminders --limit 1000 --json
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         found = client.monitoring.delayed(topic or "", limit + 1)
     records, more = found[:limit], len(found) > limit
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_as_json(record) for record in records])
         return
     if not records and terminal.on_terminal():
@@ -78,7 +76,9 @@ def cancel(
     context: typer.Context,
     topic: Annotated[
         str,
-        typer.Argument(metavar="TOPIC", help="Where it would go.", autocompletion=complete_topic, show_default=False),
+        typer.Argument(
+            metavar="TOPIC", help="The topic of the record.", autocompletion=complete_topic, show_default=False
+        ),
     ],
     delayed_id: Annotated[
         str,
@@ -88,20 +88,16 @@ def cancel(
             show_default=False,
         ),
     ],
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Cancel a pending delayed record.
 
     Examples:
     $ penstock delayed cancel orders 1700000005000-17
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.cancel(topic, delayed_id)
     terminal.print_outcome(
-        f"cancelled {delayed_id} of {topic}",
-        {"topic": topic, "id": delayed_id, "cancelled": True},
-        as_json=wants_json(context, as_json),
+        context, f"cancelled {delayed_id} of {topic}", {"topic": topic, "id": delayed_id, "cancelled": True}
     )
 
 

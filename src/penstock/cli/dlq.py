@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ def list_letters(
     context: typer.Context,
     topic: TopicArgument,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The maximum number to list.")] = 100,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the dead letters of a topic, oldest first.
 
@@ -46,9 +44,9 @@ def list_letters(
     $ penstock dlq list orders
     $ penstock dlq list orders --limit 1000 --json
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         letters = client.dead_letters.list(topic, limit)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_as_json(letter) for letter in letters])
         return
     if not letters and terminal.on_terminal():
@@ -85,8 +83,6 @@ def replay(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write dead letters to their topic again, each once.
 
@@ -107,14 +103,14 @@ def replay(
     if dry_run and not many:
         raise typer.BadParameter("--dry-run counts what --all or --filter would replay: add one of them")
     count = 1
-    with connected(context, server) as client:
+    with connected(context) as client:
         if letter_id is not None:
             client.dead_letters.replay(topic, letter_id)
         elif offset is not None:
             client.dead_letters.replay_at(topic, offset)
         else:
             count = client.dead_letters.replay_all(topic, wanted or "", dry_run=dry_run)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"topic": topic, "replayed": 0 if dry_run else count, "matched": count})
     else:
         what = f"{count} record{'' if count == 1 else 's'} of {terminal.visible(topic)}"
@@ -122,13 +118,7 @@ def replay(
 
 
 @app.command()
-def purge(
-    context: typer.Context,
-    topic: TopicArgument,
-    yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def purge(context: typer.Context, topic: TopicArgument, yes: YesOption = False) -> None:
     """Delete all dead letters of a topic, replayed or not.
 
     Asks for confirmation unless [bold]--yes[/bold] is given.
@@ -137,12 +127,10 @@ def purge(
     $ penstock dlq purge orders
     $ penstock dlq purge orders --yes
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         terminal.confirm(f"Delete all dead letters of topic {topic}?", yes=yes)
         client.dead_letters.purge(topic)
-    terminal.print_outcome(
-        f"purged the dead letters of {topic}", {"topic": topic, "purged": True}, as_json=wants_json(context, as_json)
-    )
+    terminal.print_outcome(context, f"purged the dead letters of {topic}", {"topic": topic, "purged": True})
 
 
 def _row(letter: DeadLetterInfo) -> tuple[object, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, config_from_flags, wants_json
+from penstock.cli.options import ConfigOption, DataDirOption, config_from_flags, wants_json
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -18,19 +19,20 @@ def doctor(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning too.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Check this machine: Python, limits, ports, disk, Spark and its Java.
 
-    Each line says ok, warn or fail, and what to do. Exits with 1 if a check
-    fails. If the broker of this configuration is running, its ports are
-    recognized, and whether it is ready is one of the checks.
+    If the log is in Apache Kafka, the cluster is checked instead of the disk:
+    replication, in-sync bounds, leader election and message sizes. Each line
+    says ok, warn or fail, and what to do. Exits with 1 if a check fails. If the
+    broker of this configuration is running, its ports are recognized, and
+    whether it is ready is one of the checks.
 
     Examples:
     $ penstock doctor
     $ penstock doctor --config penstock.toml --data-dir /var/lib/penstock
     """
-    from penstock.cli.checks import ADMIN, UDP, all_checks
+    from penstock.cli.checks import ADMIN, UDP, all_checks, kafka
     from penstock.config import QuicListener
 
     effective = config_from_flags(config, data_dir=data_dir)
@@ -41,8 +43,14 @@ def doctor(
     if effective.admin is not None:
         binds.append((ADMIN, effective.admin.bind))
     findings = []
-    machine_readable = wants_json(context, as_json)
-    for finding in all_checks(effective.data_dir, binds):
+    machine_readable = wants_json(context)
+    admin_tls = effective.admin is not None and effective.admin.tls is not None
+    checks = all_checks(effective.data_dir, binds, admin_tls=admin_tls)
+    if effective.engine == "kafka":
+        record_bytes_max = effective.limits.record_bytes_max
+        cluster = partial(kafka, effective.kafka, record_bytes_max)
+        checks = all_checks(effective.data_dir, binds, admin_tls=admin_tls, cluster=cluster)
+    for finding in checks:
         findings.append(finding)
         if not machine_readable:
             status = terminal.style(finding.status.ljust(4), fg=COLOURS[finding.status], bold=True)

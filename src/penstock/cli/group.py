@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
 from penstock.cli.subscription import behind, known, print_subscriptions, subscription_row
 from penstock.units import format_duration_ms
@@ -18,10 +18,11 @@ from penstock.units import format_duration_ms
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.groups import GroupProgress
 
-app = Program(help="See how far groups have read; move or delete them.")
+app = Program(help="List, describe, reset and delete consumer groups.")
 
 GroupArgument = Annotated[
-    str, typer.Argument(metavar="GROUP", help="Its name.", autocompletion=complete_group, show_default=False)
+    str,
+    typer.Argument(metavar="GROUP", help="The name of the group.", autocompletion=complete_group, show_default=False),
 ]
 TopicOption = Annotated[
     str | None,
@@ -30,8 +31,8 @@ TopicOption = Annotated[
 
 
 @app.command("list")
-def list_groups(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
-    """List the groups, with how many records each is behind, and for how long.
+def list_groups(context: typer.Context) -> None:
+    """List the groups with their lag, in records and in time.
 
     Subscriptions of BlipMQ, Fujin and Felix are listed too. One without
     a name has a number: #17.
@@ -39,11 +40,11 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
     Examples:
     $ penstock group list
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         rows = [_group(each) for each in client.monitoring.groups()]
         rows += [subscription_row(each) for each in client.monitoring.subscriptions()]
     rows.sort(key=lambda row: (row["group"], row["topic"]))
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(rows)
         return
     if not rows and terminal.on_terminal():
@@ -68,13 +69,7 @@ def list_groups(context: typer.Context, server: ServerOption = None, as_json: Js
 
 
 @app.command()
-def describe(
-    context: typer.Context,
-    group: GroupArgument,
-    topic: TopicOption = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def describe(context: typer.Context, group: GroupArgument, topic: TopicOption = None) -> None:
     """Show a group's members, and the committed offset, lag and owner of each partition.
 
     If a group has committed nothing in a partition, all its records count
@@ -86,12 +81,12 @@ def describe(
     """
     from penstock.errors import GroupNotFound
 
-    with connected(context, server) as client:
+    with connected(context) as client:
         rows = [_group(each) for each in client.monitoring.groups(group, topic or "")]
         subscriptions = [subscription_row(each) for each in client.monitoring.subscriptions(group, topic or "")]
     if not rows and not subscriptions:
         raise GroupNotFound(f"consumer group not found: {group if topic is None else f'{topic}:{group}'}")
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(rows + subscriptions)
         return
     if rows:
@@ -148,7 +143,7 @@ def reset(
     context: typer.Context,
     group: GroupArgument,
     topic: Annotated[
-        str, typer.Option("--topic", "-t", metavar="TOPIC", help="In this topic.", autocompletion=complete_topic)
+        str, typer.Option("--topic", "-t", metavar="TOPIC", help="The topic.", autocompletion=complete_topic)
     ],
     to: Annotated[
         str,
@@ -161,15 +156,14 @@ def reset(
         typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; all partitions unless given."),
     ] = None,
     yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Move a group's committed offsets, so that it reads again or skips.
 
-    A time is ISO 8601, or how long ago it was. Asks first; [bold]--yes[/bold] does not.
+    A time is ISO 8601, or how long ago it was. Asks for confirmation unless
+    [bold]--yes[/bold] is given.
 
     A group that does not exist is created. Subscriptions of BlipMQ, Fujin
-    and Felix have no committed offsets, and stay where they are.
+    and Felix have no committed offsets, and are not changed.
 
     Examples:
     $ penstock group reset billing --topic orders --to earliest
@@ -179,14 +173,14 @@ def reset(
     from penstock.cli.positions import parse_position
 
     position = parse_position(to, time.time_ns() // 1_000_000, flag="--to")
-    with connected(context, server) as client:
+    with connected(context) as client:
         partitions = [each.partition for each in client.describe_topic(topic).partitions]
         if partition is not None:
             partitions = [partition]
         where = f"partition {partition} of topic {topic}" if partition is not None else f"topic {topic}"
         terminal.confirm(f"Move group {group} in {where} to {to}?", yes=yes)
         moved = {each: client.reset(topic, group, each, position) for each in partitions}
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(
             {"group": group, "topic": topic, "partitions": [{"partition": k, "committed": v} for k, v in moved.items()]}
         )
@@ -199,31 +193,24 @@ def reset(
 
 
 @app.command()
-def delete(
-    context: typer.Context,
-    group: GroupArgument,
-    topic: TopicOption = None,
-    yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Forget a group's committed offsets and subscriptions, in one topic or in all.
+def delete(context: typer.Context, group: GroupArgument, topic: TopicOption = None, yes: YesOption = False) -> None:
+    """Delete a group's committed offsets and subscriptions, in one topic or in all.
 
-    Asks first; [bold]--yes[/bold] does not.
+    Asks for confirmation unless [bold]--yes[/bold] is given.
 
     Examples:
     $ penstock group delete billing
     $ penstock group delete billing --topic orders --yes
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         described = client.describe_group(group, topic)
         topics = ", ".join(each.topic for each in described)
         terminal.confirm(f"Delete group {group} and its offsets in {topics}?", yes=yes)
         client.delete_group(group, topic)
     terminal.print_outcome(
+        context,
         f"deleted group {group} in {topics}",
         {"group": group, "topics": [each.topic for each in described], "deleted": True},
-        as_json=wants_json(context, as_json),
     )
 
 

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import connected
-from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
 
 app = Program(help="Create and revoke API keys (BlipMQ, Felix).")
@@ -26,8 +26,6 @@ def create(
             "--role", "-r", metavar="ROLE", help="A role of the key; repeatable.", show_default="producer, consumer"
         ),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create an API key and print it.
 
@@ -37,24 +35,24 @@ def create(
     $ penstock key create worker
     $ penstock key create dashboard --role consumer
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         key = client.keys.create(name, roles or ())
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"name": name, "key": key})
     else:
         print(key)
 
 
 @app.command("list")
-def list_keys(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+def list_keys(context: typer.Context) -> None:
     """List the API keys, without their secrets.
 
     Examples:
     $ penstock key list
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         keys = client.keys.list()
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(
             [
                 {"name": key.name, "roles": key.roles, "created_ms": key.created_ms, "created_by": key.created_by}
@@ -73,13 +71,7 @@ def list_keys(context: typer.Context, server: ServerOption = None, as_json: Json
 
 
 @app.command()
-def revoke(
-    context: typer.Context,
-    name: NameArgument,
-    yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def revoke(context: typer.Context, name: NameArgument, yes: YesOption = False) -> None:
     """Revoke an API key, also for open connections.
 
     Asks for confirmation unless [bold]--yes[/bold] is given.
@@ -87,7 +79,7 @@ def revoke(
     Examples:
     $ penstock key revoke worker
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         terminal.confirm(f"Revoke key {name}?", yes=yes)
         client.keys.revoke(name)
-    terminal.print_outcome(f"revoked key {name}", {"name": name, "revoked": True}, as_json=wants_json(context, as_json))
+    terminal.print_outcome(context, f"revoked key {name}", {"name": name, "revoked": True})

@@ -17,6 +17,8 @@ from penstock.units import format_size
 
 READ_BYTES_MAX = 1 << 20
 LINE_BYTES_MAX = 32 << 20
+JSON_LINE_BYTES_MAX = 7 * LINE_BYTES_MAX
+"""A record of that size as JSON: a control character takes six bytes, and base64 less."""
 
 KeyedValue = tuple[bytes | None, bytes]
 ProducedRecord = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
@@ -35,7 +37,7 @@ def open_input(file: Path | None) -> Iterator[BinaryIO]:
             yield stream
 
 
-def lines_of(stream: BinaryIO) -> Iterator[list[bytes]]:
+def lines_of(stream: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[list[bytes]]:
     """The lines that each read completes, without their newlines; a last line may lack one."""
     rest: list[bytes] = []
     rest_bytes = 0
@@ -49,8 +51,8 @@ def lines_of(stream: BinaryIO) -> Iterator[list[bytes]]:
         if last:
             rest.append(last)
             rest_bytes += len(last)
-            if rest_bytes > LINE_BYTES_MAX:
-                raise RecordTooLarge(f"a line is longer than {format_size(LINE_BYTES_MAX)}: no record may be")
+            if rest_bytes > line_bytes_max:
+                raise RecordTooLarge(f"a line is longer than {format_size(line_bytes_max)}: no record may be")
     if rest:
         yield [b"".join(rest)]
 

@@ -133,6 +133,17 @@ class Commands(Group):
         return result
 
 
+def _open_closed_streams() -> None:
+    """Put nothing where the caller has closed a standard stream: a socket would take its descriptor, and get what is printed."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest descriptor that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+
+
 def _give_output_up() -> None:
     """The interpreter flushes standard output once more when it ends; that must not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -166,7 +177,7 @@ app = Program(
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        words.print_version(as_json=bool(context.params.get("as_json")))
+        words.print_version(context)
         raise typer.Exit
 
 
@@ -190,7 +201,7 @@ def penstock(
     """
 
 
-app.command()(serve.serve)
+app.command(needs_broker=False)(serve.serve)
 app.command()(status.status)
 app.command()(top.top)
 app.add_typer(topic.app, name="topic")
@@ -208,24 +219,25 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
 app.add_typer(audit.app, name="audit")
-app.command()(console.console)
+app.command(needs_broker=False)(console.console)
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(spark.app, name="spark")
 app.add_typer(backup.app, name="backup")
-app.command()(restore.restore)
+app.command(needs_broker=False)(restore.restore)
 app.command()(verify.verify)
 app.command()(bench.bench)
-app.command()(doctor.doctor)
-app.command()(torture.torture)
+app.command(needs_broker=False)(doctor.doctor)
+app.command(needs_broker=False)(torture.torture)
 app.add_typer(configuration.app, name="config")
 app.add_typer(context.app, name="context")
-app.command()(words.completion)
-app.command("help")(words.help_of)
-app.command()(words.version)
+app.command(needs_broker=False)(words.completion)
+app.command("help", needs_broker=False)(words.help_of)
+app.command(needs_broker=False)(words.version)
 
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an old locale must not end a command half way

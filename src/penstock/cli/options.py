@@ -1,7 +1,7 @@
 """Options that several commands share, with one spelling and one meaning.
 
-`--server` and `--json` may stand before the command or after it; the one after it wins. `--context` names a saved address. The order
-is: flags, variables, the context in use, the default address.
+`--server` and `--json`, which `Program` adds, may be given before the command or after it; the one after it wins. `--context` names a
+saved address. The order is: flags, variables, the context in use, the default address.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import typer
 from penstock import DEFAULT_URL
 
 if TYPE_CHECKING:
+    from penstock.cli.admin_access import AdminAccess
     from penstock.cli.profiles import Profile, Profiles
+    from penstock.clients.url import Address
     from penstock.config import Config
 
 FLYMQ_SCHEMES = ("flymq", "flymqs")
+FLYMQ_OPTIONS = ("idempotent",)
+"""What a FlyMQ address may have behind its question mark, beside files."""
 ADMIN_PORT = 9600
 _SERVER_HELP = "The address of the broker; also PENSTOCK_SERVER."
 ServerOption = Annotated[
@@ -68,9 +72,9 @@ SetOption = Annotated[
 ]
 
 
-def given_or_global(context: typer.Context, name: str, given: Any) -> Any:
+def _given(context: typer.Context, name: str) -> Any:
     """An option's value after the command, else its value before it."""
-    return given if given not in (None, False) else context.find_root().params.get(name)
+    return context.params.get(name) or context.find_root().params.get(name)
 
 
 def context_name(context: typer.Context, saved: Profiles) -> str | None:
@@ -78,15 +82,13 @@ def context_name(context: typer.Context, saved: Profiles) -> str | None:
     return context.find_root().params.get("context") or os.environ.get("PENSTOCK_CONTEXT") or saved.current
 
 
-def named_server(context: typer.Context, given: str | None, *, in_use: bool = True) -> str | None:
+def named_server(context: typer.Context, *, in_use: bool = True) -> str | None:
     """The address that somebody has named: a flag, then the variable, then a context, which brings its password along.
 
     Without `in_use` the context must be named too: that of `penstock context use` does not count.
     """
-    flag: str | None = given_or_global(context, "server", given)
-    chosen = context.find_root().params.get("context")
-    if flag or (not chosen and (flag := os.environ.get("PENSTOCK_SERVER"))):
-        return flag
+    if (named := _given(context, "server") or _variable(context, "PENSTOCK_SERVER")) is not None:
+        return str(named)
     profile = _profile(context, in_use=in_use)
     if profile is None:
         return None
@@ -97,6 +99,11 @@ def named_server(context: typer.Context, given: str | None, *, in_use: bool = Tr
     return url_with_password(profile.server, profile.password)
 
 
+def _variable(context: typer.Context, name: str) -> str | None:
+    """A variable that names an address. It does not count where the command line names a context."""
+    return None if context.find_root().params.get("context") else os.environ.get(name) or None
+
+
 def _profile(context: typer.Context, *, in_use: bool = True) -> Profile | None:
     from penstock.cli import profiles
 
@@ -105,23 +112,48 @@ def _profile(context: typer.Context, *, in_use: bool = True) -> Profile | None:
     return None if name is None else saved.find(name)
 
 
-def server_url(context: typer.Context, given: str | None) -> str:
+def server_url(context: typer.Context) -> str:
     """The broker to talk to. A bare host:port is FlyMQ's."""
-    url = named_server(context, given) or DEFAULT_URL
+    url = named_server(context) or DEFAULT_URL
     return url if "://" in url else f"flymq://{url}"
 
 
-def admin_url(context: typer.Context, given: str | None, server: str | None = None) -> str:
-    """The admin address of the broker to talk to: as it is given, as its context says, or the usual port of its host."""
+def parsed_server_url(url: str) -> Address:
+    """The parts of a broker's address, with port 0 where it names none. Raises InvalidRequest."""
     from penstock.clients.url import parse_url
 
-    url = given or os.environ.get("PENSTOCK_ADMIN_URL")
-    if url is None and not given_or_global(context, "server", server) and (profile := _profile(context)) is not None:
-        url = profile.admin
+    return parse_url(url, port=0, options=FLYMQ_OPTIONS if url.partition("://")[0] in FLYMQ_SCHEMES else ())
+
+
+def admin_url(context: typer.Context, given: str | None) -> str:
+    """The admin address of the broker to talk to: as it is given, as its context says, or the usual port of its host."""
+    url = given or _variable(context, "PENSTOCK_ADMIN_URL") or _admin_of_profile(context)
     if url is None:
-        host = parse_url(server_url(context, server), port=0).host
+        host = parsed_server_url(server_url(context)).host
         return f"http://{f'[{host}]' if ':' in host else host}:{ADMIN_PORT}"
     return checked_admin_url(url)
+
+
+def _admin_of_profile(context: typer.Context) -> str | None:
+    """The admin address of the context, where that names the broker, too."""
+    if _given(context, "server") or _variable(context, "PENSTOCK_SERVER"):
+        return None
+    profile = _profile(context)
+    return None if profile is None else profile.admin
+
+
+def admin_access(context: typer.Context, url: str) -> AdminAccess:
+    """How to reach the admin address that `admin_url` returned.
+
+    A password is sent to the host of the broker it is for, or to the admin address that its context names, and to no other.
+    """
+    from urllib.parse import urlsplit
+
+    from penstock.cli.admin_access import AdminAccess
+
+    broker = server_url(context)
+    is_ours = urlsplit(url).hostname == parsed_server_url(broker).host or url == _admin_of_profile(context)
+    return AdminAccess(broker if is_ours else None)
 
 
 def checked_admin_url(url: str) -> str:
@@ -134,20 +166,20 @@ def checked_admin_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def flymq_url(context: typer.Context, given: str | None) -> str:
+def flymq_url(context: typer.Context) -> str:
     """The same for commands that only FlyMQ has room for. Raises BadParameter where the address is another protocol's."""
-    url = server_url(context, given)
+    url = server_url(context)
     scheme = url.partition("://")[0]
     if scheme not in FLYMQ_SCHEMES:
         raise typer.BadParameter(
-            f"this command speaks FlyMQ, not {scheme}: write flymq://host:port, or flymqs:// for TLS",
+            f"this command requires FlyMQ, not {scheme}: write flymq://host:port, or flymqs:// for TLS",
             param_hint="--server",
         )
     return url
 
 
-def wants_json(context: typer.Context, given: bool) -> bool:
-    return bool(given_or_global(context, "as_json", given))
+def wants_json(context: typer.Context) -> bool:
+    return bool(_given(context, "as_json"))
 
 
 def config_from_flags(

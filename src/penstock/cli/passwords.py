@@ -34,8 +34,18 @@ def with_password(url: str) -> str:
     return url_with_password(url, password)
 
 
+def check_text(password: str) -> str:
+    """The password. Raises InvalidRequest, without showing it, for one that is not UTF-8: no protocol could send it."""
+    try:
+        password.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the password is not valid UTF-8 text: give it in UTF-8") from None
+    return password
+
+
 def url_with_password(url: str, password: str) -> str:
     """The address of a user, with a password; that of nobody as it is."""
+    check_text(password)
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")) if at else url
@@ -51,8 +61,8 @@ def new_password(user: str, *, from_stdin: bool) -> str:
         password = typer.prompt(f"New password of {user}", hide_input=True, confirmation_prompt=True, err=True)
     else:
         raise InvalidRequest(
-            f"there is no terminal to ask at for the new password: set {NEW_PASSWORD_VARIABLE}, or add --password-stdin"
+            f"no terminal to prompt for the new password: set {NEW_PASSWORD_VARIABLE}, or add --password-stdin"
         )
     if not password:
         raise InvalidRequest("the new password is empty: choose one of at least one character")
-    return password
+    return check_text(password)

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, named_server, wants_json
+from penstock.cli.options import named_server, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ def init(
         typer.Option("--directory", metavar="DIR", help="Where tables and checkpoints go.", show_default="NAME-tables"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write a pipeline file that runs without changes.
 
@@ -81,7 +79,7 @@ def init(
     if file.exists() and not force:
         raise InvalidRequest(f"{file} is there already: name another file, or add --force to write over it")
     name = name or file.stem
-    with connected(context, server) as client:
+    with connected(context) as client:
         existing = client.topics()
         if not topics and not (topics := fitting_topics("*", existing)):
             raise TopicNotFound("there is no topic yet: create one with penstock topic create NAME")
@@ -94,7 +92,7 @@ def init(
         columns = {topic: _columns(client, topic) for topic in chosen}
     text = render(
         name=name,
-        bootstrap=_without_password(flymq_url(context, server)),
+        bootstrap=_without_password(flymq_url(context)),
         topics=topics,
         directory=directory or f"{name}-tables",
         table_format=table_format,
@@ -103,9 +101,9 @@ def init(
     parse_pipeline(text.encode(), file)
     file.write_text(text)
     terminal.print_outcome(
+        context,
         f"wrote {file}; run it with: penstock pipeline run {file}",
         {"file": str(file), "name": name, "topics": topics},
-        as_json=wants_json(context, as_json),
     )
 
 
@@ -121,8 +119,6 @@ def run(
         str | None, typer.Option("--master", metavar="URL", help="The Spark master, as in spark://host:7077.")
     ] = None,
     verbose: VerboseOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run a pipeline until it is stopped.
 
@@ -140,11 +136,11 @@ def run(
     from penstock.spark.pipelines.model import load_pipeline
 
     _check_stages(stages)
-    pipeline, password = _addressed(context, server, load_pipeline(file))
+    pipeline, password = _addressed(context, load_pipeline(file))
     if master is not None:
         pipeline = pipeline.model_copy(update={"spark": pipeline.spark.model_copy(update={"master": master})})
     failed = run_pipeline(
-        pipeline, password, once=once, kinds=stages or (), as_json=wants_json(context, as_json), verbose=verbose
+        pipeline, password, once=once, kinds=stages or (), as_json=wants_json(context), verbose=verbose
     )
     if failed:
         raise typer.Exit(EXIT_FAILED)
@@ -156,8 +152,6 @@ def status(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="One pipeline, stage by stage.", show_default=False)
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what pipelines last reported.
 
@@ -167,13 +161,13 @@ def status(
     """
     from penstock.errors import EntryNotFound
 
-    with connected(context, server) as client:
+    with connected(context) as client:
         pipelines = client.pipelines.list()
     if name is not None:
         pipelines = [each for each in pipelines if each.name == name]
         if not pipelines:
             raise EntryNotFound(_never_reported(name))
-    if wants_json(context, as_json):
+    if wants_json(context):
         described = [_as_json(each) for each in pipelines]
         terminal.print_json(described if name is None else described[0])
         return
@@ -191,8 +185,6 @@ def stop(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.", show_default=False)],
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until it has stopped.")] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Ask a running pipeline to stop, wherever it runs.
 
@@ -206,9 +198,9 @@ def stop(
     from penstock.errors import EntryNotFound, RequestTimeout
 
     def told(state: str, text: str) -> None:
-        terminal.print_outcome(text, {"name": name, "state": state}, as_json=wants_json(context, as_json))
+        terminal.print_outcome(context, text, {"name": name, "state": state})
 
-    with connected(context, server) as client:
+    with connected(context) as client:
         if all(each.name != name for each in client.pipelines.list()):
             raise EntryNotFound(_never_reported(name))
         if not client.pipelines.stop(name):
@@ -249,8 +241,6 @@ def replay(
         bool, typer.Option("--keep-partitions", help="Write to the original partitions instead of by key.")
     ] = False,
     verbose: VerboseOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write records of a table, or of a time range of a topic, to a topic.
 
@@ -271,15 +261,15 @@ def replay(
     request = ReplayRequest(
         to, table, topic, _time_ms(since, "--from"), _time_ms(until, "--until"), keep_partitions, replay_id
     )
-    pipeline, password = _addressed(context, server, load_pipeline(file))
+    pipeline, password = _addressed(context, load_pipeline(file))
     count = replay_records(pipeline, password, request, verbose=verbose)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"id": request.name, "to": to, "records": count})
     else:
         print(f"replayed {count} records to {terminal.visible(to)} (replay {request.name})")
 
 
-@app.command()
+@app.command(needs_broker=False)
 def compact(
     context: typer.Context,
     file: FileArgument,
@@ -296,7 +286,6 @@ def compact(
             show_default="keep_ms of the file",
         ),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Rewrite the small files of a pipeline's tables as large ones.
 
@@ -320,7 +309,7 @@ def compact(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     done = list(compact_tables(pipeline, file_bytes=file_bytes, keep_s=keep_s, kinds=stages or ()))
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([{"table": name, **result._asdict()} for name, result in done])
         return
     terminal.print_table(
@@ -330,7 +319,7 @@ def compact(
     )
 
 
-@app.command()
+@app.command(needs_broker=False)
 def export(
     context: typer.Context,
     file: FileArgument,
@@ -338,7 +327,6 @@ def export(
         str, typer.Argument(metavar="STAGE/NAME", help="The table, as in silver/orders.", show_default=False)
     ],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="A directory to create.", show_default=False)],
-    as_json: JsonOption = False,
 ) -> None:
     """Copy a table to plain Parquet files.
 
@@ -353,7 +341,7 @@ def export(
     from penstock.spark.pipelines.model import load_pipeline
 
     rows = export_table(load_pipeline(file), table, to)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"table": table, "to": str(to), "rows": rows})
     else:
         print(f"exported {rows} rows of {terminal.visible(table)} to {to}")
@@ -373,8 +361,6 @@ def rebuild(
         ),
     ] = None,
     verbose: VerboseOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Remake a silver table from bronze, also while the pipeline runs.
 
@@ -393,9 +379,9 @@ def rebuild(
     from penstock.cli.pipeline_running import rebuild_table
     from penstock.spark.pipelines.model import load_pipeline
 
-    pipeline, password = _addressed(context, server, load_pipeline(file))
+    pipeline, password = _addressed(context, load_pipeline(file))
     done = rebuild_table(pipeline, password, table, schema, verbose=verbose)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"table": table, **asdict(done)})
         return
     print(f"rebuilt {terminal.visible(table)} up to batch {done.batch}: {done.rows} rows, {done.rejects} rejects")
@@ -422,11 +408,11 @@ def _check_stages(stages: list[str] | None) -> None:
             raise typer.BadParameter(f"--stage {stage} is not known: use bronze, silver or gold")
 
 
-def _addressed(context: typer.Context, server: str | None, pipeline: Pipeline) -> tuple[Pipeline, str | None]:
+def _addressed(context: typer.Context, pipeline: Pipeline) -> tuple[Pipeline, str | None]:
     """The pipeline with the broker that `--server` names, where it names one; and the password of its user."""
     from penstock.cli.passwords import PASSWORD_VARIABLE, with_password
 
-    url = named_server(context, server, in_use=False)  # the file names its broker
+    url = named_server(context, in_use=False)  # the file names its broker
     if url:
         pipeline = pipeline.model_copy(update={"bootstrap": with_password(url) if "://" in url else url})
     elif "://" in pipeline.bootstrap:

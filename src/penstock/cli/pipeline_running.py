@@ -139,9 +139,15 @@ def _connected(pipeline: Pipeline, password: str | None) -> FlyMQClient:
 def spark_session(pipeline: Pipeline, *, verbose: bool) -> Iterator[Any]:
     """A session for one command; Java's and Spark's own remarks only where they are wanted."""
     import penstock.spark
+    from penstock.spark.sessions import remote_server
 
     level = VERBOSE_LOG_LEVEL if verbose else QUIET_LOG_LEVEL
     config = {"spark.log.level": level, **pipeline.spark.config}
+    if remote_server(pipeline.spark.master, config, os.environ) is not None:
+        raise ConfigError(
+            "spark.remote or SPARK_REMOTE names a Spark Connect server, and pipelines need a session of their own: unset it, or name a "
+            "master in the file ([spark] master) or with --master"
+        )
     if not verbose:
         terminal.hint("starting Spark ...")
     try:

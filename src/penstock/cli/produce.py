@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
-from penstock.cli.options import ServerOption, wants_json
+from penstock.cli.options import wants_json
 
 if TYPE_CHECKING:
     from penstock.cli.lines import ProducedRecord
@@ -135,24 +135,32 @@ def produce(
     partition: Annotated[
         int | None,
         typer.Option(
-            "--partition", "-p", metavar="N", min=0, help="Where to; else the key decides, or partitions take turns."
+            "--partition",
+            "-p",
+            metavar="N",
+            min=0,
+            help="The partition. Default: by key, or round robin without a key.",
         ),
     ] = None,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="TIME", help="Readable only after this time, as in 30s or 2h."),
+        typer.Option("--delay", metavar="TIME", help="Delay, as in 30s or 2h: before it the record is not readable."),
     ] = None,
     ttl: Annotated[
         str | None,
-        typer.Option("--ttl", metavar="TIME", help="Not readable any more after this time, as in 500ms or 7d."),
+        typer.Option(
+            "--ttl", metavar="TIME", help="Time to live, as in 500ms or 7d: after it the record is not readable."
+        ),
     ] = None,
     schema: Annotated[
         str | None,
         typer.Option(
-            "--schema", metavar="NAME[:VERSION]", help="What records must look like.", autocompletion=complete_schema
+            "--schema",
+            metavar="NAME[:VERSION]",
+            help="The schema that records must match.",
+            autocompletion=complete_schema,
         ),
     ] = None,
-    server: ServerOption = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Read JSON Lines as consume --json prints them, and print JSON, for programs."),
@@ -160,7 +168,7 @@ def produce(
 ) -> None:
     """Store records in a topic.
 
-    Ends once every record is acknowledged: on disk, unless the topic's
+    Exits once every record is acknowledged: on disk, unless the topic's
     durability says otherwise. A topic that does not exist is created, with
     one partition.
 
@@ -198,7 +206,7 @@ def produce(
     given_key = None if key is None else key.encode(errors="surrogateescape")
     headers = [_header(each) for each in header or ()]
     separator = None if key_separator is None else _separator(key_separator)
-    with connected(context, server) as client:
+    with connected(context) as client:
         if value is not None or null:
             data = None if value is None else value.encode(errors="surrogateescape")
             stored.send(client, topic, [(given_key, data, headers)], partition)
@@ -209,7 +217,7 @@ def produce(
             if not stored.records:
                 source = "standard input" if file is None or str(file) == "-" else str(file)
                 terminal.print_note(f"{source} is empty: nothing was stored in {topic}")
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(stored.as_json(topic))
     else:
         print(terminal.visible(stored.as_text(topic)))
@@ -250,7 +258,8 @@ def _batches(
     from penstock.cli.record_json import parse_json_lines
 
     line_number = 1
-    for batch in iter([[lines.whole(stream)]]) if whole else lines.lines_of(stream):
+    line_bytes_max = lines.JSON_LINE_BYTES_MAX if json_lines else lines.LINE_BYTES_MAX
+    for batch in iter([[lines.whole(stream)]]) if whole else lines.lines_of(stream, line_bytes_max):
         records: Iterator[ProducedRecord]
         if json_lines:
             records = parse_json_lines(batch, line_number)

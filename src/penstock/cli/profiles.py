@@ -1,14 +1,19 @@
 """Contexts on disk: named addresses with what is needed to log in there, and which of them is in use.
 
 They are one JSON file that only its owner can read (mode 0600, in a directory of mode 0700): it may hold passwords. It is replaced
-as a whole, so a crash leaves the old or the new one. A file that others can read is refused, as ssh refuses such keys.
+as a whole, so a crash leaves the old or the new one, and changed under a lock, so that of two commands at once each sees what the
+other did. A file that others can read is refused, as ssh refuses such keys.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from penstock.errors import ConfigError, EntryNotFound
 FILE_NAME = "contexts.json"
 FILE_BYTES_MAX = 1 << 20
 NAME_CHARS_MAX = 64
+OPTIONAL = ("admin", "password")
 
 
 class Profile:
@@ -79,19 +85,39 @@ def load() -> Profiles:
         raise ConfigError(f"{file} is not a file of contexts ({error}): correct it, or remove it") from None
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text belongs: write it in quotes")
+    return value
+
+
 def _decoded(document: Any) -> Profiles:
     contexts = {
-        str(name): Profile(str(each["server"]), each.get("admin"), each.get("password"))
+        str(name): Profile(_text(each["server"]), *(each.get(other) and _text(each[other]) for other in OPTIONAL))
         for name, each in document["contexts"].items()
     }
     current = document.get("current")
     return Profiles(contexts, current if current in contexts else None)
 
 
-def save(profiles: Profiles) -> None:
+@contextmanager
+def changing() -> Iterator[Profiles]:
+    """The contexts, to be changed in the block and saved when it ends without an error. Ask nobody in it: other commands wait."""
+    directory = path().parent
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        profiles = load()
+        yield profiles
+        _save(profiles)
+    finally:
+        os.close(descriptor)
+
+
+def _save(profiles: Profiles) -> None:
     """Replace the file."""
     file = path()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = {
         "current": profiles.current,
         "contexts": {
@@ -99,8 +125,8 @@ def save(profiles: Profiles) -> None:
             for name, each in sorted(profiles.contexts.items())
         },
     }
-    fresh = file.with_name(f"{FILE_NAME}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix=f"{FILE_NAME}.", dir=file.parent)  # mode 0600
+    fresh = Path(name)
     try:
         with os.fdopen(descriptor, "w") as stream:
             json.dump(document, stream, indent=2)

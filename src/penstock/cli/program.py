@@ -6,6 +6,8 @@ same declarations as the reference of commands, by the same functions.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli import terminal
+from penstock.cli.options import JsonOption, ServerOption
 
 EXAMPLES = "Examples:"
 WIDTH_MAX = 100
@@ -38,15 +41,60 @@ class Group(TyperGroup):
 
 
 class Program(typer.Typer):
-    """A group of commands."""
+    """A group of commands, all of which take `--json`, and `--server` unless they need no broker.
 
-    def __init__(self, *, cls: type[TyperGroup] = Group, no_args_is_help: bool = True, **settings: Any) -> None:
+    A command reads these two from its context (`options`). `server` is the annotation of the option, None for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        cls: type[TyperGroup] = Group,
+        no_args_is_help: bool = True,
+        server: Any = ServerOption,
+        **settings: Any,
+    ) -> None:
         super().__init__(cls=cls, no_args_is_help=no_args_is_help, **settings)
+        self._server = server
 
     def command(
-        self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any
+        self,
+        name: str | None = None,
+        *,
+        cls: type[TyperCommand] | None = Command,
+        needs_broker: bool = True,
+        **settings: Any,
     ) -> Callable[[_Function], _Function]:
-        return super().command(name, cls=cls, **settings)
+        shared: dict[str, tuple[Any, object]] = {"as_json": (JsonOption, False)}
+        if needs_broker and self._server is not None:
+            shared = {"server": (self._server, None), **shared}
+        register = super().command(name, cls=cls, **settings)
+
+        def add(function: _Function) -> _Function:
+            register(_with_options(function, shared))
+            return function
+
+        return add
+
+
+def _with_options(function: Callable[..., None], shared: dict[str, tuple[Any, object]]) -> Callable[..., None]:
+    """Return the command with options after its own: by name, their annotation and default. Those that it declares itself stay."""
+    signature = inspect.signature(function, eval_str=True)
+    own = signature.parameters.values()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        for name, (annotation, default) in shared.items()
+        if name not in signature.parameters
+    ]
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        for each in added:
+            del given[each.name]
+        function(**given)
+
+    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    return command
 
 
 def help_text(command: Any, ctx: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.progress import ProgressBar
 
 
@@ -26,13 +26,12 @@ def restore(
             help="Restore a damaged backup: everything but damaged blocks and topics without metadata.",
         ),
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Restore a backup to a new data directory, checking all of it.
 
     Every file is checked against its checksum and every block is read before
     DATA_DIR gets its log. Start a broker on it with: penstock serve --data-dir
-    DATA_DIR. Ends with 1, having restored nothing, if the backup is damaged.
+    DATA_DIR. Exits with 1, and restores nothing, if the backup is damaged.
 
     Examples:
     $ penstock restore /backups/orders /var/lib/penstock
@@ -59,7 +58,7 @@ def restore(
     restored = accept_damage or not report.damage
     found = {topic.topic for topic in report.topics}
     left_out = [topic.name for topic in backup.manifest.topics if topic.name not in found]
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"backup": backup.id, "restored": restored, "left_out": left_out, **report.to_json()})
     else:
         print_report(report)

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import connected
-from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
 
 app = Program(help="Manage roles: named sets of permissions.")
@@ -17,15 +17,15 @@ RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help="The role's na
 
 
 @app.command("list")
-def list_roles(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+def list_roles(context: typer.Context) -> None:
     """List the roles and their permissions.
 
     Examples:
     $ penstock role list
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         found = client.access.roles()
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(
             [{"role": each.role, "permissions": each.permissions, "description": each.description} for each in found]
         )
@@ -50,8 +50,6 @@ def set_role(
         ),
     ] = None,
     description: Annotated[str, typer.Option(metavar="TEXT", help="What the role is for.")] = "",
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a role, or replace its permissions.
 
@@ -59,23 +57,15 @@ def set_role(
     $ penstock role set operator --permission read --permission create
     $ penstock role set team-billing --description "named in ACLs"
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.access.set_role(role, permission or [], description)
     terminal.print_outcome(
-        f"set role {role}",
-        {"role": role, "permissions": permission or [], "description": description},
-        as_json=wants_json(context, as_json),
+        context, f"set role {role}", {"role": role, "permissions": permission or [], "description": description}
     )
 
 
 @app.command()
-def delete(
-    context: typer.Context,
-    role: RoleArgument,
-    yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def delete(context: typer.Context, role: RoleArgument, yes: YesOption = False) -> None:
     """Delete a custom role that no user has and no ACL names.
 
     Asks for confirmation unless [bold]--yes[/bold] is given.
@@ -83,9 +73,7 @@ def delete(
     Examples:
     $ penstock role delete operator
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         terminal.confirm(f"Delete role {role}?", yes=yes)
         client.access.delete_role(role)
-    terminal.print_outcome(
-        f"deleted role {role}", {"role": role, "deleted": True}, as_json=wants_json(context, as_json)
-    )
+    terminal.print_outcome(context, f"deleted role {role}", {"role": role, "deleted": True})

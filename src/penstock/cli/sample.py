@@ -1,21 +1,22 @@
 """What the admin address of a broker tells, as `penstock top`, `penstock status` and `penstock doctor` use it.
 
 They ask the admin address, not FlyMQ: it answers while the broker starts, stops or refuses clients, which is when one looks; it needs
-no login; and what it tells is what a monitoring system sees. `/readyz` says whether all is well, and `/metrics` has the numbers.
+no login on loopback; and what it tells is what a monitoring system sees. `/readyz` says whether all is well, `/metrics` has the numbers.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import ProtocolViolation, Unreachable
+from penstock.cli.admin_access import AdminAccess
+from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, ProtocolViolation, Unreachable
 from penstock.names import is_internal
 
 TIMEOUT_S = 5.0
@@ -94,36 +95,63 @@ class Sample:
         return sum(listener.connections for listener in self.listeners.values())
 
 
-def fetch(url: str, clock: Callable[[], float] = time.monotonic) -> Sample:
-    """Ask an admin address. Raises Unreachable, or ProtocolViolation where what answers is not Penstock's."""
-    readiness = _parsed_json(url, _get(f"{url}/readyz"))
+def fetch(url: str, access: AdminAccess | None = None, clock: Callable[[], float] = time.monotonic) -> Sample:
+    """Ask an admin address. Raises Unreachable, ProtocolViolation where what answers is not Penstock's, AuthenticationRequired."""
+    access = access or AdminAccess()
+    readiness = _parsed_json(url, _get(f"{url}/readyz", access))
     sample = Sample(clock(), bool(readiness["ready"]), str(readiness.get("state", "?")), list(_problems(readiness)))
-    _fill(sample, _get(f"{url}/metrics").decode("utf-8", "replace"))
+    _fill(sample, _get(f"{url}/metrics", access).decode("utf-8", "replace"))
     if not sample.version:
         raise ProtocolViolation(f"{url} is not the admin address of a Penstock broker: name it with --admin")
     return sample
 
 
-def _get(url: str) -> bytes:
-    # No proxy: the address is named by its host, and is usually on this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _get(url: str, access: AdminAccess) -> bytes:
     try:
-        with opener.open(url, timeout=TIMEOUT_S) as response:
+        return _answer(url, access)
+    except AuthenticationRequired:
+        access.log_in(url)
+        return _answer(url, access)
+
+
+def _answer(url: str, access: AdminAccess) -> bytes:
+    try:
+        with access.opener(url).open(access.request(url), timeout=TIMEOUT_S) as response:
             return _body(url, response)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == http.client.SERVICE_UNAVAILABLE:  # how /readyz says no
-                return _body(url, error)
+            body = _body(url, error)
+        if error.code == http.client.SERVICE_UNAVAILABLE:  # how /readyz says no
+            return body
+        if b"urn:penstock:" in body:
+            raise _refusal(error.code, body, access) from None
         raise ProtocolViolation(
             f"{url} answers {error.code} {error.reason}: name the admin address with --admin"
         ) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise Unreachable(
+                f"the certificate of {url.rpartition('/')[0]} is not trusted ({reason.verify_message}): name the CA in the address of "
+                "the broker, as in --server flymqs://host:9093?ca=FILE"
+            ) from None
         told = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise Unreachable(
             f"cannot reach the admin address {url.rpartition('/')[0]} ({told}); is the broker running? "
             "Start one with: penstock serve, or name another with --admin or --server"
         ) from None
+
+
+def _refusal(
+    code: int, body: bytes, access: AdminAccess
+) -> AuthenticationRequired | AuthenticationFailed | AccessDenied:
+    try:
+        detail = str(json.loads(body)["detail"])
+    except (ValueError, TypeError, KeyError):
+        detail = f"the admin address answers {code}"
+    if code == http.client.UNAUTHORIZED:
+        return AuthenticationFailed(detail) if access.logged_in else AuthenticationRequired(detail)
+    return AccessDenied(detail)
 
 
 def _body(url: str, response: Any) -> bytes:

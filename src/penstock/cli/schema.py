@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ TYPES_BY_SUFFIX = {".json": "json", ".avsc": "avro", ".proto": "protobuf"}
 EXIT_NOT_VALID = 1
 
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Its name.", autocompletion=complete_schema, show_default=False)
+    str,
+    typer.Argument(metavar="NAME", help="The name of the schema.", autocompletion=complete_schema, show_default=False),
 ]
 ReferenceArgument = Annotated[
     str,
@@ -52,11 +53,10 @@ def register(
         typer.Option(
             "--compatibility",
             metavar="MODE",
-            help="none, backward, forward or full, for this version and later ones. Default for a new schema: backward.",
+            help="none, backward, forward or full, for this version and later ones; the suffix _transitive compares with all versions "
+            "instead of the previous one. Default for a new schema: backward.",
         ),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Register the next version of a schema.
 
@@ -71,18 +71,16 @@ def register(
     definition = _text(file)
     if type_name is None:
         type_name = TYPES_BY_SUFFIX.get(file.suffix.lower() if file is not None else ".json", "json")
-    with connected(context, server) as client:
+    with connected(context) as client:
         registered = client.schemas.register(name, definition, type_name, compatibility)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_as_json(registered))
     else:
         print(terminal.visible(f"registered {registered.id} ({registered.compatibility or 'backward'} compatible)"))
 
 
 @app.command()
-def get(
-    context: typer.Context, reference: ReferenceArgument, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def get(context: typer.Context, reference: ReferenceArgument) -> None:
     """Print the definition of a schema.
 
     Examples:
@@ -90,9 +88,9 @@ def get(
     $ penstock schema get order:2 --json
     """
     name, version = _name_and_version(reference)
-    with connected(context, server) as client:
+    with connected(context) as client:
         schema = client.schemas.get(name, version)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_as_json(schema) | {"registry_id": schema.registry_id, "definition": schema.definition})
     else:
         print("\n".join(terminal.visible(line) for line in (schema.definition or "").splitlines()))
@@ -105,8 +103,6 @@ def list_schemas(
         str | None,
         typer.Argument(metavar="NAME", help="Only the versions of this one.", autocompletion=complete_schema),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the versions of all schemas, or of one.
 
@@ -114,9 +110,9 @@ def list_schemas(
     $ penstock schema list
     $ penstock schema list order --json
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         schemas = client.schemas.list(name)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_as_json(schema) for schema in schemas])
         return
     if not schemas and terminal.on_terminal():
@@ -159,8 +155,6 @@ def diff(
             show_default=False,
         ),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what differs between two versions, and which compatibility they have.
 
@@ -173,11 +167,12 @@ def diff(
     $ penstock schema diff order:1 order:3
     $ penstock schema diff order order-next.json
     """
+    from penstock.broker.schemas.reference import TRANSITIVE
     from penstock.cli.schema_diff import Side, compare
 
     name, version = _name_and_version(older)
     is_file = newer is not None and Path(newer).is_file()
-    with connected(context, server) as client:
+    with connected(context) as client:
         latest = client.schemas.get(name)
         if newer is None:
             before = max(
@@ -198,8 +193,8 @@ def diff(
         else Side(f"{second.name}:{second.version}", second.type, second.definition or "")
     )
     found = compare(older_side, newer_side)
-    wanted = latest.compatibility or "backward"
-    if wants_json(context, as_json):
+    wanted = (latest.compatibility or "backward").removesuffix(TRANSITIVE)
+    if wants_json(context):
         terminal.print_json(
             {
                 "older": older_side.label,
@@ -246,8 +241,6 @@ def validate(
         Path | None,
         typer.Option("--file", metavar="FILE", help="Read the record from this file, not standard input."),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check a record against a schema without storing it.
 
@@ -260,9 +253,9 @@ def validate(
     if value is not None and file is not None:
         raise typer.BadParameter("VALUE is the record itself: leave it out to use --file")
     record = value.encode(errors="surrogateescape") if value is not None else _bytes(file)
-    with connected(context, server) as client:
+    with connected(context) as client:
         reasons = client.schemas.validate(reference, record)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"valid": not reasons, "reasons": reasons})
     elif reasons:
         for reason in reasons:
@@ -286,8 +279,6 @@ def delete(
         ),
     ],
     yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Delete a version of a schema, or all of them.
 
@@ -300,15 +291,11 @@ def delete(
     """
     name, version = _name_and_version(reference)
     what = f"schema {name} with all its versions" if version is None else f"version {version} of schema {name}"
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.schemas.get(name, version)
         terminal.confirm(f"Delete {what}?", yes=yes)
         client.schemas.delete(name, version)
-    terminal.print_outcome(
-        f"deleted {what}",
-        {"name": name, "version": version, "deleted": True},
-        as_json=wants_json(context, as_json),
-    )
+    terminal.print_outcome(context, f"deleted {what}", {"name": name, "version": version, "deleted": True})
 
 
 @app.command()
@@ -328,8 +315,6 @@ def bind(
         ),
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="Remove the binding: accept any record.")] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Bind a topic to a schema: records that do not match it are refused.
 
@@ -342,10 +327,10 @@ def bind(
     """
     if (reference is None) != none:
         raise typer.BadParameter("name the schema, or use --none")
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.schemas.bind(topic, reference)
     told = f"topic {topic} takes any records" if reference is None else f"topic {topic} is bound to {reference}"
-    terminal.print_outcome(told, {"topic": topic, "schema": reference}, as_json=wants_json(context, as_json))
+    terminal.print_outcome(context, told, {"topic": topic, "schema": reference})
 
 
 def _name_and_version(reference: str) -> tuple[str, int | None]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import ConfigOption, DataDirOption, JsonOption, SetOption, config_from_flags, wants_json
+from penstock.cli.options import ConfigOption, DataDirOption, SetOption, config_from_flags, wants_json
 
 
 def serve(
@@ -55,7 +55,6 @@ def serve(
         ),
     ] = False,
     settings: SetOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run a broker in the foreground.
 
@@ -83,7 +82,7 @@ def serve(
 
     logs.configure(effective.logging.level, form=effective.logging.format)
     # Whoever started this may read the lines through a pipe: the port that was picked, and when it is ready.
-    run(effective, announce=_announce_json if wants_json(context, as_json) else functools.partial(print, flush=True))
+    run(effective, announce=_announce_json if wants_json(context) else functools.partial(print, flush=True))
 
 
 def _announce_json(line: str) -> None:

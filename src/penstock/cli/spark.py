@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.program import Program
 from penstock.errors import ConfigError
 from penstock.spark.packing import NAME, pack
 
-app = Program(help="Prepare Spark clusters.")
+app = Program(help="Prepare Spark clusters.", server=None)
 
 
 @app.command("pack")
@@ -22,7 +22,6 @@ def pack_archive(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the archive.", show_default=True)
     ] = Path(NAME),
-    as_json: JsonOption = False,
 ) -> None:
     """Pack what executors need into one archive for spark.archives.
 
@@ -37,7 +36,7 @@ def pack_archive(
         packed = pack(output)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"path": str(packed.path), "bytes": packed.size_bytes, "files": packed.files})
         return
     print(f"packed {packed.files} files into {terminal.visible(str(packed.path))}: {packed.size_bytes / 1e6:.1f} MB")

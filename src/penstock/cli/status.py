@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import AdminOption, JsonOption, ServerOption, admin_url, wants_json
+from penstock.cli.options import AdminOption, admin_access, admin_url, wants_json
 
 if TYPE_CHECKING:
     from penstock.cli.sample import Sample
@@ -17,13 +17,12 @@ EXIT_NOT_READY = 1
 GROUPS_SHOWN_MAX = 10
 
 
-def status(
-    context: typer.Context, admin: AdminOption = None, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def status(context: typer.Context, admin: AdminOption = None) -> None:
     """Show a broker at a glance: listeners, topics, lag, disk, problems.
 
-    Asks the admin address of the broker. Exits with 1 if the broker is not
-    ready, or not there.
+    Reads the admin address of the broker. If that requires a login, the user
+    of the broker's address logs in. Exits with 1 if the broker is not ready,
+    or not there.
 
     Examples:
     $ penstock status
@@ -32,9 +31,9 @@ def status(
     from penstock.cli.rates import sample_json
     from penstock.cli.sample import fetch
 
-    url = admin_url(context, admin, server)
-    sample = fetch(url)
-    if wants_json(context, as_json):
+    url = admin_url(context, admin)
+    sample = fetch(url, admin_access(context, url))
+    if wants_json(context):
         terminal.print_json({"admin": url, **sample_json(sample)})
     else:
         _print(url, sample)

@@ -8,13 +8,13 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.groups import SubscriptionProgress
 
-app = Program(help="See the subscriptions of BlipMQ, Fujin and Felix.")
+app = Program(help="List and describe subscriptions (BlipMQ, Fujin, Felix).")
 
 TopicOption = Annotated[
     str | None,
@@ -23,9 +23,7 @@ TopicOption = Annotated[
 
 
 @app.command("list")
-def list_subscriptions(
-    context: typer.Context, topic: TopicOption = None, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def list_subscriptions(context: typer.Context, topic: TopicOption = None) -> None:
     """List the subscriptions: lag, deliveries in flight, redeliveries, dead letters.
 
     Lag counts records that are not settled. Redeliveries and dead letters
@@ -35,9 +33,9 @@ def list_subscriptions(
     $ penstock subscription list
     $ penstock subscription list --topic orders
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         rows = [subscription_row(each) for each in client.monitoring.subscriptions(topic=topic or "")]
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(rows)
         return
     print_subscriptions(rows)
@@ -53,8 +51,6 @@ def describe(
         ),
     ],
     topic: TopicOption = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show where a subscription is in each partition.
 
@@ -64,11 +60,11 @@ def describe(
     """
     from penstock.errors import EntryNotFound
 
-    with connected(context, server) as client:
+    with connected(context) as client:
         rows = [subscription_row(each) for each in client.monitoring.subscriptions(name, topic or "")]
     if not rows:
         raise EntryNotFound(f"subscription not found: {name} (list them with: penstock subscription list)")
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(rows)
         return
     print_subscriptions(rows)

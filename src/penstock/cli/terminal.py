@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from penstock.cli.options import wants_json
 from penstock.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ def name(text: str) -> str:
     return shlex.quote(text)
 
 
-def print_outcome(text: str, data: Mapping[str, object], *, as_json: bool) -> None:
-    """What a command has done: a line for people, an object for programs."""
-    if as_json:
+def print_outcome(context: typer.Context, text: str, data: Mapping[str, object]) -> None:
+    """Print what a command has done: a line for people, an object for programs."""
+    if wants_json(context):
         print_json(data)
     else:
         print(visible(text))
@@ -153,7 +154,7 @@ def _print_for_people(
             print(_joined([part[at] if at < len(part) else "" for part in broken], kept, aligned))
     if len(shown) < len(columns):
         names = ", ".join(column for i, column in enumerate(columns) if i not in shown)
-        hint(f"left out for want of room: {names} (see them with a wider terminal, or --json)")
+        hint(f"columns left out: {names} (widen the terminal, or use --json)")
 
 
 def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
@@ -230,7 +231,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidRequest(f"{question} There is no terminal to ask at: add --yes to go on")
+        raise InvalidRequest(f"{question} There is no terminal to ask on: add --yes to continue")
     if not typer.confirm(visible(question), err=True):
         raise typer.Exit(1)
 

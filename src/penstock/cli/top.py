@@ -11,20 +11,23 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import AdminOption, JsonOption, ServerOption, admin_url, wants_json
+from penstock.cli.options import AdminOption, admin_access, admin_url, wants_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.cli.rates import Rates
     from penstock.cli.sample import Sample
+
+Fetch = Callable[[], "Sample"]
 
 REDRAW_S = 1.0
 """At the latest: the clock goes on, and the terminal may have another size."""
@@ -47,42 +50,42 @@ def top(
         bool, typer.Option("--once", help="Print one sample and exit; its rates take an interval.")
     ] = False,
     admin: AdminOption = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Watch a broker: rates, lag, connections and disk, live.
 
-    Asks the admin address of the broker. Keys: q quits; r, n, s and c sort
-    topics by rate, name, size and records. If the broker goes away, the
-    last numbers stay, and it connects again. [bold]--json[/bold] prints one sample.
+    Reads the admin address of the broker. If that requires a login, the user
+    of the broker's address logs in. Keys: q quits; r, n, s and c sort topics by
+    rate, name, size and records. If the connection is lost, the last numbers
+    stay, and it reconnects. [bold]--json[/bold] prints one sample.
 
     Examples:
     $ penstock top
     $ penstock top --interval 0.5 --sort size
     $ penstock top --once --json | jq .records_per_s
     """
+    from penstock.cli.sample import fetch
     from penstock.cli.top_screen import SORTS
 
     keys = {word: key for key, (word, _) in SORTS.items()}
     if sort not in keys:
         raise typer.BadParameter(f"{sort} is not a column to sort by: use {', '.join(keys)}", param_hint="--sort")
-    url = admin_url(context, admin, server)
-    if wants_json(context, as_json) or once:
-        _print_once(url, interval_s, keys[sort], as_json=wants_json(context, as_json))
+    url = admin_url(context, admin)
+    access = admin_access(context, url)
+    if wants_json(context) or once:
+        _print_once(partial(fetch, url, access), interval_s, keys[sort], as_json=wants_json(context))
         return
     if not terminal.on_terminal() or os.environ.get("TERM", "dumb") == "dumb":
-        raise typer.BadParameter("this is no terminal to draw a screen on: use --once or --json")
-    _watch(url, interval_s, keys[sort])
+        raise typer.BadParameter("standard output is not a terminal: use --once or --json")
+    _watch(url, partial(fetch, url, access), interval_s, keys[sort])
 
 
-def _print_once(url: str, interval_s: float, sort: str, *, as_json: bool) -> None:
+def _print_once(fetch: Fetch, interval_s: float, sort: str, *, as_json: bool) -> None:
     from penstock.cli.rates import Rates, rates_json
-    from penstock.cli.sample import fetch
     from penstock.cli.top_screen import LINES_AROUND, render
 
-    before = fetch(url)
+    before = fetch()
     threading.Event().wait(interval_s)
-    rates = Rates(before, fetch(url))
+    rates = Rates(before, fetch())
     if as_json:
         terminal.print_json(rates_json(rates))
         return
@@ -90,16 +93,14 @@ def _print_once(url: str, interval_s: float, sort: str, *, as_json: bool) -> Non
     terminal.console().print(render(rates, sort=sort, height=height, note="", trouble="", keys=False))
 
 
-def _watch(url: str, interval_s: float, sort: str) -> None:
+def _watch(url: str, fetch: Fetch, interval_s: float, sort: str) -> None:
     from rich.live import Live
 
-    from penstock.cli.sample import fetch
-
-    first = fetch(url)  # no broker to begin with is an error like that of any command
+    first = fetch()  # no broker to begin with is an error like that of any command
     console = terminal.console()
     view = View(url, first, sort)
     with (
-        _sampling(url, interval_s) as sampler,
+        _sampling(fetch, interval_s) as sampler,
         _keys() as keyboard,
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
@@ -168,8 +169,8 @@ class View:
 class Sampler:
     """Asks a broker every so often, in a thread of its own."""
 
-    def __init__(self, url: str, interval_s: float) -> None:
-        self._url = url
+    def __init__(self, fetch: Fetch, interval_s: float) -> None:
+        self._fetch = fetch
         self._interval_s = interval_s
         self._stopping = threading.Event()
         self._answer: Sample | Exception | None = None
@@ -191,20 +192,19 @@ class Sampler:
         return self._answer
 
     def _run(self) -> None:
-        from penstock.cli.sample import fetch
         from penstock.errors import PenstockError
 
         while not self._stopping.wait(self._interval_s):
             try:
-                self._answer = fetch(self._url)
+                self._answer = self._fetch()
             except PenstockError as error:
                 self._answer = error
             os.write(self._waking, b"!")
 
 
 @contextmanager
-def _sampling(url: str, interval_s: float) -> Iterator[Sampler]:
-    sampler = Sampler(url, interval_s)
+def _sampling(fetch: Fetch, interval_s: float) -> Iterator[Sampler]:
+    sampler = Sampler(fetch, interval_s)
     sampler.start()
     try:
         yield sampler

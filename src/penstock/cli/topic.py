@@ -10,7 +10,7 @@ import typer
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
 from penstock.cli.configuration import written_text
-from penstock.cli.options import JsonOption, ServerOption, YesOption, wants_json
+from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 app = Program(help="Create, list, describe, change and delete topics.")
 
 TopicArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="Its name.", autocompletion=complete_topic, show_default=False)
+    str,
+    typer.Argument(metavar="TOPIC", help="The name of the topic.", autocompletion=complete_topic, show_default=False),
 ]
 NOT_SETTINGS = ("id", "created_ms", "partitions")
 FLAGS = {
@@ -38,8 +39,10 @@ _SETTINGS = {flag.removeprefix("--").replace("-", "_"): setting for setting, fla
 @app.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="TOPIC", help="Its name.", show_default=False)],
-    partitions: Annotated[int, typer.Option("--partitions", "-p", metavar="N", min=1, help="How many partitions.")] = 1,
+    name: Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.", show_default=False)],
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", metavar="N", min=1, help="The number of partitions.")
+    ] = 1,
     durability: Annotated[
         str | None,
         typer.Option(metavar="MODE", help="fsync, interval:<ms> or none.", show_default="the broker's"),
@@ -68,13 +71,11 @@ def create(
         str | None,
         typer.Option(
             metavar="NAME[:VERSION]",
-            help="The schema that its records must follow.",
+            help="The schema that its records must match.",
             autocompletion=complete_schema,
         ),
     ] = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Leave a topic that exists as it is.")] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a topic.
 
@@ -90,14 +91,14 @@ def create(
     settings = {setting: text for setting, text in zip(FLAGS, values, strict=True) if text is not None}
     for setting, text in settings.items():
         check_setting(setting, text, FLAGS[setting])
-    with connected(context, server) as client:
+    with connected(context) as client:
         exists = name in client.topics()
         if exists and not exist_ok:
             raise TopicExists(f"topic {name} exists: choose another name, or add --exist-ok to leave it as it is")
         if not exists:
             client.create_topic(name, partitions, **settings, **({} if schema is None else {"schema": schema}))
         described = client.describe_topic(name)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({**_as_json(described), "created": not exists})
     elif exists:
         print(f"topic {terminal.visible(name)} exists, with {_count(len(described.partitions), 'partition')}")
@@ -106,16 +107,16 @@ def create(
 
 
 @app.command("list")
-def list_topics(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+def list_topics(context: typer.Context) -> None:
     """List the topics.
 
     Examples:
     $ penstock topic list
     $ penstock topic list --json | jq -r '.[].name'
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         described = client.describe_topics()
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_as_json(each) for each in described])
         return
     if not described and terminal.on_terminal():
@@ -133,17 +134,15 @@ def list_topics(context: typer.Context, server: ServerOption = None, as_json: Js
 
 
 @app.command()
-def describe(
-    context: typer.Context, name: TopicArgument, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def describe(context: typer.Context, name: TopicArgument) -> None:
     """Show a topic's settings and its partitions.
 
     Examples:
     $ penstock topic describe orders
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         described = client.describe_topic(name)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_as_json(described))
         return
     settings = {key: written_text(key, text) for key, text in described.config.items() if key not in NOT_SETTINGS}
@@ -168,8 +167,6 @@ def alter(
         list[str],
         typer.Option("--set", metavar="SETTING=VALUE", help="A setting of the topic. Repeatable.", show_default=False),
     ],
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change settings of a topic.
 
@@ -178,7 +175,7 @@ def alter(
     switches retention off. The names of the configuration are accepted too.
 
     A shorter retention deletes records soon after. Compression and segment sizes
-    hold for what is written from now on.
+    apply to new records.
 
     Examples:
     $ penstock topic alter orders --set retention=7d
@@ -187,11 +184,11 @@ def alter(
     settings = dict(map(_setting, changes))
     if len(settings) < len(changes):
         raise typer.BadParameter("a setting is given twice: give it once")
-    with connected(context, server) as client:
+    with connected(context) as client:
         before = client.describe_topic(name)
         client.alter_topic(name, **settings)
         after = client.describe_topic(name)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_as_json(after))
         return
     changed = [key for key in after.config if before.config.get(key) != after.config[key]]
@@ -205,10 +202,8 @@ def add_partitions(
     context: typer.Context,
     name: TopicArgument,
     to: Annotated[
-        int, typer.Option("--to", metavar="N", min=1, help="How many partitions it is to have.", show_default=False)
+        int, typer.Option("--to", metavar="N", min=1, help="The new number of partitions.", show_default=False)
     ],
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add partitions to a topic.
 
@@ -219,11 +214,11 @@ def add_partitions(
     Examples:
     $ penstock topic add-partitions orders --to 6
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         before = len(client.describe_topic(name).partitions)
         client.add_partitions(name, to)
         described = client.describe_topic(name)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_as_json(described))
     else:
         count = len(described.partitions)
@@ -248,14 +243,13 @@ def truncate(
         typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; all partitions unless given."),
     ] = None,
     yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Delete the oldest records of a topic.
 
     A time is ISO 8601, or how long ago it was. An offset is a place in one
     partition: give [bold]--partition[/bold] too if the topic has several.
-    [bold]latest[/bold] deletes all there are. Asks first; [bold]--yes[/bold] does not.
+    [bold]latest[/bold] deletes all records. Asks for confirmation unless
+    [bold]--yes[/bold] is given.
 
     Examples:
     $ penstock topic truncate orders --before -30d
@@ -267,13 +261,13 @@ def truncate(
     position = parse_position(before, time.time_ns() // 1_000_000, flag="--before")
     if position == "earliest":
         raise typer.BadParameter("nothing is before the earliest record: give an offset, a time, or latest")
-    with connected(context, server) as client:
+    with connected(context) as client:
         described = client.describe_topic(name)
         where = f"topic {name}" if partition is None else f"partition {partition} of topic {name}"
         terminal.confirm(f"Delete the records of {where} before {before}? They cannot be brought back.", yes=yes)
         client.truncate_topic(name, position, partition)
         truncated = client.describe_topic(name)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_as_json(truncated))
         return
     terminal.print_table(
@@ -291,30 +285,30 @@ def delete(
     context: typer.Context,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="TOPIC", help="Their names.", autocompletion=complete_topic, show_default=False),
+        typer.Argument(
+            metavar="TOPIC", help="The names of the topics.", autocompletion=complete_topic, show_default=False
+        ),
     ],
     yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Delete topics and all their records.
 
-    Asks first; [bold]--yes[/bold] does not.
+    Asks for confirmation unless [bold]--yes[/bold] is given.
 
     Examples:
     $ penstock topic delete orders
     $ penstock topic delete orders clicks --yes
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         described = [client.describe_topic(name) for name in dict.fromkeys(names)]
         total = sum(map(_records, described))
         what = f"topic {described[0].name}" if len(described) == 1 else f"{len(described)} topics"
         terminal.confirm(f"Delete {what} with {_count(total, 'record')}? They cannot be brought back.", yes=yes)
         for each in described:
             client.delete_topic(each.name)
-            if not wants_json(context, as_json):
+            if not wants_json(context):
                 print(f"deleted topic {terminal.visible(each.name)}")
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"deleted": [each.name for each in described], "records": total})
 
 

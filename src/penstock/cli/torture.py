@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, wants_json
+from penstock.cli.options import wants_json
 
 if TYPE_CHECKING:
     from penstock.testing.torture import Findings, Scenario
@@ -69,17 +69,17 @@ def torture(
         ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the last directory even if no promise was broken.")
+        bool, typer.Option("--keep", help="Keep the last directory even if no guarantee was violated.")
     ] = False,
-    as_json: JsonOption = False,
     flushes_broken: Annotated[bool, typer.Option("--break-flushes", hidden=True)] = False,
 ) -> None:
     """Run brokers under faults on this disk and check that no acknowledged record is lost.
 
     Each round starts a broker, writes to it over several protocols, injects a
     fault (kill -9, a simulated power cut, failing flushes, a full disk), starts
-    it again, and compares what it holds with what it acknowledged. Ends with 1 as
-    soon as a promise is broken. No other broker and no existing data is touched.
+    it again, and compares what it holds with what it acknowledged. Exits with 1
+    as soon as a guarantee is violated. Other brokers and existing data are not
+    touched.
 
     Examples:
     $ penstock torture --minutes 10 --data-dir /var/lib
@@ -112,7 +112,7 @@ def torture(
     if kept is None:
         shutil.rmtree(directory)
     command = ["penstock", "torture", "--seed", str(seed), "--scenario", scenario, "--minutes", f"{minutes:g}"]
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_as_json(findings, seed, time.monotonic() - started_s, kept, interrupted=interrupted))
     else:
         _print(findings, shlex.join(command), kept, interrupted=interrupted)

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import connected
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.program import Program
 from penstock.cli.subscription import behind
 
@@ -29,7 +29,7 @@ _Id = Annotated[
 
 
 @app.command("list")
-def list_transactions(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+def list_transactions(context: typer.Context) -> None:
     """List the open transactions of all clients, oldest first.
 
     Without authentication, anybody may commit or roll back any of them;
@@ -42,9 +42,9 @@ def list_transactions(context: typer.Context, server: ServerOption = None, as_js
 
     from penstock.units import round_size
 
-    with connected(context, server) as client:
+    with connected(context) as client:
         found = client.monitoring.transactions()
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([msgspec.to_builtins(each) for each in found])
         return
     if not found and terminal.on_terminal():
@@ -78,8 +78,6 @@ def produce(
         Path | None,
         typer.Argument(metavar="FILE", help="Read lines from this file instead of standard input.", show_default=False),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Store records of any topics in one transaction.
 
@@ -95,7 +93,7 @@ def produce(
 
     topics: Counter[str] = Counter()
     all_sent = False
-    with connected(context, server) as client, open_input(file) as stream:
+    with connected(context) as client, open_input(file) as stream:
         transaction = client.transaction()
         try:
             with transaction:
@@ -108,7 +106,7 @@ def produce(
                 terminal.print_note(f"whether it was done, this will tell: penstock txn commit {transaction.id}")
             raise
     count = topics.total()
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"transaction": transaction.id, "records": count, "topics": topics})
     else:
         where = f"{len(topics)} topic{'' if len(topics) == 1 else 's'}"
@@ -116,9 +114,7 @@ def produce(
 
 
 @app.command()
-def commit(
-    context: typer.Context, transaction_id: _Id, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def commit(context: typer.Context, transaction_id: _Id) -> None:
     """Commit an open transaction, or find out that it was committed.
 
     Use it if the outcome is unknown because the connection was lost or the
@@ -127,30 +123,26 @@ def commit(
     Examples:
     $ penstock txn commit txn-0123456789abcdef0123456789abcdef
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.transaction(transaction_id).commit()
     terminal.print_outcome(
-        f"transaction {transaction_id} is committed",
-        {"transaction": transaction_id, "committed": True},
-        as_json=wants_json(context, as_json),
+        context, f"transaction {transaction_id} is committed", {"transaction": transaction_id, "committed": True}
     )
 
 
 @app.command()
-def rollback(
-    context: typer.Context, transaction_id: _Id, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def rollback(context: typer.Context, transaction_id: _Id) -> None:
     """Roll back an open transaction.
 
     Examples:
     $ penstock txn rollback txn-0123456789abcdef0123456789abcdef
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.transaction(transaction_id).rollback()
     terminal.print_outcome(
+        context,
         f"nothing of transaction {transaction_id} is stored",
         {"transaction": transaction_id, "rolled_back": True},
-        as_json=wants_json(context, as_json),
     )
 
 

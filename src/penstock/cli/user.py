@@ -11,8 +11,6 @@ from penstock.cli.broker import connected
 from penstock.cli.options import (
     ConfigOption,
     DataDirOption,
-    JsonOption,
-    ServerOption,
     YesOption,
     config_from_flags,
     flymq_url,
@@ -40,8 +38,6 @@ def setup(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     password_stdin: PasswordStdinOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create the first administrator of a running broker.
 
@@ -65,29 +61,29 @@ def setup(
         raise InvalidRequest(
             f"{file} is not there: the broker has an administrator already, or does not require a login, or does not run in {file.parent}"
         ) from None
-    parts = urlsplit(flymq_url(context, server))
+    parts = urlsplit(flymq_url(context))
     host = parts.netloc.rpartition("@")[2]
     password = new_password(user, from_stdin=password_stdin)
     with penstock.connect(urlunsplit(parts._replace(netloc=f"setup%3A:{token}@{host}"))) as client:
         client.access.create_user(user, password, ["admin"])
     file.unlink(missing_ok=True)
     terminal.print_outcome(
+        context,
         f"created administrator {user}; log in with --server {parts.scheme}://{user}@{host}",
         {"user": user, "roles": ["admin"], "created": True},
-        as_json=wants_json(context, as_json),
     )
 
 
 @app.command("list")
-def list_users(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+def list_users(context: typer.Context) -> None:
     """List the users.
 
     Examples:
     $ penstock user list
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         users = client.access.users()
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json([_row(user) for user in users])
         return
     terminal.print_table(
@@ -106,17 +102,15 @@ def list_users(context: typer.Context, server: ServerOption = None, as_json: Jso
 
 
 @app.command()
-def describe(
-    context: typer.Context, user: UserArgument, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def describe(context: typer.Context, user: UserArgument) -> None:
     """Show a user, its roles and permissions.
 
     Examples:
     $ penstock user describe alice
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         found = client.access.user(user)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(_row(found))
         return
     terminal.print_fields(
@@ -154,8 +148,6 @@ def create(
         ),
     ] = False,
     password_stdin: PasswordStdinOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a user.
 
@@ -170,13 +162,9 @@ def create(
     import secrets
 
     password = secrets.token_urlsafe(32) if certificate else new_password(user, from_stdin=password_stdin)
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.access.create_user(user, password, role or [])
-    terminal.print_outcome(
-        f"created user {user}",
-        {"user": user, "roles": role or [], "created": True},
-        as_json=wants_json(context, as_json),
-    )
+    terminal.print_outcome(context, f"created user {user}", {"user": user, "roles": role or [], "created": True})
 
 
 @app.command()
@@ -185,8 +173,6 @@ def update(
     user: UserArgument,
     role: RolesOption = None,
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Enable or disable the user.")] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change the roles of a user, or enable or disable it.
 
@@ -198,42 +184,28 @@ def update(
     """
     if not role and enabled is None:
         raise typer.BadParameter("nothing to change: add --role, --enable or --disable")
-    with connected(context, server) as client:
+    with connected(context) as client:
         client.access.update_user(user, role or [], enabled)
         updated = client.access.user(user)
-    terminal.print_outcome(f"updated user {user}", _row(updated), as_json=wants_json(context, as_json))
+    terminal.print_outcome(context, f"updated user {user}", _row(updated))
 
 
 @app.command()
-def passwd(
-    context: typer.Context,
-    user: UserArgument,
-    password_stdin: PasswordStdinOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def passwd(context: typer.Context, user: UserArgument, password_stdin: PasswordStdinOption = False) -> None:
     """Change your own password or, as an administrator, that of another user.
 
     Examples:
     $ penstock --server flymq://alice@127.0.0.1:9092 user passwd alice
     """
     password = new_password(user, from_stdin=password_stdin)
-    with connected(context, server) as client:
+    with connected(context) as client:
         own = user == client.address.user
         client.access.set_password(user, password, (client.address.password or "") if own else "")
-    terminal.print_outcome(
-        f"changed the password of {user}", {"user": user, "changed": True}, as_json=wants_json(context, as_json)
-    )
+    terminal.print_outcome(context, f"changed the password of {user}", {"user": user, "changed": True})
 
 
 @app.command()
-def delete(
-    context: typer.Context,
-    user: UserArgument,
-    yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def delete(context: typer.Context, user: UserArgument, yes: YesOption = False) -> None:
     """Delete a user. Requests on its open connections are refused.
 
     Asks for confirmation unless [bold]--yes[/bold] is given.
@@ -241,24 +213,22 @@ def delete(
     Examples:
     $ penstock user delete bob --yes
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         terminal.confirm(f"Delete user {user}?", yes=yes)
         client.access.delete_user(user)
-    terminal.print_outcome(
-        f"deleted user {user}", {"user": user, "deleted": True}, as_json=wants_json(context, as_json)
-    )
+    terminal.print_outcome(context, f"deleted user {user}", {"user": user, "deleted": True})
 
 
 @app.command()
-def whoami(context: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+def whoami(context: typer.Context) -> None:
     """Show the authenticated user, its roles and permissions.
 
     Examples:
     $ penstock --server flymq://alice@127.0.0.1:9092 user whoami
     """
-    with connected(context, server) as client:
+    with connected(context) as client:
         identity = client.access.whoami()
-    if wants_json(context, as_json):
+    if wants_json(context):
         shown = ("", [], []) if identity is None else (identity.user, identity.roles, identity.permissions)
         terminal.print_json(dict(zip(("user", "roles", "permissions"), shown, strict=True)))
     elif identity is None:

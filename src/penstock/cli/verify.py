@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import snapshot_of
-from penstock.cli.options import JsonOption, ServerOption, wants_json
+from penstock.cli.options import wants_json
 from penstock.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -29,14 +29,12 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check every block, index, journal and table of a log. Changes nothing.
 
     Checks the running broker that --server names, up to what is committed now,
-    or a directory whose broker is stopped. Damage is named with its file and
-    position. Ends with 0 if there is none, 1 if there is, 2 if the check
+    or a directory whose broker is stopped. Damage is reported with its file and
+    position. Exits with 0 if there is none, 1 if there is, 2 if the check
     cannot run.
 
     Examples:
@@ -47,12 +45,12 @@ def verify(
     from penstock import logs
     from penstock.errors import InvalidRequest, PenstockError
 
-    if data_dir is not None and server is not None:
+    if data_dir is not None and context.params["server"] is not None:
         raise typer.BadParameter("give a directory or --server, not both")
     logs.configure("warning")
     try:
         if data_dir is None:
-            report = _verify_running(context, server)
+            report = _verify_running(context)
         elif data_dir.is_dir():
             report = check_directory(data_dir)
         else:
@@ -62,7 +60,7 @@ def verify(
 
         terminal.print_error(explain(error))
         raise typer.Exit(EXIT_CANNOT_RUN) from None
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json(report.to_json())
     else:
         print_report(report)
@@ -70,11 +68,11 @@ def verify(
         raise typer.Exit(EXIT_DAMAGE)
 
 
-def _verify_running(context: typer.Context, server: str | None) -> Report:
+def _verify_running(context: typer.Context) -> Report:
     from penstock.log.embedded.backup import SNAPSHOT_REMEDY, read_snapshot
     from penstock.log.embedded.manifest import holding
 
-    with snapshot_of(context, server) as snapshot:
+    with snapshot_of(context) as snapshot:
         directory = Path(snapshot.directory)
         with holding(directory, SNAPSHOT_REMEDY):
             read_snapshot(directory, snapshot.id)

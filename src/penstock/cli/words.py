@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import JsonOption, wants_json
+from penstock.cli.options import wants_json
 
 PROGRAM = "penstock"
 EXTRAS = {
@@ -33,19 +33,19 @@ def extra_of(module: str | None) -> str | None:
     return EXTRAS.get((module or "").partition(".")[0])
 
 
-def print_version(*, as_json: bool) -> None:
+def print_version(context: typer.Context) -> None:
     from penstock import __version__
 
-    terminal.print_outcome(f"{PROGRAM} {__version__}", {"version": __version__}, as_json=as_json)
+    terminal.print_outcome(context, f"{PROGRAM} {__version__}", {"version": __version__})
 
 
-def version(context: typer.Context, as_json: JsonOption = False) -> None:
+def version(context: typer.Context) -> None:
     """Print the version.
 
     Examples:
     $ penstock version
     """
-    print_version(as_json=wants_json(context, as_json))
+    print_version(context)
 
 
 def help_of(
@@ -54,7 +54,6 @@ def help_of(
         list[str] | None,
         typer.Argument(metavar="COMMAND", help="The command, as in: topic create.", show_default=False),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the help of a command.
 
@@ -72,7 +71,7 @@ def help_of(
         command = command.commands[word]
         ctx = type(ctx)(command, parent=ctx, info_name=word)
     text = help_text(command, ctx)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"command": ctx.command_path, "help": text})
     else:
         print(text)
@@ -84,7 +83,6 @@ def completion(
     install: Annotated[
         bool, typer.Option("--install", help="Write it where the shell finds it, instead of printing it.")
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the script that completes commands, options, topics and groups.
 
@@ -100,13 +98,13 @@ def completion(
     if install:
         _, path = install_script(shell=shell.value, prog_name=PROGRAM)
         terminal.print_outcome(
+            context,
             f"installed completion for {shell} in {path}; open a new shell to use it",
             {"shell": shell.value, "file": str(path)},
-            as_json=wants_json(context, as_json),
         )
         return
     script = get_completion_script(prog_name=PROGRAM, complete_var=f"_{PROGRAM}_COMPLETE".upper(), shell=shell.value)
-    if wants_json(context, as_json):
+    if wants_json(context):
         terminal.print_json({"shell": shell.value, "script": script})
     else:
         print(script)

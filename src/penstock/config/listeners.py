@@ -7,25 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from penstock.config.values import (
     ApiKey,
     Bind,
-    DurationMs,
     ExpandedPath,
     FelixName,
     GroupName,
     OptionalDurationMs,
-    Seconds,
-    Size,
     TopicName,
 )
+from penstock.settings import DurationMs, Seconds, Section, Size
 from penstock.units import is_loopback, parse_address
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Tls(Section):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +20,11 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from penstock.config import messages
+from penstock.config import messages, toml_file
 from penstock.config.messages import dotted, section_of
 from penstock.config.model import Config, Listeners
 from penstock.errors import ConfigError
 
-FILE_BYTES_MAX = 1 << 20
 PREFIX = "PENSTOCK_"
 # Variables of ours that are not settings: what the command line reads.
 OTHER_VARIABLES = frozenset(
@@ -118,23 +116,8 @@ def _led_by(origin: str) -> str:
 
 
 def _file_layer(file: Path) -> Layer:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist: create it, or leave out --config to run with the defaults") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror}): name a readable file with --config") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(
-            f"{file} is larger than {FILE_BYTES_MAX} bytes, which no configuration is: name another file with --config"
-        )
-    try:
-        values = tomllib.loads(data.decode())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    data = toml_file.read_bytes(file, if_absent="create it, or leave out --config to run with the defaults")
+    values = toml_file.parse(data, file)
     _resolve_paths(Config, values, file.resolve().parent)
     return Layer(values, {(): f"file {file}"})
 

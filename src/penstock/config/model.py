@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from penstock.broker.limits import BrokerLimits
 from penstock.config.listeners import (
     BlipMQListener,
     FelixListener,
@@ -23,29 +24,23 @@ from penstock.config.listeners import (
     FujinListener,
     Listener,
     RustLogListener,
-    Section,
     Tls,
 )
 from penstock.config.values import (
     Bind,
     Compression,
     DurabilityText,
-    DurationMs,
     ExpandedPath,
     OptionalDurationMs,
     OptionalSize,
-    Seconds,
     SegmentBytes,
     SegmentMs,
-    Size,
     TopicName,
 )
 from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
+from penstock.log.kafka.settings import KafkaSettings
+from penstock.settings import DurationMs, Seconds, Section, Size
 from penstock.units import is_loopback, parse_address
-
-RECORD_BYTES_MAX = (
-    32 << 20
-) - 1024  # a frame ends at 32 MiB; the rest is for the topic name and the lengths around a record
 
 
 class Listeners(Section):
@@ -127,6 +122,9 @@ class Log(Section):
     """How much of the end of each partition is cached in memory for readers."""
     tail_bytes_max: Size = Field(256 << 20, ge=0)
     """The same, for all partitions together."""
+    write_files_max: int = Field(512, ge=1, le=1 << 20)
+    """Segment files kept open for writing. When there are more, the one written longest ago is closed until its next write. Files that
+    nobody writes to are closed too."""
     reader_threads: int = Field(4, ge=1, le=64)
     """Threads for reads from disk."""
     maintenance_interval_s: Seconds = Field(30.0, ge=0.1)
@@ -184,80 +182,9 @@ class Topic(Section):
         )
 
 
-class Limits(Section):
+class Limits(BrokerLimits):
     """`[limits]`: bounds on requests of clients and on the memory they can occupy."""
 
-    record_bytes_max: Size = Field(RECORD_BYTES_MAX, ge=1, le=RECORD_BYTES_MAX)
-    """Key, value and headers of one record. A FlyMQ frame ends at 32 MiB."""
-    key_bytes_max: Size = Field(64 << 10, ge=1)
-    """The key of one record."""
-    topics_max: int = Field(10_000, ge=1)
-    """Topics."""
-    partitions_max: int = Field(50_000, ge=1)
-    """Partitions of all topics together."""
-    partitions_per_topic_max: int = Field(1_000, ge=1, le=PARTITIONS_MAX)
-    """Partitions of one topic."""
-    groups_max: int = Field(100_000, ge=1)
-    """Consumer groups, counted once for each topic they read."""
-    group_offsets_max: int = Field(200_000, ge=1)
-    """Committed offsets of all groups together."""
-    group_members_max: int = Field(100_000, ge=1)
-    """Members of all groups: subscriptions of open connections."""
-    subscriptions_max: int = Field(10_000, ge=1)
-    """Subscriptions (BlipMQ) and groups that share records (Fujin, Felix), connected or not. `penstock group delete` deletes one."""
-    subscriptions_per_principal_max: int = Field(2_000, ge=1)
-    """The same, created by one principal. Clients of listeners without authentication have no bound of their own."""
-    schemas_max: int = Field(10_000, ge=1)
-    """Schemas, including those whose versions are all deleted."""
-    schema_versions_max: int = Field(1_000, ge=1)
-    """Versions of one schema."""
-    schema_bytes_max: Size = Field(256 << 10, ge=1, le=4 << 20)
-    """The definition of one version."""
-    schemas_bytes_max: Size = Field(64 << 20, ge=1)
-    """All definitions together, which are kept in memory."""
-    delayed_max: int = Field(2_000_000, ge=1)
-    """Pending delayed records."""
-    delay_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
-    """The longest delay of a record."""
-    transactions_max: int = Field(10_000, ge=1)
-    """Open transactions."""
-    transactions_per_principal_max: int = Field(1_000, ge=1)
-    """The same, of one principal. All anonymous clients count as one."""
-    transaction_records_max: int = Field(100_000, ge=1)
-    """Records in one transaction."""
-    transaction_bytes_max: Size = Field(64 << 20, ge=1)
-    """Memory for the records of one transaction until it is committed: their bytes, and 128 for each record."""
-    transactions_bytes_max: Size = Field(256 << 20, ge=1)
-    """The same, of all open transactions."""
-    transaction_ms_max: DurationMs = Field(60_000, ge=1)
-    """Transaction timeout: a transaction that is open for longer is rolled back."""
-    transactions_remembered_max: int = Field(100_000, ge=1)
-    """Committed transactions whose ids are kept, so that a repeated commit is recognized."""
-    transactions_remembered_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
-    """How long such an id is kept."""
-    producers_max: int = Field(20_000, ge=1)
-    """Idempotent producers. Above it the one whose last request is the oldest is forgotten: if that sends again, it is refused."""
-    producers_idle_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
-    """A producer without a request for this long is forgotten."""
-    producers_bytes_max: Size = Field(64 << 20, ge=1 << 20)
-    """Memory for answers to requests of producers that may be sent again. Above it producers are forgotten in the same order."""
-    staged_applications_max: int = Field(1_000, ge=1)
-    """Applications (Spark queries and jobs) with staged records."""
-    staged_tickets_max: int = Field(100_000, ge=1)
-    """Task attempts with staged records."""
-    staged_application_bytes_max: Size = Field(256 << 30, ge=1)
-    """Staged records of one application, on disk; what it writes in one batch must fit. A request counts as 4 KiB at least."""
-    staged_bytes_max: Size = Field(512 << 30, ge=1)
-    """The same, of all applications."""
-    staged_chunk_bytes: Size = Field(16 << 20, ge=1)
-    """A larger commit of staged records is published in steps of this size. Each step delays other writers briefly, and takes memory."""
-    staged_ms_max: DurationMs = Field(24 * 3600 * 1000, ge=1)
-    """Staged records that are not committed within this time are dropped."""
-    cache_bytes_max: Size = Field(64 << 20, ge=1 << 10)
-    """Memory for cached values (Felix), including names and bookkeeping. Above it the tenant that uses the most loses its least recently
-    used values."""
-    cache_entries_max: int = Field(100_000, ge=1)
-    """Cached values (Felix), shared between tenants in the same way."""
     in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
     """Requests of one connection that are in flight. Above it the connection is not read (back-pressure)."""
     in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
@@ -302,6 +229,9 @@ class Config(BaseSettings):
 
     data_dir: ExpandedPath = Path("penstock-data")
     """The data directory. Only one broker at a time can use it."""
+    engine: Literal["embedded", "kafka"] = "embedded"
+    """Where the log is. `embedded`: in the data directory. `kafka`: in the Apache Kafka cluster that `[kafka]` names; needs
+    `pip install "penstock[kafka]"`."""
     durability: DurabilityText = "fsync"
     """When an append is acknowledged, unless the topic has a durability of its own. `fsync`: once it is on disk. `interval:<ms>`: once
     it is written; it is flushed within that time. `none`: once the operating system has it."""
@@ -318,6 +248,7 @@ class Config(BaseSettings):
     machines can reach any address."""
     access: Access = Access()
     log: Log = Log()
+    kafka: KafkaSettings = KafkaSettings()
     limits: Limits = Limits()
     subscriptions: Subscriptions = Subscriptions()
     logging: Logging = Logging()
@@ -336,6 +267,14 @@ class Config(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # A Config built in code means what its keywords say, whatever the environment of the process holds.
         return (init_settings,)
+
+    @model_validator(mode="after")
+    def _a_cluster_is_named(self) -> Config:
+        if self.engine == "kafka" and not self.kafka.bootstrap:
+            raise ValueError('engine = "kafka" needs a cluster: set kafka.bootstrap, as in ["127.0.0.1:9092"]')
+        if self.engine == "embedded" and self.kafka.bootstrap:
+            raise ValueError('kafka.bootstrap is set, but the log is in the data directory: set engine = "kafka" too')
+        return self
 
     @model_validator(mode="after")
     def _topics_are_named_once(self) -> Config:

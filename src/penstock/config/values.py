@@ -10,15 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from penstock.errors import InvalidRequest
 from penstock.log.api import Durability
 from penstock.names import INTERNAL_PREFIX, NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
-from penstock.units import parse_address, parse_duration_ms, parse_duration_s, parse_size
+from penstock.settings import DurationMs, Size
+from penstock.units import parse_address
 
 FOREVER = "forever"
-
-
-def _number(value: object) -> int | float | str:
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        return value
-    raise ValueError("write a number, or a text with a unit")
 
 
 def _durability(text: object) -> str:
@@ -54,9 +49,6 @@ def _none_if_forever(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == FOREVER else value
 
 
-Size = Annotated[int, BeforeValidator(lambda value: parse_size(_number(value)))]
-DurationMs = Annotated[int, BeforeValidator(lambda value: parse_duration_ms(_number(value)))]
-Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration_s(_number(value)))]
 OptionalSize = Annotated[Size | None, BeforeValidator(_none_if_forever)]
 OptionalDurationMs = Annotated[DurationMs | None, BeforeValidator(_none_if_forever)]
 DurabilityText = Annotated[str, BeforeValidator(_durability)]

@@ -81,6 +81,46 @@ def test_a_user_that_is_disabled_may_do_nothing_more_in_its_session(ask: Asking)
     assert session("GET", "/topics").status == 401
 
 
+def test_a_session_ends_with_the_password_that_began_it(ask: Asking) -> None:
+    users = ask.broker.server.broker.users
+    on_loop(ask.broker, users.create_user(SYSTEM, "bob", "secret", ["consumer"]))
+    session = in_session(ask, ask("POST", "/session", {"user": "bob", "password": "secret"}))
+    on_loop(ask.broker, users.set_password(SYSTEM, "bob", "another"))
+    assert session("GET", "/topics").status == 401
+    session = in_session(ask, ask("POST", "/session", {"user": "bob", "password": "another"}))
+    on_loop(ask.broker, users.update_user(SYSTEM, "bob", ["producer"], None))
+    assert session("GET", "/topics").status == 200  # other changes end no session
+
+
+def test_a_new_user_does_not_inherit_the_session_of_a_deleted_one_of_the_same_name(ask: Asking) -> None:
+    users = ask.broker.server.broker.users
+    on_loop(ask.broker, users.create_user(SYSTEM, "bob", "secret", ["guest"]))
+    session = in_session(ask, ask("POST", "/session", {"user": "bob", "password": "secret"}))
+    on_loop(ask.broker, users.delete_user(SYSTEM, "bob"))
+    on_loop(ask.broker, users.create_user(SYSTEM, "bob", "secret", ["admin"]))
+    assert session.ok("GET", "/session")["principal"] == ""
+    assert session("GET", "/users").status == 401
+
+
+def test_nobody_ends_the_sessions_of_others_by_logging_in_often(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "SESSIONS_MAX", 4)
+    monkeypatch.setattr(logins, "SESSIONS_OF_ONE_MAX", 2)
+    session = in_session(ask, ask("POST", "/session", {"user": "ann", "password": "secret"}))
+    key = new_key(ask.broker, "worker", "guest")
+    others = [in_session(ask, ask("POST", "/session", {"key": key})) for _ in range(5)]
+    assert session("GET", "/topics").status == 200
+    assert [each.ok("GET", "/session")["principal"] != "" for each in others] == [False, False, False, True, True]
+
+
+def test_a_login_in_a_session_ends_that_session(ask: Asking) -> None:
+    session = in_session(ask, ask("POST", "/session", {"user": "ann", "password": "secret"}))
+    assert session("POST", "/session", {"user": "ann", "password": "guess"}).status == 401
+    assert session("GET", "/topics").status == 200
+    after = in_session(ask, session("POST", "/session", {"user": "ann", "password": "secret"}))
+    assert session("GET", "/topics").status == 401
+    assert after("GET", "/topics").status == 200
+
+
 def test_a_session_ends_when_it_is_not_used_and_after_half_a_day(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     admin = ask.broker.server.admin
     assert admin is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -12,7 +13,8 @@ import fastavro
 import pytest
 
 from penstock.admin.api import browsing
-from tests.admin.api.asking import Asking, asking
+from penstock.broker.access.checks import SYSTEM
+from tests.admin.api.asking import Asking, asking, on_loop
 
 AVRO = {
     "type": "record",
@@ -93,6 +95,92 @@ def test_a_filter_stops_at_its_bound_and_says_where(ask: Asking, numbers: str, m
     page = ask.ok("GET", f"{numbers}?at=earliest&filter=nothing")
     assert (page["records"], page["end"]) == ([], False)
     assert 0 < page["scanned"] < 100
+
+
+def test_the_latest_records_are_the_latest_however_many_partitions_share_the_page(
+    ask: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browsing, "SCANNED_MAX", 4)
+    monkeypatch.setattr(browsing, "READ_BYTES", 1)
+    ask.ok("POST", "/topics", {"name": "many", "partitions": 4})
+    for number in range(20):
+        ask.ok("POST", "/topics/many/records", {"records": [{"value": f"n{number}", "partition": number % 4}]})
+    page = ask.ok("GET", "/topics/many/records?limit=3")
+    assert values(page) == ["n17", "n18", "n19"]
+    assert page["end"] is True
+
+
+def produce_expiring(ask: Asking, topic: str, count: int, *, kept: int) -> None:
+    """Write records of which all but every `kept`-th one expire at once, as one block."""
+
+    async def producing() -> None:
+        placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        ask.broker.server.broker.produce(
+            SYSTEM,
+            topic,
+            0,
+            [b"n%d" % number for number in range(count)],
+            expiries=[0 if number % kept == 0 else 1 for number in range(count)],
+            done=placed.set_result,
+        )
+        await placed
+
+    on_loop(ask.broker, producing())
+
+
+def test_no_record_is_left_out_between_those_that_have_expired(ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "expiring"})
+    for _ in range(2):
+        produce_expiring(ask, "expiring", 100, kept=10)
+    seen: list[int] = []
+    positions = "0:0"
+    for _ in range(100):
+        page = ask.ok("GET", f"/topics/expiring/records?at=positions&positions={positions}&limit=4")
+        seen += [each["offset"] for each in page["records"]]
+        positions = page["next_positions"]
+        if page["end"]:
+            break
+    assert seen == list(range(0, 200, 10))
+
+
+def test_a_page_ends_within_its_bound_where_everything_has_expired(
+    ask: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browsing, "SCANNED_MAX", 20)
+    ask.ok("POST", "/topics", {"name": "expired"})
+    produce_expiring(ask, "expired", 100, kept=1000)
+    page = ask.ok("GET", "/topics/expired/records?at=positions&positions=0:1&limit=10")
+    assert (page["records"], page["scanned"], page["next_positions"]) == ([], 20, "0:21")
+
+
+def test_a_page_of_many_partitions_is_bounded_in_bytes_as_a_whole(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "PAGE_BYTES_MAX", 1000)
+    ask.ok("POST", "/topics", {"name": "wide", "partitions": 8})
+    for partition in range(8):
+        ask.ok("POST", "/topics/wide/records", {"records": [{"value": "x" * 400, "partition": partition}]})
+    page = ask.ok("GET", "/topics/wide/records?at=earliest&limit=100")
+    assert len(page["records"]) == 3
+    seen = len(page["records"])
+    for _ in range(8):
+        if page["end"]:
+            break
+        page = ask.ok("GET", f"/topics/wide/records?at=positions&positions={page['next_positions']}&limit=100")
+        assert len(page["records"]) <= 3
+        seen += len(page["records"])
+    assert seen == 8
+    latest = ask.ok("GET", "/topics/wide/records?limit=100")
+    assert [each["partition"] for each in latest["records"]] == [6, 7]
+    assert latest["end"] is True
+
+
+def test_a_slow_filter_stops_at_its_deadline_also_within_a_block(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "SCAN_S_MAX", 0.0)
+    ask.ok("POST", "/topics", {"name": "slow", "partitions": 2})
+    for partition in range(2):
+        records = [{"value": f"n{number}", "partition": partition} for number in range(10)]
+        ask.ok("POST", "/topics/slow/records", {"records": records})
+    page = ask.ok("GET", "/topics/slow/records?at=earliest&filter=n")
+    assert (page["scanned"], page["next_positions"], page["end"]) == (1, "0:1,1:0", False)
 
 
 def test_a_page_is_bounded_in_bytes(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:

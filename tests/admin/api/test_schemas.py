@@ -61,3 +61,8 @@ def test_a_schema_is_deleted(ask: Asking) -> None:
     ask.ok("POST", "/schemas/gone", {"type": "json", "definition": FIRST})
     assert ask("DELETE", "/schemas/gone?version=1").status == 204
     assert ask("DELETE", "/schemas/gone").code == "schema_not_found"
+
+
+@pytest.mark.parametrize("version", ["0", "00000000001" + "9" * 5000, "4294967296", "%C2%B2", "-1", "newest"])
+def test_a_version_in_the_path_is_a_number_or_latest(ask: Asking, version: str) -> None:
+    assert ask("GET", f"/schemas/any/versions/{version}").code == "invalid_request"

@@ -31,6 +31,7 @@ BODIES: dict[str, Any] = {
     "set_role": {"permissions": []},
     "set_acl": {"users": ["ann"]},
     "create_key": {"name": "new"},
+    "start_inspection": {"listener": "none"},
 }
 OPEN = {"get_session", "log_in", "log_out"}
 ONLY = {f"only-{operation.value}": operation for operation in Operation}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
+import fastavro
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from penstock.admin.console.serving import HEADERS, PREFIX, Console
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
+from penstock.broker.pipelines import Report, Stage
+from penstock.cli.record_json import parse_json_lines
 from penstock.testing.broker import RunningBroker
 from scripts.screenshots import browser
 from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key, on_loop
@@ -113,6 +120,49 @@ def test_a_topic_is_created_written_to_browsed_followed_and_deleted(chromium: Br
     assert ask("GET", "/topics/site%2Fhall").status == 404
 
 
+AVRO = {"type": "record", "name": "Sale", "fields": [{"name": "id", "type": "long"}, {"name": "sum", "type": "double"}]}
+
+
+def test_numbers_of_decoded_records_keep_their_digits(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/schemas/sale", {"type": "avro", "definition": json.dumps(AVRO)})
+    ask.ok("POST", "/topics", {"name": "sales", "schema": "sale"})
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, AVRO, {"id": 9007199254740993, "sum": 2.0})
+    value = base64.b64encode(out.getvalue()).decode()
+    ask.ok("POST", "/topics/sales/records", {"records": [{"value_base64": value}]})
+    with at(chromium, ask.broker, "/topics/sales/records") as page:
+        row = page.get_by_role("row").filter(has_text="9007199254740993")
+        expect(row).to_contain_text('"sum":2.0')
+        row.click()
+        expect(page.get_by_label("One record")).to_contain_text("9007199254740993")
+
+
+HOSTILE = """'"><script>document.title='taken'</script>%2e%zz&#x3c; \u202e\U0001f600"""
+
+
+def test_hostile_names_are_shown_as_they_are_and_lead_to_their_pages(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": HOSTILE})
+    quoted = quote(HOSTILE, safe="")
+    record = {"key": HOSTILE, "value": HOSTILE, "headers": [{"name": HOSTILE, "value": HOSTILE}]}
+    ask.ok("POST", f"/topics/{quoted}/records", {"records": [record]})
+    ask.ok("POST", f"/groups/{quoted}/reset", {"topic": HOSTILE, "to": "earliest"})
+    with at(chromium, ask.broker, "/topics") as page:
+        page.get_by_role("link", name=HOSTILE, exact=True).click()
+        expect(page.get_by_role("heading", name=HOSTILE, exact=True)).to_be_visible()
+        page.get_by_role("button", name="Browse records").click()
+        page.get_by_role("table", name="Records").locator("tbody tr").click()
+        expect(page.get_by_label("One record")).to_contain_text(HOSTILE)
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Groups").click()
+        page.get_by_role("link", name=HOSTILE, exact=True).first.click()
+        expect(page.get_by_role("heading", name=HOSTILE, exact=True)).to_be_visible()
+        assert page.locator("#main script, #main img").count() == 0
+        page.goto(f"http://{ask.broker.addresses['admin']}{PREFIX}/topics/%zz")  # no text at all
+        expect(page.get_by_role("alert")).to_contain_text("topic not found: %zz")
+        assert "taken" not in page.title()
+    ask.ok("DELETE", f"/topics/{quoted}")
+
+
 def test_a_group_is_reset_as_its_preview_says(chromium: Browser, ask: Asking) -> None:
     ask.ok("POST", "/topics", {"name": "invoices"})
     ask.ok("POST", "/topics/invoices/records", {"records": [{"value": str(n)} for n in range(5)]})
@@ -134,6 +184,39 @@ def test_a_group_is_reset_as_its_preview_says(chromium: Browser, ask: Asking) ->
     assert ask.ok("GET", "/groups/billing")[0]["lag"] == 4
 
 
+def sample(ask: Asking) -> None:
+    admin = ask.broker.server.admin
+    assert admin is not None
+    on_loop(ask.broker, admin._history.sample())
+
+
+def test_lag_is_plotted_for_groups_and_subscriptions(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "plotted"})
+    ask.ok("POST", "/groups/slow/reset", {"topic": "plotted", "to": "earliest"})
+    on_loop(ask.broker, ask.broker.server.broker.subscriptions.subscribe(SYSTEM, "plotted", 1, name="a/b"))
+    for count in (0, 7, 3):
+        if count:
+            ask.ok("POST", "/topics/plotted/records", {"records": [{"value": "x"}] * count})
+        sample(ask)
+    ask.ok("POST", "/groups/slow/reset", {"topic": "plotted", "to": "offset", "partition": 0, "offset": 6})
+    sample(ask)
+    with at(chromium, ask.broker, "/groups/slow") as page:
+        lag = page.get_by_role("img", name=re.compile("^Lag: 4 now, at most 10 in the last "))
+        expect(lag).to_be_visible()
+        assert lag.locator(".line").get_attribute("points").count(",") >= 4  # type: ignore[union-attr]
+        expect(page.get_by_role("img", name=re.compile("^Oldest unread: "))).to_be_visible()
+        page.get_by_role("link", name="Groups").first.click()
+        page.get_by_role("link", name="a/b").click()
+        expect(page).to_have_url(re.compile("/console/subscriptions/plotted/a%2Fb$"))
+        expect(page.get_by_role("img", name=re.compile("^Lag: 10 now, at most 10 in the last "))).to_be_visible()
+        expect(page.get_by_role("table", name="Partitions").locator("tbody tr")).to_have_text("0010")
+        page.get_by_role("link", name="Overview").click()
+        expect(page.get_by_role("img", name=re.compile("^Records in: "))).to_be_visible()
+        page.get_by_role("link", name="Topics", exact=True).click()
+        row = page.get_by_role("row").filter(has_text="plotted")
+        expect(row.locator(".sparkline")).to_be_visible()
+
+
 def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking) -> None:
     ask.ok("POST", "/topics", {"name": "returns"})
     dead_letters = ask.broker.server.broker.dead_letters
@@ -152,15 +235,124 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
         expect(page.get_by_text("too late: 2")).to_be_visible()
         page.get_by_role("row").filter(has_text="too large").click()
         expect(page.get_by_label("One dead letter")).to_contain_text("v2")
-        page.get_by_label("One dead letter").get_by_role("button", name="Replay").click()
+        page.get_by_label("One dead letter").get_by_role("button", name="Replay", exact=True).click()
         expect(page.get_by_role("row").filter(has_text="too large")).to_have_count(0)
+        page.get_by_role("row").filter(has_text="v0").click()
+        page.get_by_role("button", name="Edit and replay").click()
+        expect(page.locator("dialog").get_by_label("Value", exact=True)).to_have_value("v0")
+        dialog_of(page, "Replay", Value="v0, mended", Key="k0")
+        expect(page.get_by_role("row").filter(has_text="v0")).to_have_count(0)
         page.get_by_label("Replay those that match").fill("too late")
         page.get_by_role("button", name="Dry run").click()
-        expect(page.get_by_text("2 dead letters would be written")).to_be_visible()
+        expect(page.get_by_text("1 dead letters would be written")).to_be_visible()
         page.get_by_role("button", name="Replay them").click()
         expect(page.get_by_text("Every dead letter was replayed.")).to_be_visible()
-    values = {each["value"]["text"] for each in ask.ok("GET", "/topics/returns/records")["records"]}
-    assert values == {"v0", "v1", "v2"}
+    records = ask.ok("GET", "/topics/returns/records")["records"]
+    assert {each["value"]["text"] for each in records} == {"v0, mended", "v1", "v2"}
+    assert {each["key"]["text"] for each in records if each["key"]} == {"k0"}
+
+
+def test_what_is_not_edited_of_a_dead_letter_stays_byte_by_byte(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "lines"})
+    dead_letters = ask.broker.server.broker.dead_letters
+    failed = [FailedRecord("lines", 0, 0, b"one\r\ntwo\r", b"\xff\x00", None, "no", 3, 1, 2)]
+
+    async def failing() -> None:
+        await dead_letters.ensure_topics(failed)
+        await dead_letters.append(failed)
+
+    on_loop(ask.broker, failing())
+    with at(chromium, ask.broker, "/dead-letters/lines") as page:
+        page.get_by_role("table", name="Dead letters").locator("tbody tr").click()
+        page.get_by_role("button", name="Edit and replay").click()
+        dialog_of(page, "Replay", **{"Key, base64": "not base64"})
+        expect(page.locator("dialog .error")).to_contain_text("key_base64 is not base64")
+        dialog_of(page, "Replay", **{"Key, base64": "/wE="})
+        expect(page.get_by_text("Every dead letter was replayed.")).to_be_visible()
+    [record] = ask.ok("GET", "/topics/lines/records")["records"]
+    assert (record["key"]["base64"], record["value"]["text"]) == ("/wE=", "one\r\ntwo\r")
+
+
+def test_records_are_downloaded_in_full(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "files/x"})
+    records = [
+        {"value": "long " * 2000, "key": "k", "headers": [{"name": "h", "value_base64": "/w=="}]},
+        {"value_base64": "AP8="},
+        {"key": "gone"},
+    ]
+    ask.ok("POST", "/topics/files%2Fx/records", {"records": records})
+    with at(chromium, ask.broker, "/topics/files%2Fx/records") as page:
+        with page.expect_download() as found:
+            page.get_by_role("button", name="Download").click()
+        assert found.value.suggested_filename == "files_x.jsonl"
+        lines = found.value.path().read_bytes().splitlines()
+        page.get_by_role("row").filter(has_text="00 ff").click()
+        with page.expect_download() as found:
+            page.get_by_role("button", name="Download value").click()
+        assert found.value.path().read_bytes() == b"\x00\xff"
+    assert list(parse_json_lines(lines, 1)) == [
+        (b"k", b"long " * 2000, [("h", b"\xff")]),
+        (None, b"\x00\xff", []),
+        (b"gone", None, []),
+    ]
+
+
+def test_a_pipeline_is_watched_and_asked_to_stop(chromium: Browser, ask: Asking) -> None:
+    pipelines = ask.broker.server.broker.pipelines
+
+    def report(rows: int, rejects: int, lag: int) -> bool:
+        stages = [
+            Stage("bronze", "running", rows, 0, lag, 3, 250),
+            Stage("silver", "running", rows, rejects, lag, 3, 90),
+        ]
+        return bool(on_loop(ask.broker, pipelines.report(SYSTEM, "shop", Report("r1", 1, "running", "", stages))))
+
+    for rows, rejects, lag in ((0, 0, 12), (100, 0, 30), (180, 4, 2)):
+        assert not report(rows, rejects, lag)
+        sample(ask)
+    with at(chromium, ask.broker, "/pipelines") as page:
+        expect(page.get_by_role("row").filter(has_text="shop")).to_contain_text("360")  # rows of both stages
+        page.get_by_role("link", name="shop").click()
+        stages = page.get_by_role("table", name="Stages").locator("tbody tr")
+        expect(stages).to_have_text(["bronzerunning18002" + "3250 ms", "silverrunning18042" + "390 ms"])
+        expect(page.get_by_role("img", name=re.compile("^Lag: 2 now, at most 30 in "))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("^Batch time: 250 ms now"))).to_be_visible()
+        page.get_by_label("Stage", exact=True).select_option("silver")
+        expect(page.get_by_role("img", name=re.compile("^Batch time: 90 ms now"))).to_be_visible()
+        expect(page).to_have_url(re.compile("stage=silver"))
+        page.get_by_role("button", name="Stop").click()
+        dialog_of(page, "Stop", **{"Type shop to confirm": "shop"})
+        expect(page.get_by_text("asked to stop")).to_be_visible()
+        assert report(200, 4, 0)
+        page.goto(f"http://{ask.broker.addresses['admin']}{PREFIX}/pipelines/none")
+        expect(page.get_by_role("alert")).to_contain_text("No pipeline none has reported.")
+
+
+def test_the_frames_of_a_connection_are_shown_field_by_field(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "inspected"})
+    with at(chromium, ask.broker, "/inspector") as page, ask.broker.connect() as client:
+        client.topics()
+        page.get_by_role("button", name="Refresh").click()
+        page.get_by_label("Show keys, values and headers").check()
+        page.get_by_role("row").filter(has_text="flymq").last.get_by_role("button", name="Inspect").click()
+        expect(page.get_by_role("status").filter(has_text="running")).to_be_visible()
+        client.send("inspected", b"<i>markup</i>", key=b"k")
+        page.get_by_role("row").filter(has_text="PRODUCE_ONCE").first.click()
+        frame = page.get_by_label("One frame")
+        expect(frame).to_contain_text("<i>markup</i>")
+        expect(frame).to_contain_text("inspected")
+        page.get_by_label("Filter frames").fill("no such frame")
+        expect(page.get_by_text("No frame matches.")).to_be_visible()
+        client.close()
+        expect(page.get_by_role("status").filter(has_text="the connection is closed")).to_be_visible()
+        page.get_by_role("button", name="Stop and forget").click()
+        expect(page.get_by_role("heading", name="Protocol inspector")).to_be_visible()
+        page.get_by_role("button", name="Inspect the next one").click()
+        expect(page.get_by_role("status").filter(has_text="waits for a connection")).to_be_visible()
+        with ask.broker.connect() as another:
+            another.topics()
+            expect(page.get_by_role("row").filter(has_text="LIST_TOPICS").first).to_be_visible()
+    assert page.is_closed()
 
 
 def test_an_incompatible_schema_is_refused_and_the_reason_is_shown(chromium: Browser, ask: Asking) -> None:
@@ -214,7 +406,7 @@ def test_a_login_shows_rights_and_ends_with_its_key(chromium: Browser) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_reached_by_keyboard_on_a_narrow_screen(chromium: Browser, ask: Asking, scheme: str) -> None:
     pages = {"o": "Overview", "t": "Topics", "g": "Groups and subscriptions", "d": "Dead letters", "s": "Schemas"}
-    pages |= {"a": "Access", "c": "Configuration"}
+    pages |= {"p": "Pipelines", "a": "Access", "i": "Protocol inspector", "c": "Configuration"}
     size = {"width": 400, "height": 800}
     with at(chromium, ask.broker, "/topics", color_scheme=scheme, viewport=size) as page:
         expect(page.get_by_role("heading", name="Topics")).to_be_visible()
@@ -236,6 +428,7 @@ def test_its_files_have_a_strict_policy_and_are_not_sent_twice(ask: Asking) -> N
     assert first.headers["content-type"].startswith("text/javascript")
     assert "script-src 'self'" in first.headers["content-security-policy"]
     assert "unsafe" not in HEADERS["content-security-policy"]
+    assert "require-trusted-types-for 'script'" in HEADERS["content-security-policy"]
     assert page("GET", "/assets/app.js", if_none_match=first.headers["etag"]).status == 304
     assert page("GET", "/topics/x").headers["content-type"].startswith("text/html")
     assert page("GET", "/assets/none.js").status == 404

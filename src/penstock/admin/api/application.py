@@ -23,7 +23,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.admin.api import access, dead_letters, groups, records, schemas, sessions, status, topics
+from penstock.admin.api import (
+    access,
+    dead_letters,
+    groups,
+    inspections,
+    pipelines,
+    records,
+    schemas,
+    sessions,
+    status,
+    topics,
+)
 from penstock.admin.api.logins import COOKIE, SESSION_S_MAX, Caller, Logins
 from penstock.admin.api.openapi import document
 from penstock.admin.api.problems import CONTENT_TYPE, TYPE_PREFIX, HttpProblem, Problem, problem_of
@@ -34,7 +45,7 @@ from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.units import Address, is_loopback, parse_address
 
-MODULES: Final = (status, sessions, topics, records, groups, dead_letters, schemas, access)
+MODULES: Final = (status, sessions, topics, records, groups, dead_letters, schemas, pipelines, inspections, access)
 """Importing them fills the table."""
 BODY_BYTES_MAX: Final = 8 << 20
 STRANGER_BODY_BYTES_MAX: Final = 16 << 10

@@ -6,6 +6,8 @@ thread; how many records were looked at is told, so that a page without records 
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +29,8 @@ SCANNED_MAX: Final = 50_000
 SCAN_S_MAX: Final = 0.5
 READ_BYTES: Final = 256 << 10
 ROWS_PER_CHECK: Final = 64
+ROWS_PER_STEP: Final = 512
+"""Rows of a block that are taken apart at a time."""
 
 
 class Row(NamedTuple):
@@ -66,12 +70,14 @@ class _Gathering:
     """The records of one partition in a page: the first that are wanted, or the last."""
 
     offset: int
+    """Where the next page begins."""
     records_max: int
     bytes_max: int
     newest: bool
     rows: deque[Row] = field(default_factory=deque)
     size_bytes: int = 0
     scanned: int = 0
+    """Records scanned, expired ones included."""
 
     @property
     def full(self) -> bool:
@@ -96,8 +102,14 @@ async def read_page(
     """Return at most so many records of some stretches: the first ones of each, or the last if `newest`."""
     record_filter = await worker.run(lambda _: RecordFilter(wanted)) if wanted else None
     page = Page()
-    deadline_s = time.monotonic() + SCAN_S_MAX
+    size_bytes = 0
     shares = max(1, len(stretches))
+    scan = _Scan(
+        record_filter,
+        SCANNED_MAX // shares if wanted else max(SCANNED_MAX // shares, records_max),
+        time.monotonic() + SCAN_S_MAX if wanted else math.inf,
+        now_ms,
+    )
     for stretch in stretches:
         gathering = _Gathering(
             stretch.offset,
@@ -105,79 +117,117 @@ async def read_page(
             max(1, PAGE_BYTES_MAX // shares),
             newest,
         )
-        await _gather(gathering, stretch, record_filter, SCANNED_MAX // shares, worker, now_ms, deadline_s)
+        has_room = newest or size_bytes < PAGE_BYTES_MAX
+        if not page.scanned or (has_room and time.monotonic() < scan.deadline_s):
+            await _gather(gathering, stretch, scan, worker)
         page.rows += gathering.rows
         page.next[stretch.partition.index] = gathering.offset
         page.scanned += gathering.scanned
-    page.rows.sort(key=lambda row: (row.timestamp_ms, row.partition, row.offset))
-    if newest:
-        page.rows = page.rows[-records_max:]
+        size_bytes += gathering.size_bytes
+        if newest:
+            size_bytes -= _drop_oldest(page.rows, records_max, size_bytes)
+        await asyncio.sleep(0)  # what is in memory is read without waiting: others have their turn between partitions
+    page.rows.sort(key=_by_time)
     return page
 
 
-async def _gather(
-    gathering: _Gathering,
-    stretch: Stretch,
-    wanted: RecordFilter | None,
-    scanned_max: int,
-    worker: Worker,
-    now_ms: int,
-    deadline_s: float,
-) -> None:
+def _by_time(row: Row) -> tuple[int, int, int]:
+    return row.timestamp_ms, row.partition, row.offset
+
+
+def _drop_oldest(rows: list[Row], records_max: int, size_bytes: int) -> int:
+    """Keep the newest rows within the bounds of a page; returns how many bytes were dropped."""
+    rows.sort(key=_by_time)
+    dropped, dropped_bytes = max(0, len(rows) - records_max), 0
+    for row in rows[:dropped]:
+        dropped_bytes += row.size_bytes
+    while dropped < len(rows) - 1 and size_bytes - dropped_bytes >= PAGE_BYTES_MAX:
+        dropped_bytes += rows[dropped].size_bytes
+        dropped += 1
+    del rows[:dropped]
+    return dropped_bytes
+
+
+class _Scan(NamedTuple):
+    """How the partitions of a page are looked through."""
+
+    wanted: RecordFilter | None
+    rows_max: int
+    """In one partition, with those that have expired."""
+    deadline_s: float
+    now_ms: int
+
+
+async def _gather(gathering: _Gathering, stretch: Stretch, scan: _Scan, worker: Worker) -> None:
     partition = stretch.partition
-    while gathering.offset < stretch.end and gathering.scanned < scanned_max and not gathering.full:
+    while (
+        gathering.offset < stretch.end
+        and gathering.scanned < scan.rows_max
+        and not gathering.full
+        and not (gathering.scanned and time.monotonic() > scan.deadline_s)
+    ):
         try:
             blocks = await partition.read(max(gathering.offset, partition.start_offset), READ_BYTES)
         except OffsetOutOfRange:
             return  # retention or truncation took them away since
         if not blocks:
             return
-        scan = partial(_scan, gathering, blocks, partition.index, stretch.end, wanted, now_ms)
-        if wanted is None:
-            scan(lambda: None)
+        work = partial(_scan_blocks, gathering, blocks, stretch, scan)
+        if scan.wanted is None:
+            work(lambda: None)
         else:
-            await worker.run(scan)
-            if time.monotonic() > deadline_s:
-                return
+            await worker.run(work)
 
 
-def _scan(
-    gathering: _Gathering,
-    blocks: list[Block],
-    partition: int,
-    end: int,
-    wanted: RecordFilter | None,
-    now_ms: int,
-    check: Check,
+def _scan_blocks(
+    gathering: _Gathering, blocks: list[Block], stretch: Stretch, scan: _Scan, check: Check = lambda: None
 ) -> None:
     for block in blocks:
-        start, stop = block.index_of(gathering.offset), block.index_of(end)
-        if wanted is None:
-            stop = min(stop, start + gathering.records_max)
-        for row in _rows(block, partition, start, stop, now_ms):
-            if gathering.scanned % ROWS_PER_CHECK == 0:
-                check()
-            gathering.scanned += 1
-            gathering.offset = row.offset + 1
-            if wanted is None or wanted.matches(row.key, row.value, check):
-                gathering.add(row)
-            if gathering.full:
+        start, last = block.index_of(gathering.offset), block.index_of(stretch.end)
+        while start < last:
+            step = gathering.records_max if scan.wanted is None else ROWS_PER_STEP
+            stop = min(last, start + step, start + scan.rows_max - gathering.scanned)
+            if not _scan_rows(gathering, block, start, stop, stretch.partition.index, scan, check):
                 return
-        following = block.next_offset if stop == block.count else block.offsets(stop, stop + 1)[0]
-        gathering.offset = max(gathering.offset, min(following, end))
+            following = block.next_offset if stop == block.count else block.offsets(stop, stop + 1)[0]
+            gathering.offset = max(gathering.offset, min(following, stretch.end))
+            gathering.scanned += stop - start
+            start = stop
+            if gathering.scanned >= scan.rows_max:
+                return
 
 
-def _rows(block: Block, partition: int, start: int, stop: int, now_ms: int) -> Iterator[Row]:
-    """Yield the records of some rows of a block that have not expired."""
+def _scan_rows(
+    gathering: _Gathering, block: Block, start: int, stop: int, partition: int, scan: _Scan, check: Check
+) -> bool:
+    """Look through some rows of a block; returns whether the page wants more than these."""
+    for number, row in _rows(block, partition, start, stop, scan.now_ms):
+        if number % ROWS_PER_CHECK == 0:
+            check()
+        gathering.offset = row.offset + 1
+        if scan.wanted is None or scan.wanted.matches(row.key, row.value, check):
+            gathering.add(row)
+        if gathering.full or (scan.wanted is not None and time.monotonic() > scan.deadline_s):
+            gathering.scanned += number + 1 - start
+            return False
+    return True
+
+
+def _rows(block: Block, partition: int, start: int, stop: int, now_ms: int) -> Iterator[tuple[int, Row]]:
+    """Yield the records of some rows of a block that have not expired, each with its number in the block."""
     offsets, times, values = block.offsets(start, stop), block.timestamps(start, stop), block.values(start, stop)
     keys, headers = block.keys(start, stop), block.headers(start, stop)
     visible = visible_rows(block, start, stop, now_ms)
-    for at in range(stop - start) if visible is None else [row - start for row in visible]:
-        yield Row(
-            partition,
-            offsets[at],
-            times[at],
-            None if keys is None else keys[at],
-            values[at],
-            None if headers is None else headers[at],
+    for number in range(start, stop) if visible is None else visible:
+        at = number - start
+        yield (
+            number,
+            Row(
+                partition,
+                offsets[at],
+                times[at],
+                None if keys is None else keys[at],
+                values[at],
+                None if headers is None else headers[at],
+            ),
         )

@@ -1,18 +1,38 @@
-"""Dead letters: list, replay, purge."""
+"""Dead letters: list, look at one, replay as they are or edited, purge."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from penstock.admin.api.records import CELL_BYTES_DEFAULT, CELL_BYTES_MAX, Cell, Header, cell
+from penstock.admin.api.records import (
+    CELL_BYTES_DEFAULT,
+    CELL_BYTES_MAX,
+    HEADERS_MAX,
+    Cell,
+    Header,
+    NewHeader,
+    cell,
+    given_bytes,
+    given_headers,
+)
 from penstock.admin.api.table import Call, Reply, Request, endpoint
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.deadletter_entries import DeadLetter as Letter
 from penstock.broker.deliveries.deadletters import SUFFIX, DeadLetters, Wanted
 from penstock.broker.records.filters import RecordFilter
-from penstock.errors import CorruptBlock, EntryNotFound, InvalidRequest, TopicNotFound, ValidationFailed
+from penstock.errors import (
+    CorruptBlock,
+    EntryNotFound,
+    InvalidRequest,
+    RecordTooLarge,
+    TopicNotFound,
+    ValidationFailed,
+)
 from penstock.record_headers import decode_headers
 from penstock.workers import Check
 
@@ -46,10 +66,22 @@ class DeadLetter(Reply, frozen=True):
     failed_ms: int | None
 
 
+class EditedRecord(Request, frozen=True):
+    """What is replayed in the place of a dead letter's own. What is left out stays as it is; null means none."""
+
+    value: str | UnsetType | None = UNSET
+    value_base64: str | UnsetType = UNSET
+    key: str | UnsetType | None = UNSET
+    key_base64: str | UnsetType = UNSET
+    headers: Annotated[tuple[NewHeader, ...], msgspec.Meta(max_length=HEADERS_MAX)] | UnsetType = UNSET
+
+
 class Replay(Request, frozen=True):
     """Which dead letters: one by its id, those that match a filter, or all of them."""
 
     id: str = ""
+    record: EditedRecord | None = None
+    """With an id: the record is edited first."""
     filter: str = ""
     dry_run: bool = False
     """Only count them."""
@@ -66,7 +98,10 @@ async def list_dead_letter_topics(call: Call) -> list[DeadLetterTopic]:
     topics = []
     for name in call.broker.topic_names(call.principal):
         if name.endswith(SUFFIX):
-            partitions = call.broker.describe_topic(call.principal, name).partitions
+            try:
+                partitions = (await call.broker.follow_topic(call.principal, name)).partitions
+            except TopicNotFound:
+                continue  # it was deleted meanwhile
             letters = sum(each.committed_end - each.start_offset for each in partitions)
             topics.append(DeadLetterTopic(name.removesuffix(SUFFIX), name, letters))
     return topics
@@ -79,7 +114,18 @@ async def list_dead_letters(call: Call, query: DeadLettersQuery) -> list[DeadLet
     return [_letter(each, query.cell_bytes) for each in letters]
 
 
-def _letter(letter: Letter, cell_bytes: int) -> DeadLetter:
+@endpoint(
+    "GET",
+    "/topics/{topic}/dead-letters/{letter}",
+    asks=DeadLetters.letter,
+    errors=(InvalidRequest, TopicNotFound, EntryNotFound, CorruptBlock),
+)
+async def get_dead_letter(call: Call) -> DeadLetter:
+    """Return one dead letter in full."""
+    return _letter(await call.broker.dead_letters.letter(call.principal, call.path["topic"], call.path["letter"]), None)
+
+
+def _letter(letter: Letter, cell_bytes: int | None) -> DeadLetter:
     try:
         headers = decode_headers(letter.headers or b"")
     except CorruptBlock:
@@ -102,19 +148,38 @@ def _letter(letter: Letter, cell_bytes: int) -> DeadLetter:
     "POST",
     "/topics/{topic}/dead-letters/replay",
     asks=DeadLetters.replay_all,
-    errors=(InvalidRequest, TopicNotFound, EntryNotFound, ValidationFailed),
+    errors=(InvalidRequest, TopicNotFound, EntryNotFound, RecordTooLarge, ValidationFailed),
 )
 async def replay_dead_letters(call: Call, body: Replay) -> Replayed:
-    """Write dead letters to their topic again: one, those that match a filter, or all."""
+    """Write dead letters to their topic again: one, as it is or edited, those that match a filter, or all."""
     dead_letters, topic = call.broker.dead_letters, call.path["topic"]
     if body.id:
         if body.filter or body.dry_run:
             raise InvalidRequest("one dead letter is replayed by its id alone: leave filter and dry_run out")
-        await dead_letters.replay(call.principal, topic, body.id)
+        edit = None if body.record is None else partial(_edited, body.record)
+        await dead_letters.replay(call.principal, topic, body.id, edit)
         return Replayed(1, applied=True)
+    if body.record is not None:
+        raise InvalidRequest("a record is edited for one dead letter: give its id too")
     wanted = await _wanted(call, body.filter) if body.filter else None
     count = await dead_letters.replay_all(call.principal, topic, wanted, dry_run=body.dry_run)
     return Replayed(count, not body.dry_run)
+
+
+def _edited(record: EditedRecord, letter: Letter) -> Letter:
+    return replace(
+        letter,
+        value=_given(record.value, record.value_base64, "value", letter.value),
+        key=_given(record.key, record.key_base64, "key", letter.key),
+        headers=letter.headers if isinstance(record.headers, UnsetType) else given_headers(record.headers),
+    )
+
+
+def _given(text: str | UnsetType | None, encoded: str | UnsetType, what: str, otherwise: bytes | None) -> bytes | None:
+    if text is UNSET and encoded is UNSET:
+        return otherwise
+    given_text = None if isinstance(text, UnsetType) else text
+    return given_bytes(given_text, None if isinstance(encoded, UnsetType) else encoded, what)
 
 
 async def _wanted(call: Call, text: str) -> Wanted:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from penstock.admin.api.records import TIME_MS_MAX, PartitionIndex
 from penstock.admin.api.table import Call, Reply, Request, endpoint
 from penstock.admin.api.topics import Offset
+from penstock.admin.history import Kind
+from penstock.broker.access.checks import BROKER, Declaration, Operation, ResourceKind, authorize
 from penstock.broker.broker import Broker
 from penstock.broker.groups.monitoring import Filter, GroupStatus, Monitoring, SubscriptionStatus
 from penstock.broker.limits import INT64_MAX
 from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, TopicNotFound
-from penstock.log.api import Partition
+from penstock.log.api import Partition, follow_all
+
+READ_LAGS: Final = Declaration(Operation.ADMIN, ResourceKind.BROKER)
 
 
 class GroupsQuery(Request, frozen=True):
@@ -61,6 +66,13 @@ class GroupPage(Reply, frozen=True):
     more: bool
 
 
+class SubscriptionPosition(Reply, frozen=True):
+    partition: int
+    next_offset: int
+    """The next that is delivered for the first time."""
+    high_watermark: int
+
+
 class Subscription(Reply, frozen=True):
     name: str
     topic: str
@@ -73,11 +85,21 @@ class Subscription(Reply, frozen=True):
     dead_letters: int
     waiting: int
     """Records that could not be written as dead letters yet."""
+    partitions: list[SubscriptionPosition]
 
 
 class SubscriptionPage(Reply, frozen=True):
     subscriptions: list[Subscription]
     more: bool
+
+
+class LagHistory(Reply, frozen=True):
+    """The lag in one topic in the last hour, one sample every ten seconds, the oldest first."""
+
+    topic: str
+    at_ms: list[int]
+    lag: list[int]
+    lag_s: list[float | None]
 
 
 class Reset(Request, frozen=True):
@@ -137,6 +159,41 @@ async def get_group(call: Call) -> list[Group]:
     return [_group(each) for each in page.items]
 
 
+@endpoint("GET", "/groups/{group}/lag-history", asks=READ_LAGS)
+async def get_group_lag_history(call: Call) -> list[LagHistory]:
+    """Return the lag of a consumer group in the last hour, in each topic that it reads. Empty until it is sampled."""
+    return _lag_histories(call, "group", call.path["group"])
+
+
+@endpoint("GET", "/topics/{topic}/subscriptions/{subscription}", asks=Monitoring.subscriptions, errors=(GroupNotFound,))
+async def get_subscription(call: Call) -> Subscription:
+    """Return one subscription."""
+    topic, name = call.path["topic"], call.path["subscription"]
+    page = await call.broker.monitoring.subscriptions(call.principal, Filter(name, topic))
+    if not page.items:
+        raise GroupNotFound(f"topic {topic} has no subscription {name}")
+    return _subscription(page.items[0])
+
+
+@endpoint("GET", "/topics/{topic}/subscriptions/{subscription}/lag-history", asks=READ_LAGS)
+async def get_subscription_lag_history(call: Call) -> list[LagHistory]:
+    """Return the lag of a subscription in the last hour. Empty until it is sampled."""
+    return _lag_histories(call, "subscription", call.path["subscription"], call.path["topic"])
+
+
+def _lag_histories(call: Call, kind: Kind, name: str, topic: str | None = None) -> list[LagHistory]:
+    authorize(call.broker.access, call.principal, READ_LAGS.operation, BROKER)
+    return [
+        LagHistory(
+            each,
+            list(times_ms),
+            list(series.records),
+            [None if math.isnan(age_s) else age_s for age_s in series.seconds],
+        )
+        for each, times_ms, series in call.given.history.lags_of(kind, name, topic)
+    ]
+
+
 def _filter(query: GroupsQuery) -> Filter:
     return Filter(query.name, query.topic, (query.after_topic, query.after_name))
 
@@ -172,6 +229,7 @@ def _subscription(status: SubscriptionStatus) -> Subscription:
         status.redeliveries,
         status.dead_letters,
         status.waiting,
+        [SubscriptionPosition(partition, *place) for partition, place in enumerate(status.positions)],
     )
 
 
@@ -192,6 +250,7 @@ async def reset_group(call: Call, body: Reset) -> ResetResult:
     handles = broker.readable_topic(principal, body.topic).partitions
     if body.partition is not None:
         handles = [broker.partition(principal, body.topic, body.partition)]
+    await follow_all(handles)
     changes = [await _change(call, group, body, each) for each in handles]
     broker.check_reset(principal, body.topic, group)
     if not body.preview:

@@ -2,8 +2,8 @@
 
 A session is for browsers. Its token is in a cookie that scripts cannot read and that other sites' requests do not carry (HttpOnly,
 SameSite=Strict); a write also needs the session's CSRF token in a header. A session ends with a logout, after a while without requests,
-after half a day, and with the API key that began it. Rights are looked up with every request, as everywhere, so whoever is disabled or
-deleted may do nothing more. Sessions are in memory only: a restart ends them.
+after half a day, and when its credentials are revoked: the API key, or the password of a user who may log in. So a user who is disabled
+or deleted is logged out, and a new user of the same name does not inherit a session. Sessions are in memory only: a restart ends them.
 
 Where nobody is asked who they are, everybody who reaches the address is trusted; `application.py` sees to it that those are people on
 this machine, and no pages of other sites in their browsers.
@@ -32,6 +32,8 @@ CSRF_HEADER: Final = "x-csrf-token"
 TOKEN_BYTES: Final = 32
 SESSIONS_MAX: Final = 1_000
 """The session that was used longest ago gives way to a new one."""
+SESSIONS_OF_ONE_MAX: Final = 50
+"""Of one user or key, so that nobody ends the sessions of others by logging in again and again."""
 IDLE_S_MAX: Final = 30 * 60.0
 SESSION_S_MAX: Final = 12 * 3600.0
 KEYS_KNOWN_MAX: Final = 1_000
@@ -43,6 +45,8 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 @dataclass(slots=True)
 class Session:
     login: Login
+    basis: object
+    """What of a user the login rests on (`Users.login_basis`)."""
     csrf: str
     started_s: float
     used_s: float
@@ -99,10 +103,17 @@ class Logins:
             login = Login(await self._broker.users.authenticate(user, password, address))
         token, csrf = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES)
         now_s = self._clock.monotonic()
-        self._sessions[digest_of(token)] = Session(login, csrf, now_s, now_s)
+        basis = self._broker.users.login_basis(login.principal.name)
+        self._sessions[digest_of(token)] = Session(login, basis, csrf, now_s, now_s)
+        self._make_room(login.principal.name)
+        return Caller(login.principal, token, csrf)
+
+    def _make_room(self, name: str) -> None:
+        own = [digest for digest, session in self._sessions.items() if session.login.principal.name == name]
+        if len(own) > SESSIONS_OF_ONE_MAX:
+            del self._sessions[own[0]]
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
-        return Caller(login.principal, token, csrf)
 
     def log_out(self, token: str) -> None:
         self._sessions.pop(digest_of(token), None)
@@ -113,13 +124,23 @@ class Logins:
         if session is None:
             return None
         now_s = self._clock.monotonic()
-        revoked = session.login.key_digest is not None and not self._broker.api_keys.is_valid(session.login.key_digest)
-        if revoked or now_s - session.used_s > IDLE_S_MAX or now_s - session.started_s > SESSION_S_MAX:
+        if (
+            not self._is_valid(session)
+            or now_s - session.used_s > IDLE_S_MAX
+            or now_s - session.started_s > SESSION_S_MAX
+        ):
             del self._sessions[digest]
             return None
         session.used_s = now_s
         self._sessions.move_to_end(digest)
         return session
+
+    def _is_valid(self, session: Session) -> bool:
+        """Whether what the session began with would still begin one."""
+        login = session.login
+        if login.key_digest is not None:
+            return self._broker.api_keys.is_valid(login.key_digest)
+        return self._broker.users.login_basis(login.principal.name) == session.basis
 
     # -- credentials ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
@@ -30,7 +30,7 @@ from penstock.errors import (
     TopicNotFound,
     ValidationFailed,
 )
-from penstock.log.api import PARTITIONS_MAX, Partition
+from penstock.log.api import PARTITIONS_MAX, Partition, follow_all
 from penstock.record_headers import decode_headers, encode_headers
 
 PAGE_RECORDS_MAX: Final = 500
@@ -112,8 +112,11 @@ class RecordPage(Reply, frozen=True):
 
 
 class NewHeader(Request, frozen=True):
+    """Text and base64 exclude each other; a header without either has no value."""
+
     name: str
     value: str | None = None
+    value_base64: str | None = None
 
 
 class NewRecord(Request, frozen=True):
@@ -167,7 +170,7 @@ async def _stretches(call: Call, topic: str, query: RecordsQuery) -> list[Stretc
     readable = call.broker.readable_topic(call.principal, topic)
     partitions: Sequence[Partition] = readable.partitions
     if query.at == "positions":
-        return _from_positions(call, topic, query.positions)
+        return await _from_positions(call, topic, query.positions)
     if query.partition is not None:
         partitions = [call.broker.partition(call.principal, topic, query.partition)]
     elif query.at == "offset":
@@ -180,6 +183,7 @@ async def _stretches(call: Call, topic: str, query: RecordsQuery) -> list[Stretc
         raise InvalidRequest(
             f"at={query.at} goes with offset only if it is offset, and with time_ms only if it is time"
         )
+    await follow_all(partitions)
     looked_at = SCANNED_MAX // len(partitions) if query.filter else query.limit
     stretches = []
     for each in partitions:
@@ -194,13 +198,14 @@ async def _stretches(call: Call, topic: str, query: RecordsQuery) -> list[Stretc
     return stretches
 
 
-def _from_positions(call: Call, topic: str, text: str) -> list[Stretch]:
+async def _from_positions(call: Call, topic: str, text: str) -> list[Stretch]:
     stretches = []
     for pair in text.split(","):
         partition, colon, offset = pair.partition(":")
         if not colon or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (partition, offset)):
             raise InvalidRequest(f"positions {text[:100]!r} cannot be read: write them as in 0:17,1:4")
         handle = call.broker.partition(call.principal, topic, int(partition))
+        await follow_all([handle])
         stretches.append(Stretch(handle, min(int(offset), handle.committed_end), handle.committed_end))
     if len(stretches) > PAGE_PARTITIONS_MAX or len({each.partition.index for each in stretches}) < len(stretches):
         raise InvalidRequest(f"positions name each partition once, and at most {PAGE_PARTITIONS_MAX}")
@@ -218,6 +223,7 @@ async def get_record(call: Call) -> Record:
     topic = call.path["topic"]
     partition, offset = (_number(call.path[name], name) for name in ("partition", "offset"))
     handle = call.broker.partition(call.principal, topic, partition)
+    await follow_all([handle])
     page = Page()
     if handle.start_offset <= offset < handle.committed_end:
         stretch = Stretch(handle, offset, offset + 1)
@@ -301,15 +307,9 @@ def _is_text(data: bytes) -> bool:
 )
 async def produce_records(call: Call, body: NewRecords) -> list[Produced]:
     """Write records to a topic that exists; answered when they are committed. If one is refused, that is the answer."""
-    values = [_bytes(each.value, each.value_base64, "value") for each in body.records]
-    keys = [_bytes(each.key, each.key_base64, "key") for each in body.records]
-    headers = [
-        encode_headers(
-            (header.name, None if header.value is None else header.value.encode()) for header in each.headers
-        )
-        or None
-        for each in body.records
-    ]
+    values = [given_bytes(each.value, each.value_base64, "value") for each in body.records]
+    keys = [given_bytes(each.key, each.key_base64, "key") for each in body.records]
+    headers = [given_headers(each.headers) for each in body.records]
     partitions = [ANY_PARTITION if each.partition is None else each.partition for each in body.records]
     placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
     call.broker.produce(
@@ -338,7 +338,14 @@ def _produced(outcome: list[Placement] | Scattered, count: int) -> list[Produced
     return [produced[row] for row in range(count)]
 
 
-def _bytes(text: str | None, encoded: str | None, what: str) -> bytes | None:
+def given_headers(headers: Iterable[NewHeader]) -> bytes | None:
+    """Return headers as they are stored. Raises InvalidRequest."""
+    pairs = [(each.name, given_bytes(each.value, each.value_base64, "value")) for each in headers]
+    return encode_headers(pairs) or None
+
+
+def given_bytes(text: str | None, encoded: str | None, what: str) -> bytes | None:
+    """Return what is given as text or in base64, None for neither. Raises InvalidRequest."""
     if text is not None and encoded is not None:
         raise InvalidRequest(f"{what} and {what}_base64 exclude each other: give one of them")
     if encoded is None:

@@ -42,7 +42,7 @@ class Routes(Generic[_Target]):
                 {"allow": ", ".join(allowed)},
             )
         raise HttpProblem(
-            HTTPStatus.NOT_FOUND, "path_not_found", "there is no such path: the documentation lists those there are"
+            HTTPStatus.NOT_FOUND, "path_not_found", "no such path: see /api/v1/openapi.json for those that exist"
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from http import HTTPStatus
 from itertools import groupby
 from operator import attrgetter
@@ -11,9 +9,10 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.admin.api.records import given_bytes
 from penstock.admin.api.table import Call, Reply, Request, endpoint
 from penstock.broker.schemas.operations import Schemas
-from penstock.broker.schemas.reference import LATEST, VERSION_MAX, Compatibility, SchemaType
+from penstock.broker.schemas.reference import LATEST, VERSION_MAX, Compatibility, SchemaType, parse_version
 from penstock.broker.schemas.registry import SchemaVersion
 from penstock.errors import (
     IncompatibleSchema,
@@ -101,9 +100,9 @@ async def get_schema(call: Call) -> list[SchemaDefinition]:
 async def get_schema_version(call: Call) -> SchemaDefinition:
     """Return one version of a schema; `latest` is the latest."""
     text = call.path["version"]
-    if text != "latest" and not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= VERSION_MAX):
+    version = LATEST if text == "latest" else parse_version(text)
+    if version is None:
         raise InvalidRequest(f"version {text[:100]!r} in the path is not a number from 1 on, nor latest")
-    version = LATEST if text == "latest" else int(text)
     return _definition(call.broker.schemas.get(call.principal, call.path["schema"], version))
 
 
@@ -143,10 +142,8 @@ async def validate_value(call: Call, body: Trial) -> Fits:
     """Tell whether a value follows a schema, and if not, why."""
     if (body.value is None) == (body.value_base64 is None):
         raise InvalidRequest("give the value as text or as value_base64")
-    try:
-        value = base64.b64decode(body.value_base64 or "", validate=True) if body.value is None else body.value.encode()
-    except (binascii.Error, ValueError):
-        raise InvalidRequest("value_base64 is not base64") from None
+    value = given_bytes(body.value, body.value_base64, "value")
+    assert value is not None
     faults = await call.broker.schemas.validate(call.principal, call.path["schema"], value, body.version, body.message)
     return Fits(not faults, faults)
 

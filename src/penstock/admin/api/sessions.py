@@ -44,10 +44,11 @@ async def get_session(call: Call) -> SessionState:
     errors=(InvalidRequest, AuthenticationFailed, LimitExceeded),
 )
 async def log_in(call: Call, body: LogIn) -> SessionState:
-    """Log in with a password or an API key, and begin a session that a cookie names."""
+    """Log in with a password or an API key, and begin a session that a cookie names. The session before ends."""
     if bool(body.key) == bool(body.user):
         raise InvalidRequest("name a user with its password, or give an API key")
     caller = await call.given.logins.log_in(body.user, body.password, body.key, call.principal.address)
+    call.given.logins.log_out(call.caller.token)
     call.token.value = caller.token
     return _state(call, caller)
 

@@ -1,4 +1,4 @@
-"""How the broker is: readiness, what it has counted, its configuration, and the pipelines that report to it."""
+"""How the broker is: readiness, what it has counted, the last hour, its configuration."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from penstock.admin.api.table import Call, Reply, endpoint
 from penstock.broker.access.checks import BROKER, Declaration, Operation, ResourceKind, authorize
 from penstock.broker.cluster import Cluster
-from penstock.broker.pipelines import Pipelines
 from penstock.stats import Histogram
 
+DESCRIBE_BROKER = Declaration(Operation.DESCRIBE, ResourceKind.BROKER)
 READ_CONFIGURATION = Declaration(Operation.ADMIN, ResourceKind.BROKER)
 
 
@@ -54,38 +54,30 @@ class Status(Reply, frozen=True):
     delayed: int
     disk_free_bytes: int | None
     disk_total_bytes: int | None
+    disk_full_in_s: float | None
+    """At the pace of the last hour; null if the disk does not fill, or it is too early to tell."""
     flush: Latency
     loop_lag: Latency
     listeners: list[ListenerState]
+
+
+class Samples(Reply, frozen=True):
+    """The last hour, one sample every ten seconds, the oldest first. Counts are since the start."""
+
+    at_ms: list[int]
+    appended_records: list[int]
+    appended_bytes: list[int]
+    received_bytes: list[int]
+    """By all listeners."""
+    sent_bytes: list[int]
+    disk_free_bytes: list[int]
+    """-1 if the log is not in files."""
 
 
 class SettingState(Reply, frozen=True):
     name: str
     value: str
     origin: str
-
-
-class StageState(Reply, frozen=True):
-    name: str
-    state: str
-    rows: int
-    rejects: int
-    lag: int | None
-    batches: int
-    batch_ms: int
-
-
-class PipelineState(Reply, frozen=True):
-    name: str
-    owner: str
-    run: str
-    state: str
-    message: str
-    alive: bool
-    stopping: bool
-    started_ms: int
-    updated_ms: int
-    stages: list[StageState]
 
 
 @endpoint("GET", "/status", asks=Cluster.status)
@@ -128,6 +120,7 @@ async def get_status(call: Call) -> Status:
         broker.schedule.pending,
         None if disk is None else disk.free,
         None if disk is None else disk.total,
+        call.given.history.disk_full_in_s(),
         _latency(engine.flush_seconds),
         _latency(sources.loop_lag),
         listeners,
@@ -138,39 +131,23 @@ def _latency(histogram: Histogram) -> Latency:
     return Latency([float(bound) for bound in histogram.bounds], list(histogram.counts), histogram.total)
 
 
+@endpoint("GET", "/history", asks=DESCRIBE_BROKER)
+async def get_history(call: Call) -> Samples:
+    """Return what the broker counted in the last hour, for plots."""
+    authorize(call.broker.access, call.principal, DESCRIBE_BROKER.operation, BROKER)
+    history = call.given.history
+    return Samples(
+        list(history.times_ms),
+        list(history.appended_records),
+        list(history.appended_bytes),
+        list(history.received_bytes),
+        list(history.sent_bytes),
+        list(history.disk_free_bytes),
+    )
+
+
 @endpoint("GET", "/configuration", asks=READ_CONFIGURATION)
 async def get_configuration(call: Call) -> list[SettingState]:
     """Return every setting with its origin. Secrets are hidden."""
     authorize(call.broker.access, call.principal, READ_CONFIGURATION.operation, BROKER)
     return [SettingState(name, each.value, each.origin) for name, each in call.given.configuration.items()]
-
-
-@endpoint("GET", "/pipelines", asks=Pipelines.reported)
-async def list_pipelines(call: Call) -> list[PipelineState]:
-    """Return what pipelines last said of themselves."""
-    return [
-        PipelineState(
-            each.name,
-            each.owner,
-            each.run,
-            each.state,
-            each.message,
-            each.alive,
-            each.stopping,
-            each.started_ms,
-            each.updated_ms,
-            [
-                StageState(
-                    stage.name,
-                    stage.state,
-                    stage.rows,
-                    stage.rejects,
-                    stage.lag if stage.lag >= 0 else None,
-                    stage.batches,
-                    stage.batch_ms,
-                )
-                for stage in each.stages
-            ],
-        )
-        for each in call.broker.pipelines.reported(call.principal)
-    ]

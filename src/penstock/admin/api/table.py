@@ -16,6 +16,8 @@ import msgspec
 
 from penstock.admin.api.logins import Caller, Logins
 from penstock.admin.figures import Sources
+from penstock.admin.history import History
+from penstock.admin.inspector import Inspector
 from penstock.broker.access.checks import Declaration, Principal
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
@@ -55,6 +57,8 @@ class Surroundings:
     version: str
     started_ms: int
     logins: Logins
+    history: History
+    inspector: Inspector
 
 
 @dataclass(slots=True)

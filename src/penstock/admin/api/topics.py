@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from itertools import islice
@@ -132,17 +133,19 @@ async def list_topics(call: Call, query: TopicsQuery) -> TopicPage:
         names = [name for name in names if wanted in name.lower()]
     rest = names[bisect_right(names, query.after) :]
     page: list[TopicSummary] = []
-    partitions = 0
+    partitions = looked_at = 0
     for name in islice(rest, query.limit):
-        page.append(_summary(call, name))
-        partitions += page[-1].partitions
+        looked_at += 1
+        with suppress(TopicNotFound):  # it was deleted meanwhile
+            page.append(await _summary(call, name))
+            partitions += page[-1].partitions
         if partitions >= PAGE_PARTITIONS_MAX:
             break
-    return TopicPage(page, len(rest) > len(page))
+    return TopicPage(page, len(rest) > looked_at)
 
 
-def _summary(call: Call, name: str) -> TopicSummary:
-    described = call.broker.describe_topic(call.principal, name).partitions
+async def _summary(call: Call, name: str) -> TopicSummary:
+    described = (await call.broker.follow_topic(call.principal, name)).partitions
     return TopicSummary(
         name,
         len(described),
@@ -181,14 +184,14 @@ def _settings(info: TopicInfo) -> dict[str, str]:
     return settings
 
 
-@endpoint("GET", "/topics/{topic}", asks=Broker.describe_topic, errors=(TopicNotFound,))
+@endpoint("GET", "/topics/{topic}", asks=Broker.follow_topic, errors=(TopicNotFound,))
 async def get_topic(call: Call) -> Topic:
     """Return a topic with its settings and partitions."""
-    return _topic(call, call.path["topic"])
+    return await _topic(call, call.path["topic"])
 
 
-def _topic(call: Call, name: str) -> Topic:
-    described: TopicDescription = call.broker.describe_topic(call.principal, name)
+async def _topic(call: Call, name: str) -> Topic:
+    described: TopicDescription = await call.broker.follow_topic(call.principal, name)
     return Topic(
         name,
         described.info.id,

@@ -12,7 +12,11 @@ export class ApiError extends Error {
 
 export const session = { state: null, onLoggedOut: () => {} };
 
-export async function api(method, path, body) {
+// Numbers of decoded records that JavaScript would round or write differently keep their digits, where the browser can do that.
+const asWritten = (_, value, context) =>
+  (typeof value === "number" && JSON.rawJSON && context && String(value) !== context.source ? JSON.rawJSON(context.source) : value);
+
+export async function api(method, path, body, reviver) {
   const headers = {};
   if (body !== undefined) headers["content-type"] = "application/json";
   if (session.state?.csrf_token) headers["x-csrf-token"] = session.state.csrf_token;
@@ -23,13 +27,14 @@ export async function api(method, path, body) {
     throw new ApiError(0, { detail: "The broker cannot be reached." });
   }
   const text = await response.text();
-  const content = text ? JSON.parse(text) : null;
+  const content = text ? JSON.parse(text, reviver) : null;
   if (response.ok) return content;
   if (response.status === 401 && path !== "/session") session.onLoggedOut();
   throw new ApiError(response.status, content ?? {});
 }
 
 export const get = (path) => api("GET", path);
+export const getRecords = (path) => api("GET", path, undefined, asWritten);
 export const post = (path, body) => api("POST", path, body);
 export const remove = (path) => api("DELETE", path);
 export const topicPath = (topic, rest = "") => `/topics/${segment(topic)}${rest}`;

@@ -5,8 +5,10 @@ import { button, field, fill, h, link, panel, toast } from "./dom.js";
 import { accessPage } from "./access.js";
 import { configurationPage } from "./configuration.js";
 import { deadLetterPage, deadLettersPage } from "./dead_letters.js";
-import { groupPage, groupsPage } from "./groups.js";
+import { groupPage, groupsPage, subscriptionPage } from "./groups.js";
+import { inspectionPage, inspectorPage } from "./inspector.js";
 import { overviewPage } from "./overview.js";
+import { pipelinePage, pipelinesPage } from "./pipelines.js";
 import { recordsPage } from "./records.js";
 import { schemaPage, schemasPage } from "./schemas.js";
 import { topicPage, topicsPage } from "./topics.js";
@@ -17,7 +19,9 @@ const PAGES = [
   ["/groups", "Groups", "g"],
   ["/dead-letters", "Dead letters", "d"],
   ["/schemas", "Schemas", "s"],
+  ["/pipelines", "Pipelines", "p"],
   ["/access", "Access", "a"],
+  ["/inspector", "Inspector", "i"],
   ["/configuration", "Configuration", "c"],
 ];
 const ROUTES = [
@@ -27,17 +31,24 @@ const ROUTES = [
   ["/topics/:topic/records", recordsPage],
   ["/groups", groupsPage],
   ["/groups/:group", groupPage],
+  ["/subscriptions/:topic/:subscription", subscriptionPage],
   ["/dead-letters", deadLettersPage],
   ["/dead-letters/:topic", deadLetterPage],
   ["/schemas", schemasPage],
   ["/schemas/:schema", schemaPage],
+  ["/pipelines", pipelinesPage],
+  ["/pipelines/:pipeline", pipelinePage],
   ["/access", accessPage],
   ["/access/:part", accessPage],
+  ["/inspector", inspectorPage],
+  ["/inspector/:inspection", inspectionPage],
   ["/configuration", configurationPage],
 ];
 const main = document.getElementById("main");
 let current = { stop() {} };
 let visit = 0;
+
+const decoded = (part) => { try { return decodeURIComponent(part); } catch { return part; } };
 
 function found(path) {
   const parts = path.split("/").slice(1);
@@ -45,7 +56,7 @@ function found(path) {
     const wanted = pattern.split("/").slice(1);
     if (wanted.length !== parts.length) continue;
     const names = {};
-    if (wanted.every((part, at) => (part.startsWith(":") ? (names[part.slice(1)] = decodeURIComponent(parts[at])) !== "" : part === parts[at]))) return [page, names];
+    if (wanted.every((part, at) => (part.startsWith(":") ? (names[part.slice(1)] = decoded(parts[at])) !== "" : part === parts[at]))) return [page, names];
   }
   return [async () => ({ title: "Not found", content: panel("There is no such page. ", link("/", "Go to the overview")) }), {}];
 }
@@ -85,9 +96,12 @@ export function go(path) {
 }
 
 function frame(path) {
-  const area = `/${path.split("/")[1]}`;
+  const area = path.startsWith("/subscriptions/") ? "/groups" : `/${path.split("/")[1]}`;
   fill(document.getElementById("nav"), PAGES.map(([place, text, key]) =>
     h("a", { href: `/console${place === "/" ? "" : place}`, title: `g ${key}`, "aria-current": area === place ? "page" : null }, text)));
+  const nav = document.getElementById("nav");
+  const chosen = nav.querySelector("[aria-current]");
+  if (chosen) nav.scrollLeft = chosen.offsetLeft - nav.offsetLeft - 8; // where it scrolls sideways
   const state = session.state;
   fill(document.getElementById("bar"),
     h("a", { class: "brand", href: "/console" }, h("img", { src: "/console/assets/icon.svg", alt: "" }), "Penstock"),
@@ -142,7 +156,7 @@ session.onLoggedOut = async () => {
   }
 };
 
-const KEYS = [["g then o, t, g, d, s, a, c", "Go to a page"], ["/", "Search or filter"], ["j, k", "Next and previous row"], ["Enter", "Open the row"], ["Esc", "Close a dialog"], ["?", "This help"]];
+const KEYS = [[`g then ${PAGES.map(([, , key]) => key).join(", ")}`, "Go to a page"], ["/", "Search or filter"], ["j, k", "Next and previous row"], ["Enter", "Open the row"], ["Esc", "Close a dialog"], ["?", "This help"]];
 
 function help() {
   const dialog = h("dialog", { "aria-label": "Keyboard shortcuts" }, h("h2", {}, "Keyboard shortcuts"),

@@ -1,9 +1,33 @@
-// Dead letters: by topic and reason, one in full, replayed alone or by filter after a dry run, purged.
+// Dead letters: by topic and reason, one in full, replayed as it is or edited, or by filter after a dry run, purged.
 
 import { get, post, query, remove, topicPath } from "./api.js";
-import { button, confirmName, field, fill, h, head, link, moment, panel, segment, table, tag, toast } from "./dom.js";
+import { ask, button, confirmName, field, fill, h, head, link, moment, panel, segment, table, tag, toast } from "./dom.js";
+import { bytesOf, save, shownText } from "./downloads.js";
 import { bytes, cell, hex, number, pretty, time } from "./format.js";
 import { pair } from "./topics.js";
+
+const HEX_BYTES_MAX = 64 * 1024;
+
+// An input for a key or value, in base64 if it is no text, and what of it is to be sent. What nobody touched is not, so that it stays as
+// it is byte by byte, whatever the browser makes of its line ends.
+function part(name, cell, input) {
+  const encoded = cell !== null && cell.text === null;
+  input.value = cell === null ? "" : cell.text ?? cell.base64;
+  const before = input.value;
+  const label = name[0].toUpperCase() + name.slice(1);
+  return {
+    field: field(encoded ? `${label}, base64` : label, input),
+    changed: () => (input.value === before ? {} : { [encoded ? `${name}_base64` : name]: input.value }),
+  };
+}
+
+function editor(topic, letter, submit) {
+  const key = part("key", letter.key, h("input", { autocomplete: "off", placeholder: "none" }));
+  const value = part("value", letter.value, h("textarea", { rows: "12", autofocus: true }));
+  const none = h("input", { type: "checkbox", checked: letter.value === null });
+  const changed = () => ({ ...key.changed(), ...(none.checked ? { value: null } : { ...(letter.value === null ? { value: "" } : {}), ...value.changed() }) });
+  return ask(`Edit and replay to ${topic}`, [key.field, value.field, h("label", { class: "check" }, none, "No value (a tombstone)")], { action: "Replay", wide: true, submit: () => submit(changed()) });
+}
 
 export async function deadLettersPage(context) {
   const topics = await get("/dead-letters");
@@ -34,13 +58,19 @@ export async function deadLetterPage(context) {
       count ? button("Replay them", guarded(async () => { const done = await replay({ filter: filter.value }); toast(`${number(done.count)} dead letters replayed.`); await context.reload(); }), "primary") : null);
   });
   const replayOne = (letter) => guarded(async () => { await replay({ id: letter.id }); toast("The dead letter is replayed."); await context.reload(); });
-  const inspect = (letter) => fill(detail, h("section", { class: "panel", "aria-label": "One dead letter" },
+  const edit = (letter) => editor(name, letter, async (record) => { await replay({ id: letter.id, record }); toast("The edited record is replayed."); await context.reload(); });
+  const inspect = async (listed) => {
+    let letter;
+    try { letter = await get(topicPath(name, `/dead-letters/${segment(listed.id)}`)); } catch (error) { toast(error.message, "bad"); return; }
+    fill(detail, h("section", { class: "panel", "aria-label": "One dead letter" },
     h("h2", {}, letter.reason || "No reason was given"),
     h("dl", {}, pair("id", h("span", { class: "mono" }, letter.id)), pair("from", letter.origin_offset === null ? "–" : link(`/topics/${segment(name)}/records?at=offset&partition=${letter.origin_partition}&offset=${letter.origin_offset}`, `partition ${letter.origin_partition}, offset ${letter.origin_offset}`)),
       pair("attempts", number(letter.attempts)), pair("first failed", time(letter.first_failed_ms)), pair("failed", time(letter.failed_ms)),
       pair("key", letter.key === null ? "none" : h("span", { class: "mono" }, cell(letter.key))), letter.headers.map((each) => pair(`header ${each.name}`, cell(each.value)))),
-    h("pre", { tabindex: "0", "aria-label": "Value" }, letter.value === null ? "null" : letter.value.text === null ? hex(letter.value.base64) : pretty(letter.value.text)),
-    h("div", { class: "row" }, button("Replay", replayOne(letter), "primary"), button("Close", () => fill(detail)))));
+    h("pre", { tabindex: "0", "aria-label": "Value" }, letter.value === null ? "null" : shownText(letter.value.text === null ? hex(letter.value.base64, HEX_BYTES_MAX) : pretty(letter.value.text))),
+      h("div", { class: "row" }, button("Replay", replayOne(letter), "primary"), button("Edit and replay", () => edit(letter)),
+        letter.value === null ? null : button("Download value", () => save(`${name}-dead-letter-${letter.id}`, bytesOf(letter.value))), button("Close", () => fill(detail)))));
+  };
   return {
     title: `Dead letters of ${name}`,
     content: [

@@ -114,17 +114,3 @@ export async function copy(text) {
 
 // A time whose date gives way on narrow screens.
 export const moment = (text) => { const [day, hour] = text.split(" "); return hour ? [h("span", { class: "wide" }, `${day} `), hour] : text; };
-
-export function spark(values) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 100 26");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
-  const top = Math.max(...values, 1e-9);
-  const step = 100 / Math.max(values.length - 1, 1);
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  line.setAttribute("class", "spark");
-  line.setAttribute("points", values.map((value, at) => `${(at * step).toFixed(1)},${(25 - 23 * value / top).toFixed(1)}`).join(" "));
-  svg.append(line);
-  return svg;
-}

@@ -35,6 +35,8 @@ export function time(ms) {
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}`;
 }
 
+export const clock = (ms) => time(ms).split(" ")[1]?.slice(0, 8) ?? "–";
+
 export function setting(name, value) {
   if (/^\d+$/.test(value) && name.endsWith("_bytes")) return bytes(Number(value));
   if (/^\d+$/.test(value) && name.endsWith("_ms")) return duration(Number(value) / 1000);

@@ -2,7 +2,11 @@
 
 import { get, post, query, remove } from "./api.js";
 import { button, confirmName, field, fill, h, head, link, segment, select, table, tag, toast } from "./dom.js";
-import { duration, number } from "./format.js";
+import { duration, number, time } from "./format.js";
+import { plot } from "./plots.js";
+import { pair } from "./topics.js";
+
+const PLOTS_MS = 10000;
 
 export async function groupsPage(context) {
   const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search groups", "data-search": true, value: context.query.get("search") ?? "" });
@@ -19,7 +23,7 @@ export async function groupsPage(context) {
       ["oldest unread", (each) => duration(each.lag_s), "num"],
     ], groups.filter(wanted), { open: (each) => context.go(`/groups/${segment(each.name)}`), caption: "Consumer groups", empty: "No group has committed an offset." }),
     h("h2", {}, "Subscriptions"), table([
-      ["subscription", (each) => each.name],
+      ["subscription", (each) => link(subscriptionPath(each), each.name)],
       ["topic", (each) => link(`/topics/${segment(each.topic)}`, each.topic)],
       ["owner", (each) => each.owner, "wide"],
       ["lag", (each) => number(each.lag), "num"],
@@ -35,6 +39,7 @@ export async function groupsPage(context) {
   return { title: "Groups", content: [head("Groups and subscriptions", { actions: [search] }), content] };
 }
 
+const subscriptionPath = (each) => `/subscriptions/${segment(each.topic)}/${segment(each.name)}`;
 const PAGES_MAX = 50;
 
 async function everything(kind) {
@@ -52,15 +57,58 @@ async function everything(kind) {
 export async function groupPage(context) {
   const name = context.names.group;
   const topics = await get(`/groups/${segment(name)}`);
+  const plots = await lagPlots(context, `/groups/${segment(name)}/lag-history`);
   return {
-    title: name,
-    content: [head(name, { crumbs: [["Groups", "/groups"]], actions: [button("Delete group", () => destroy(context, name), "danger")] }), topics.map((each) => inTopic(context, each))],
+    title: name, stop: plots.stop,
+    content: [head(name, { crumbs: [["Groups", "/groups"]], actions: [button("Delete group", () => destroy(context, name), "danger")] }), topics.map((each) => inTopic(context, each, plots.of(each.topic)))],
   };
 }
 
-function inTopic(context, group) {
+// Plots of the lag in each topic, drawn again with each sample.
+async function lagPlots(context, path) {
+  const places = new Map();
+  let timer = 0;
+  const of = (topic) => { if (!places.has(topic)) places.set(topic, h("div", { class: "two" })); return places.get(topic); };
+  const draw = async () => {
+    const histories = new Map((await get(path)).map((each) => [each.topic, each]));
+    if (!context.isCurrent()) return;
+    for (const topic of new Set([...places.keys(), ...histories.keys()])) {
+      const { at_ms: times, lag, lag_s: seconds } = histories.get(topic) ?? { at_ms: [], lag: [], lag_s: [] };
+      fill(of(topic), h("section", { class: "panel" }, plot("Lag", times, lag, (value) => number(Math.round(value)))), h("section", { class: "panel" }, plot("Oldest unread", times, seconds, duration)));
+    }
+  };
+  const step = async () => { await draw().catch(() => {}); timer = setTimeout(step, PLOTS_MS); };
+  await step();
+  return { of, stop: () => clearTimeout(timer) };
+}
+
+export async function subscriptionPage(context) {
+  const { topic, subscription: name } = context.names;
+  const path = `/topics/${segment(topic)}/subscriptions/${segment(name)}`;
+  const described = await get(path);
+  const plots = await lagPlots(context, `${path}/lag-history`);
+  return {
+    title: name, stop: plots.stop,
+    content: [
+      head(name, { crumbs: [["Groups", "/groups"]], actions: [button("Delete", () => destroy(context, name.replace(/^#/, ""), topic), "danger")] }),
+      plots.of(topic),
+      h("div", { class: "two" },
+        h("section", { class: "panel" }, h("dl", {}, pair("topic", link(`/topics/${segment(topic)}`, topic)), pair("owner", described.owner || "–"), pair("created", time(described.created_ms)),
+          pair("lag", number(described.lag)), pair("oldest unread", duration(described.lag_s)), pair("in flight", number(described.in_flight)), pair("redeliveries", number(described.redeliveries)),
+          pair("dead letters", described.dead_letters ? link(`/dead-letters/${segment(topic)}`, number(described.dead_letters)) : "0"), pair("to become dead letters", number(described.waiting)))),
+        table([
+          ["partition", (each) => each.partition],
+          ["next offset", (each) => number(each.next_offset), "num"],
+          ["high watermark", (each) => number(each.high_watermark), "num"],
+        ], described.partitions, { caption: "Partitions" })),
+    ],
+  };
+}
+
+function inTopic(context, group, plots) {
   return h("section", {},
     h("h2", {}, "In ", link(`/topics/${segment(group.topic)}`, group.topic), " ", tag(group.state, group.members.length ? "good" : ""), ` ${number(group.lag)} behind, the oldest for ${duration(group.lag_s)}`),
+    plots,
     table([
       ["partition", (each) => each.partition],
       ["committed", (each) => number(each.committed), "num"],

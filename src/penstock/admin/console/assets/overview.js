@@ -1,14 +1,18 @@
 // The broker at a glance: rates, latency, connections, disk, and what is wrong now.
 
 import { get } from "./api.js";
-import { fill, h, head, link, spark, table, tag } from "./dom.js";
+import { fill, h, head, link, table, tag } from "./dom.js";
 import { bytes, duration, number, quantile, rate, time } from "./format.js";
+import { plot, ratesOf, spark } from "./plots.js";
 
 const INTERVAL_MS = 2000;
 const SAMPLES_MAX = 60;
+const PLOTS_MS = 10000;
+const DISK_S_MIN = 3 * 86400;
 
 export async function overviewPage(context) {
   const content = h("div");
+  const plots = h("div", { class: "two" });
   const history = { records: [], bytes: [] };
   let before = null;
   let timer = 0;
@@ -21,21 +25,34 @@ export async function overviewPage(context) {
         history[name].push(before ? Math.max(0, status[key] - before[key]) / seconds : 0);
         if (history[name].length > SAMPLES_MAX) history[name].shift();
       }
-      fill(content, view(status, before, seconds, history));
+      fill(content, view(status, before, seconds, history, plots));
       before = status;
     } catch (error) {
       fill(content, head("Overview"), h("div", { class: "notice bad", role: "alert" }, error.message));
     }
     timer = setTimeout(step, INTERVAL_MS);
   };
+  const drawPlots = async () => {
+    const { at_ms: times, ...samples } = await get("/history");
+    const rates = (name) => ratesOf(times, samples[name]);
+    const box = (title, values, show) => h("section", { class: "panel" }, plot(title, times.slice(1), values, show));
+    fill(plots, box("Records in", rates("appended_records"), rate), box("Bytes in", rates("appended_bytes"), (value) => `${bytes(value)}/s`),
+      box("Received", rates("received_bytes"), (value) => `${bytes(value)}/s`), box("Sent", rates("sent_bytes"), (value) => `${bytes(value)}/s`));
+  };
+  const plotsStep = async () => { await drawPlots().catch(() => {}); plotsTimer = setTimeout(plotsStep, PLOTS_MS); };
+  let plotsTimer = 0;
   await step();
-  return { title: "Overview", content, stop: () => clearTimeout(timer) };
+  await plotsStep();
+  return { title: "Overview", content, stop: () => { clearTimeout(timer); clearTimeout(plotsTimer); } };
 }
+
+// Days are as good as it gets: the pace of an hour says no more.
+const fullIn = (seconds) => (seconds === null ? "" : seconds > 365 * 86400 ? ", more than a year left" : `, full in ${duration(seconds)}`);
 
 const tile = (label, value, note, extra) =>
   h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: "value" }, value), h("div", { class: "note" }, note), extra);
 
-function view(status, before, seconds, history) {
+function view(status, before, seconds, history, plots) {
   const p99 = quantile(status.flush, 0.99);
   const lag = quantile(status.loop_lag, 0.99);
   const used = status.disk_total_bytes ? 1 - status.disk_free_bytes / status.disk_total_bytes : 0;
@@ -50,7 +67,8 @@ function view(status, before, seconds, history) {
       tile("Topics", number(status.topics), link("/topics", `${number(status.partitions)} partitions`)),
       tile("Connections", number(status.listeners.reduce((sum, each) => sum + each.connections, 0)), `${status.listeners.length} listeners`),
       tile("Subscriptions", number(status.subscriptions), `${number(status.in_flight)} deliveries in flight`),
-      tile("Disk free", bytes(status.disk_free_bytes), status.disk_total_bytes ? `${Math.round(used * 100)} % of ${bytes(status.disk_total_bytes)} used` : "")),
+      tile("Disk free", bytes(status.disk_free_bytes), status.disk_total_bytes ? `${Math.round(used * 100)} % of ${bytes(status.disk_total_bytes)} used${fullIn(status.disk_full_in_s)}` : "")),
+    plots,
     table([
       ["listener", (each) => each.name],
       ["connections", (each) => number(each.connections), "num"],
@@ -76,6 +94,7 @@ function wrong(status, lag, used) {
   for (const each of status.readiness.failing_tasks ?? []) found.push(`The background task ${each.task} fails: ${each.failure}`);
   if (status.commit_errors) found.push(`${number(status.commit_errors)} commits have failed since the start.`);
   if (used > 0.9) found.push("The disk is more than 90 % full.");
+  if (status.disk_full_in_s !== null && status.disk_full_in_s < DISK_S_MIN) found.push(`The disk is full in ${duration(status.disk_full_in_s)} if the last hour goes on.`);
   if (lag !== null && lag >= 0.25) found.push("The event loop lags by 250 ms or more.");
   return found.map((text) => h("div", { class: "notice bad", role: "alert" }, text));
 }

@@ -1,12 +1,14 @@
 // Records of a topic: jump to an offset, a time or the latest; filter; follow the tail; look at one; produce.
 
-import { get, post, query, topicPath } from "./api.js";
+import { get, getRecords, post, query, topicPath } from "./api.js";
 import { ask, button, copy, field, fill, h, head, moment as when, segment, select, table, tag, toast } from "./dom.js";
 import { bytes, cell, hex, isJson, number, time } from "./format.js";
+import { bytesOf, save, saveRecords, shownText } from "./downloads.js";
 import { pair } from "./topics.js";
 
 const TAIL_MS = 1000;
 const TAIL_ROWS = 500;
+const HEX_BYTES_MAX = 64 * 1024;
 const PLACES = [["latest", "Latest"], ["earliest", "Earliest"], ["offset", "Offset"], ["time", "Time"]];
 
 export async function recordsPage(context) {
@@ -36,7 +38,7 @@ export async function recordsPage(context) {
     stopTail();
     const values = place();
     context.keep(values);
-    try { take(await get(topicPath(name, `/records${query(asked(values))}`)), true); } catch (error) { fill(list, h("div", { class: "notice bad", role: "alert" }, error.message)); }
+    try { take(await getRecords(topicPath(name, `/records${query(asked(values))}`)), true); } catch (error) { fill(list, h("div", { class: "notice bad", role: "alert" }, error.message)); }
   };
   const take = (page, anew) => {
     if (!context.isCurrent()) return;
@@ -48,12 +50,12 @@ export async function recordsPage(context) {
   };
   const follow = async () => {
     try {
-      const page = await get(topicPath(name, `/records${query({ at: "positions", positions: state.next, filter: filter.value, limit: 500 })}`));
+      const page = await getRecords(topicPath(name, `/records${query({ at: "positions", positions: state.next, filter: filter.value, limit: 500 })}`));
       if (!state.tailing) return;
       if (page.records.length || !page.end) take(page, false);
       if (!page.end) {
         // Faster than a page can show: jump to the newest, and say so.
-        take(await get(topicPath(name, `/records${query({ at: "latest", partition: partition.value, filter: filter.value, limit: 100 })}`)), false);
+        take(await getRecords(topicPath(name, `/records${query({ at: "latest", partition: partition.value, filter: filter.value, limit: 100 })}`)), false);
         fill(note, "Records arrive faster than they can be read: this is a sample of them.");
       }
     } catch (error) { toast(error.message, "bad"); stopTail(); return; }
@@ -75,8 +77,10 @@ export async function recordsPage(context) {
     fill(tail, "Pause");
     state.timer = setTimeout(follow, TAIL_MS);
   }, "", { "aria-pressed": "false" });
-  const more = button("Next page", async () => take(await get(topicPath(name, `/records${query({ at: "positions", positions: state.next, filter: filter.value, limit: limit.value })}`)), true), "", { disabled: true });
+  const more = button("Next page", async () => take(await getRecords(topicPath(name, `/records${query({ at: "positions", positions: state.next, filter: filter.value, limit: limit.value })}`)), true), "", { disabled: true });
+  const download = button("Download", () => saveRecords(name, state.rows).catch((error) => toast(error.message, "bad")), "", { title: "The records shown, in full, as JSON Lines" });
   const draw = () => {
+    download.disabled = !state.rows.length;
     const newestFirst = state.tailing || at.value === "latest";
     fill(list, table([
       ["time", (each) => when(time(each.timestamp_ms)), "nowrap mono"],
@@ -90,7 +94,7 @@ export async function recordsPage(context) {
   const openRecord = async (each, row) => {
     for (const other of list.querySelectorAll("tr[aria-selected]")) other.removeAttribute("aria-selected");
     row?.setAttribute("aria-selected", "true");
-    try { fill(detail, recordPanel(name, await get(topicPath(name, `/partitions/${each.partition}/records/${each.offset}`)), () => fill(detail))); detail.scrollIntoView({ block: "nearest" }); } catch (error) { toast(error.message, "bad"); }
+    try { fill(detail, recordPanel(name, await getRecords(topicPath(name, `/partitions/${each.partition}/records/${each.offset}`)), () => fill(detail))); detail.scrollIntoView({ block: "nearest" }); } catch (error) { toast(error.message, "bad"); }
   };
   const shown = () => { for (const [key, element] of Object.entries(places)) element.hidden = at.value !== key; };
   at.addEventListener("change", shown);
@@ -101,7 +105,7 @@ export async function recordsPage(context) {
   await load();
   return {
     title: `Records of ${name}`, stop: stopTail,
-    content: [head("Records", { crumbs: [["Topics", "/topics"], [name, `/topics/${segment(name)}`]], actions: [button("Produce", () => produce(name, load), "primary")] }),
+    content: [head("Records", { crumbs: [["Topics", "/topics"], [name, `/topics/${segment(name)}`]], actions: [download, button("Produce", () => produce(name, load), "primary")] }),
       form, detail, list, h("div", { class: "row" }, more, note)],
   };
 }
@@ -123,12 +127,13 @@ function recordPanel(topic, record, close) {
   const shown = value === null ? null : isPlain(record) ? value.text : JSON.stringify(record.decoded, null, 2);
   return h("section", { class: "panel", "aria-label": "One record" },
     h("div", { class: "row" }, h("h2", { class: "grow" }, `Partition ${record.partition}, offset ${record.offset}`),
-      Object.entries(codes).map(([name, code]) => button(`Copy as ${name}`, () => copy(code))), button("Close", close)),
+      Object.entries(codes).map(([name, code]) => button(`Copy as ${name}`, () => copy(code))),
+      value === null ? null : button("Download value", () => save(`${topic}-${record.partition}-${record.offset}${isPlain(record) && value.text !== null ? ".txt" : ".bin"}`, bytesOf(value))), button("Close", close)),
     h("dl", {}, pair("time", time(record.timestamp_ms)), pair("key", record.key === null ? "none" : h("span", { class: "mono" }, cell(record.key))),
       pair("size", bytes(value?.size ?? 0)), record.schema ? pair("schema", record.schema) : null, record.fault ? pair("fault", h("span", { class: "bad" }, record.fault)) : null,
       record.headers.map((each) => pair(`header ${each.name}`, h("span", { class: "mono" }, cell(each.value))))),
     h("h2", {}, isPlain(record) ? "Value" : "Value, decoded"),
-    h("pre", { tabindex: "0", "aria-label": "Value" }, value === null ? "null (a tombstone)" : shown ?? hex(value.base64)));
+    h("pre", { tabindex: "0", "aria-label": "Value" }, value === null ? "null (a tombstone)" : shownText(shown ?? hex(value.base64, HEX_BYTES_MAX))));
 }
 
 function produce(topic, done) {

@@ -5,7 +5,7 @@ import { ask, button, field, fill, h, head, link, panel, segment, select, table,
 import { pretty, time } from "./format.js";
 
 const TYPES = [["json", "JSON Schema"], ["avro", "Avro"], ["protobuf", "Protobuf"]];
-const LEVELS = [["", "as it is"], ["none", "none"], ["backward", "backward"], ["forward", "forward"], ["full", "full"]];
+const LEVELS = [["", "as it is"], ["none", "none"], ["backward", "backward"], ["forward", "forward"], ["full", "full"], ["backward_transitive", "backward, all versions"], ["forward_transitive", "forward, all versions"], ["full_transitive", "full, all versions"]];
 const DIFF_LINES_MAX = 2000;
 
 export async function schemasPage(context) {

@@ -3,8 +3,12 @@
 import { api, get, post, query, remove, topicPath } from "./api.js";
 import { ask, button, confirmName, field, fill, h, head, link, segment, select, table, tag, toast } from "./dom.js";
 import { bytes, duration, number, rate, setting } from "./format.js";
+import { spark } from "./plots.js";
 
 const INTERVAL_MS = 3000;
+const RATES_MAX = 30;
+const TOPICS_MAX = 1000;
+const rates = new Map(); // by topic, what this page has seen while it was open
 const SETTINGS = ["durability", "retention_ms", "retention_bytes", "cleanup", "compression", "segment_bytes", "segment_ms"];
 
 export async function topicsPage(context) {
@@ -15,12 +19,12 @@ export async function topicsPage(context) {
   const refresh = async () => {
     const page = await get(`/topics${query({ search: search.value })}`);
     if (!context.isCurrent()) return;
-    const rates = rateOf(before, page.topics);
+    note(before, page.topics);
     fill(list, table([
       ["topic", (each) => link(`/topics/${segment(each.name)}`, each.name)],
       ["partitions", (each) => number(each.partitions), "num wide"],
       ["records", (each) => number(each.records), "num"],
-      ["in", (each) => rates(each), "num"],
+      ["in", (each) => rates.has(each.name) ? [spark(rates.get(each.name)), rate(rates.get(each.name).at(-1))] : "–", "num"],
       ["size", (each) => bytes(each.size_bytes), "num wide"],
       ["schema", (each) => each.schema ? link(`/schemas/${segment(each.schema.split(":")[0])}`, each.schema) : h("span", { class: "dim" }, "–"), "wide"],
       ["", (each) => each.failed_partitions ? tag(`${each.failed_partitions} refuse writes`, "bad") : link(`/topics/${segment(each.name)}/records`, "records")],
@@ -41,9 +45,15 @@ export async function topicsPage(context) {
   };
 }
 
-function rateOf(before, topics) {
-  const seconds = before ? (Date.now() - before.at) / 1000 : 0;
-  return (each) => (before?.ends.has(each.name) ? rate(Math.max(0, each.end_offsets - before.ends.get(each.name)) / seconds) : "–");
+function note(before, topics) {
+  const seconds = before ? Math.max((Date.now() - before.at) / 1000, 0.001) : 0;
+  for (const { name, end_offsets: end } of topics) {
+    if (!before?.ends.has(name)) continue;
+    const seen = rates.get(name) ?? [];
+    rates.delete(name);
+    rates.set(name, [...seen, Math.max(0, end - before.ends.get(name)) / seconds].slice(-RATES_MAX));
+  }
+  for (const name of [...rates.keys()].slice(0, Math.max(0, rates.size - TOPICS_MAX))) rates.delete(name);
 }
 
 function create(context) {
