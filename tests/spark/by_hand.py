@@ -78,7 +78,12 @@ class Stream:
         return None if found is None else [row["value"] for row in found]
 
     def replay(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Row]:
-        return rows(self.reader, self.reader.partitions(dict(start), dict(end)))
+        """What tasks read. What the driver has read in their place, if it has, is the same."""
+        tasks = self.reader.partitions(dict(start), dict(end))
+        prefetched = self.reader.getCache(dict(start), dict(end))
+        found = rows(self.reader, tasks)
+        assert prefetched is None or [row for batch in prefetched for row in batch.to_pylist()] == found
+        return found
 
 
 def rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -58,6 +59,31 @@ def test_without_java_nothing_is_started(tmp_path: Path, monkeypatch: pytest.Mon
     assert importlib.util.find_spec("pyspark") is not None
     with pytest.raises(JavaMissing):
         build_session(environment={"JAVA_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("master", "config", "before", "python"),
+    [
+        ("local[2]", {}, {}, sys.executable),
+        ("local[2]", {}, {"PYSPARK_PYTHON": "/other"}, "/other"),
+        ("spark://head:7077", {}, {}, None),
+        ("spark://head:7077", {"spark.pyspark.python": "/all"}, {"PYSPARK_PYTHON": "/other"}, "/all"),
+    ],
+)
+def test_the_interpreter_is_that_of_the_setting_else_of_the_environment(
+    master: str,
+    config: dict[str, str],
+    before: dict[str, str],
+    python: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.sql import SparkSession
+
+    environment = {**before, "PYSPARK_GATEWAY_PORT": "1"}
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
+    monkeypatch.setattr(SparkSession, "builder", MagicMock())
+    build_session("app", master, config, environment=environment)
+    assert environment.get("PYSPARK_PYTHON") == python
 
 
 @pytest.mark.parametrize(("master", "times"), [("local[2]", 0), ("spark://head:7077", 1), ("yarn", 1)])

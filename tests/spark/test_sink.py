@@ -67,7 +67,7 @@ def test_a_batch_that_comes_again_after_its_commit_writes_nothing(query: Query, 
         query.commit(0, message)
         query.commit(1, query.task(1, [values_batch(b"b")]))
     (said,) = logged
-    assert (said["event"], said["epoch"]) == ("batch left out: it was written before", 0)
+    assert (said["event"], said["epoch"]) == ("batch_skipped", 0)
     assert stored(client) == [b"a", b"b"]
 
 

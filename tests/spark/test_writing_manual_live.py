@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import penstock.spark
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark import sink_options
 from penstock.testing import BrokerProcess
@@ -19,13 +20,14 @@ ADDRESS = "127.0.0.1:9092"
 
 
 def test_the_programs_run(spark: SparkSession, broker: BrokerProcess, client: FlyMQClient, tmp_path: Path) -> None:
-    names: dict[str, Any] = {"spark": spark}
+    names: dict[str, Any] = {"spark": spark, "penstock": penstock}
     for code in re.findall(r"```python\n(.*?)```", WRITING, re.DOTALL):
         exec(code.replace(ADDRESS, broker.address).replace('"checkpoints/', f'"{tmp_path}/checkpoints/'), names)
     spark.catalog.dropTempView("new_totals")
     written = {(record.key, record.value) for record in client.records("totals")}
     assert written == {(b"0", b'{"id":0}'), (b"1", b'{"id":1}'), (b"2", b'{"id":2}'), (b"4", b"{}")}
-    assert {(record.key, record.value) for record in client.records("copies")} == written
+    for topic in ("copies", "valid-copies"):
+        assert {(record.key, record.value) for record in client.records(topic)} == written
 
 
 def test_the_tables_name_every_option_and_column() -> None:

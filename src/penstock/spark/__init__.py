@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["decode", "encode", "load", "register", "session", "table"]
+__all__ = ["decode", "encode", "load", "register", "session", "table", "write_batch"]
 
 
 # Spark imports this package in every one of its Python processes: what a session needs is imported when one is made.
@@ -133,3 +133,23 @@ def load(
     from penstock.spark.loading import load_topics
 
     return load_topics(spark, topics, partitions, since, until, columns, options or {})
+
+
+def write_batch(
+    batch: DataFrame, batch_id: int, *, topic: str | None = None, options: Mapping[str, str] | None = None
+) -> None:
+    """Write a micro-batch to a topic, once, in a function that is given to `foreachBatch`.
+
+    The columns are those of the sink, and so are `options`. A small batch is written by the driver, without the Python processes that the
+    sink needs. A larger one, and one that was shuffled, is written by tasks. A batch that Spark repeats is left out: batches are numbered
+    under the query's id and the topic. Name them with `txnAppId` if a function writes to one topic twice, or leaves the topic to the
+    column.
+
+    ```python
+    def copy(batch, batch_id):
+        penstock.spark.write_batch(batch.select("key", "value"), batch_id, topic="copies")
+    ```
+    """
+    from penstock.spark.batch_writing import write_micro_batch
+
+    write_micro_batch(batch, batch_id, topic, options)

@@ -73,4 +73,4 @@ class BackgroundPublisher:
                 publish(pooled_client(self._settings), self._group, positions)
                 self._published = positions
             except Exception as error:  # noqa: BLE001 - whatever it is, the next offsets are published by this thread
-                _log.warning("group offsets not published", group=self._group, error=str(error))
+                _log.warning("group_offsets_not_published", group=self._group, error=str(error))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHUFFLE_PARTITIONS_MAX = 16
+PYTHON = "spark.pyspark.python"
+"""The setting that names the interpreter of all machines."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,10 @@ def build_session(
     if "PYSPARK_GATEWAY_PORT" not in environment:
         # Otherwise spark-submit has started the virtual machine already, on the Java it chose.
         environment["JAVA_HOME"] = str(find_java(environment))
-    if is_local(chosen["spark.master"]):
+    if PYTHON in chosen:
+        # Spark itself minds this setting only in what spark-submit starts.
+        environment["PYSPARK_PYTHON"] = chosen[PYTHON]
+    elif is_local(chosen["spark.master"]):
         # Workers must find what this interpreter finds; on a cluster it is a path of another machine.
         environment.setdefault("PYSPARK_PYTHON", sys.executable)
 

@@ -226,7 +226,7 @@ def publish(connection: ConnectionSettings, messages: Sequence[WriterCommitMessa
     application, run, epoch = named.pop()
     if not patient_client(connection).staging.commit(application, run, epoch, winners):
         # As it should be where Spark repeats itself; but whoever gave a name or a number a second time by mistake must be able to see it.
-        _log.warning("batch left out: it was written before", application=application, epoch=epoch)
+        _log.warning("batch_skipped", application=application, epoch=epoch)
 
 
 def _listed(named: Iterable[tuple[str, int, int]]) -> str:

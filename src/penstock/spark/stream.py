@@ -39,6 +39,7 @@ from penstock.spark.holdings import (
 from penstock.spark.limits import waiting_rows, within_bytes, within_rows
 from penstock.spark.offsets import START, Positions, StreamOffset, is_start
 from penstock.spark.options import SourceOptions
+from penstock.spark.prefetching import Prefetching
 from penstock.spark.publishing import BackgroundPublisher
 from penstock.spark.source import planned, read_task
 
@@ -47,7 +48,7 @@ PUBLISH_S_MAX = 5.0
 """How long the end of a query waits until its last offsets are published."""
 
 
-class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class PenstockStreamReader(Prefetching, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
@@ -194,7 +195,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._at_work = True
         until = StreamOffset.decode(end)
-        return planned(self._options, until.ids, until.epochs, until.begin(start), until.positions)
+        tasks = planned(self._options, until.ids, until.epochs, until.begin(start), until.positions)
+        self.prefetch(tasks, self.read)
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options, partition, self._schema)

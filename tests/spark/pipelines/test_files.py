@@ -46,5 +46,5 @@ def test_a_file_system_that_does_not_replace_a_file_is_found_out(
 ) -> None:
     files = HadoopFiles(spark)
     monkeypatch.setattr(files, "read", lambda path: "first")
-    with pytest.raises(ConfigError, match="was not replaced: its file system does not do what was asked"):
+    with pytest.raises(ConfigError, match="was not replaced: its file system does not support atomic replacement"):
         files.write(f"file://{tmp_path}/note.json", "second")

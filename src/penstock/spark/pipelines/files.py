@@ -124,7 +124,9 @@ class HadoopFiles:
         stream.close()
         # A rename that did not happen is no error to every file system.
         if self.read(path) != text:
-            raise ConfigError(f"{path} was not replaced: its file system does not do what was asked of it; use another")
+            raise ConfigError(
+                f"{path} was not replaced: its file system does not support atomic replacement; use another"
+            )
 
     def remove(self, path: str) -> None:
         at, system = self._at(path)

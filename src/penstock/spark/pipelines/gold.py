@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.spark.batch_writing import DRIVER_ROWS_MAX, query_id
 from penstock.spark.delta_format import FORMAT as DELTA
 from penstock.spark.delta_format import STORAGE_PREFIX, with_delta_source
 from penstock.spark.pipelines.decoded_rows import fitting_rows, undecoded, with_decoded
@@ -21,7 +22,6 @@ from penstock.spark.pipelines.progress import FUTURE
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
 from penstock.spark.pipelines.silver import met, silver_columns
 from penstock.spark.pipelines.stages import House, Outdated, Stage
-from penstock.spark.pipelines.tables.data_files import DRIVER_ROWS_MAX
 from penstock.spark.pipelines.tables.table import Table
 from penstock.spark.sessions import with_source
 
@@ -156,7 +156,7 @@ class GoldStage(Stage):
             if self._table is not None:
                 self._table.append(rows, batch_id, small=rows.count() <= DRIVER_ROWS_MAX)
             if self._gold.topic is not None:
-                self._write_to_topic(self._records(rows), self._gold.topic, self._query_id(rows), batch_id)
+                self._write_to_topic(self._records(rows), self._gold.topic, query_id(rows), batch_id)
         finally:
             rows.unpersist()
 

@@ -7,7 +7,6 @@ is not, does not. Relative paths are taken from the directory of the file.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -16,13 +15,12 @@ from urllib.parse import quote, unquote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from penstock.clients.arguments import check_topic
-from penstock.config import messages
+from penstock.config import messages, toml_file
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.connection import BOOTSTRAP, BOOTSTRAP_DEFAULT, ConnectionSettings, connection_settings
 from penstock.spark.pipelines.files import is_url
 from penstock.units import parse_duration_ms, parse_size
 
-FILE_BYTES_MAX: Final = 1 << 20
 NAME_CHARS_MAX: Final = 100
 PATH_NAME_CHARS_MAX: Final = 220
 """File systems take 255; files beside the directory are named after it."""
@@ -346,26 +344,13 @@ def name_of_path(path: str) -> str:
 
 def load_pipeline(file: Path) -> Pipeline:
     """Raises ConfigError with everything that is wrong with the file, a line each."""
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist: make one with penstock pipeline init {file}") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{file} is larger than {FILE_BYTES_MAX} bytes, which no pipeline is: name another file")
+    data = toml_file.read_bytes(file, if_absent=f"make one with penstock pipeline init {file}")
     return parse_pipeline(data, file)
 
 
 def parse_pipeline(data: bytes, file: Path) -> Pipeline:
     """What a file of that name with these bytes says. Raises ConfigError."""
-    try:
-        values = tomllib.loads(data.decode())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    values = toml_file.parse(data, file)
     try:
         pipeline = Pipeline.model_validate(values)
     except ValidationError as error:

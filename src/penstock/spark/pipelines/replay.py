@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import InvalidRequest
-from penstock.spark.pipelines.applications import application_name
+from penstock.spark.applications import application_name
 from penstock.spark.pipelines.decoding import METADATA_COLUMNS
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline, path_name

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.pipelines.applications import application_name
+from penstock.spark.applications import application_name
+from penstock.spark.batch_writing import query_id
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline, Starting
 from penstock.spark.pipelines.progress import Counts
@@ -144,13 +145,9 @@ class Stage(ABC):
 
     def _claimed_table(self, table: Table, rows: DataFrame, batch_id: int, **given: Any) -> Table:
         if table.path not in self._claimed:
-            table.claim(self._query_id(rows), batch_id, self.checkpoint, **given)
+            table.claim(query_id(rows), batch_id, self.checkpoint, **given)
             self._claimed.add(table.path)
         return table
-
-    def _query_id(self, rows: DataFrame) -> str:
-        session: Any = rows.sparkSession
-        return str(session.sparkContext.getLocalProperty("sql.streaming.queryId"))
 
     def _write_to_topic(self, rows: DataFrame, topic: str, query: str, batch_id: int) -> None:
         """Once for each batch: the sink passes over a version of an application that it has."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.deliveries.deadletters import dead_letter_topic
 from penstock.broker.schemas.reference import Reference
 from penstock.errors import InvalidRequest, ValidationFailed
+from penstock.spark.batch_writing import DRIVER_ROWS_MAX, is_small, query_id
 from penstock.spark.pipelines.dead_letters import letters
 from penstock.spark.pipelines.decoding import RAW_COLUMNS, REASON, Plan
 from penstock.spark.pipelines.model import Rules
@@ -21,7 +22,6 @@ from penstock.spark.pipelines.rebuild_hold import wait_for_rebuild
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
 from penstock.spark.pipelines.silver import latest_changes, silver_columns, sorted_records
 from penstock.spark.pipelines.stages import House, Stage
-from penstock.spark.pipelines.tables.data_files import DRIVER_ROWS_MAX, is_small
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.spark.pipelines.tables.table import READ_AGAIN, Table
 
@@ -152,7 +152,7 @@ class TopicStage(Stage):
                 f'{first.offset}: {first[REASON]}; mend them, or set rejects = "dead_letters"'
             )
         topic = dead_letter_topic(self.subject)
-        self._write_to_topic(letters(rejected, int(time.time() * 1000)), topic, self._query_id(rejected), batch_id)
+        self._write_to_topic(letters(rejected, int(time.time() * 1000)), topic, query_id(rejected), batch_id)
         if self._rejects is not None:
             table = self._claimed_table(self._rejects, rejected, batch_id, every_batch=False)
             table.append(rejected, batch_id, small=count <= DRIVER_ROWS_MAX)

@@ -27,10 +27,6 @@ ROW_GROUP_BYTES: Final = 128 << 20
 """Of Arrow data, held in memory by each task that writes."""
 
 
-DRIVER_ROWS_MAX: Final = 50_000
-"""Rows of a batch that the driver writes as one file, instead of a file for each task."""
-
-
 PARTITIONS_MAX: Final = 1000
 """Of a table, that one task or one small batch has rows for."""
 
@@ -46,14 +42,6 @@ class DataFile(NamedTuple):
 
 
 _COLUMNS: Final = "name string, size_bytes bigint, rows bigint, statistics string, partition_values string"
-
-
-def is_small(batch: DataFrame) -> bool:
-    """Whether the driver can hold a micro-batch of the penstock source.
-
-    The source plans a single task for up to `planner.TASK_BYTES_MIN` (8 MiB) of log, and more tasks for anything larger.
-    """
-    return batch.rdd.getNumPartitions() <= 1
 
 
 def write_data_files(rows: DataFrame, store: Store, *, small: bool, partition_by: Sequence[str] = ()) -> list[DataFile]:

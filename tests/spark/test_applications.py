@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.spark.pipelines.applications import application_name
+from penstock.spark.applications import application_name
 from penstock.spark.sink_options import APPLICATION_BYTES_MAX
 
 

@@ -1,0 +1,103 @@
+"""`penstock.spark.write_batch` in a query: by the driver or by tasks, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock.spark
+from penstock.errors import InvalidRequest
+from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark import batch_writing
+from penstock.spark.sink import publish
+from penstock.testing import BrokerProcess
+from tests.spark.test_sink_live import forget_last_commit, stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDS = [b"%d" % number for number in range(10)]
+Copy = Callable[..., None]
+
+
+@pytest.fixture
+def by_driver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each batch had that the driver published."""
+    found: list[int] = []
+
+    def noted(connection: Any, messages: Any) -> None:
+        found.append(sum(message.records for message in messages))
+        publish(connection, messages)
+
+    monkeypatch.setattr(batch_writing, "publish", noted)
+    return found
+
+
+@pytest.fixture
+def copy(
+    spark: SparkSession, broker: BrokerProcess, client: FlyMQClient, fresh_topic: Callable[..., str], tmp_path: Path
+) -> tuple[Copy, str, str]:
+    """A stream that copies what is there to another topic, by batches of four; and the two topics."""
+    source, target = fresh_topic("in"), fresh_topic("out")
+    client.create_topic(source, 2)
+    client.create_topic(target, 2)
+    client.send_many(source, RECORDS)
+
+    def run(**options: str) -> None:
+        def write(batch: DataFrame, batch_id: int) -> None:
+            broker_option = {"penstock.bootstrap": broker.address}
+            penstock.spark.write_batch(batch.select("key", "value"), batch_id, topic=target, options=broker_option)
+
+        given = {"penstock.bootstrap": broker.address, "subscribe": source, "startingOffsets": "earliest", **options}
+        rows = spark.readStream.format("penstock").options(**given, maxOffsetsPerTrigger="4").load()
+        writing = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert writing.trigger(availableNow=True).start().awaitTermination(120)
+
+    return run, source, target
+
+
+def test_small_batches_are_written_by_the_driver_and_left_out_when_they_are_repeated(
+    copy: tuple[Copy, str, str], by_driver: list[int], client: FlyMQClient, tmp_path: Path
+) -> None:
+    run, _, target = copy
+    run()
+    assert sum(by_driver) == len(RECORDS)
+    assert len(by_driver) > 1
+    forget_last_commit(tmp_path / "checkpoint")
+    run()
+    assert by_driver[-1] == 0, "the broker knew the batch"
+    assert stored(client, target) == sorted(value.decode() for value in RECORDS)
+
+
+def test_a_batch_is_written_once_by_driver_and_tasks_together(
+    copy: tuple[Copy, str, str], by_driver: list[int], client: FlyMQClient, tmp_path: Path
+) -> None:
+    run, source, target = copy
+    run()
+    forget_last_commit(tmp_path / "checkpoint")
+    client.send_many(source, [b"more", b"still more"])
+    before = len(by_driver)
+    run(minPartitions="2")
+    assert len(by_driver) == before, "tasks wrote"
+    assert stored(client, target) == sorted([*(value.decode() for value in RECORDS), "more", "still more"])
+
+
+def test_rows_that_are_too_many_for_the_driver_are_left_to_tasks(
+    copy: tuple[Copy, str, str], by_driver: list[int], client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_writing, "DRIVER_ROWS_MAX", 1)
+    run, _, target = copy
+    run()
+    assert not any(by_driver)
+    assert stored(client, target) == sorted(value.decode() for value in RECORDS)
+
+
+def test_outside_of_a_query_there_is_no_batch(spark: SparkSession) -> None:
+    rows = spark.sql("SELECT 'one' AS value")
+    with pytest.raises(InvalidRequest, match="call it in foreachBatch"):
+        penstock.spark.write_batch(rows, 0, topic="orders")
+    with pytest.raises(InvalidRequest, match="the number of the batch is the version"):
+        penstock.spark.write_batch(rows, 0, topic="orders", options={"txnVersion": "1"})
