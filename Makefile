@@ -27,8 +27,8 @@ run: $(SETUP_DONE) ## start a broker with the defaults, in the foreground
 	@$(BIN)/penstock serve
 
 .PHONY: demo
-demo: $(SETUP_DONE) ## see it work: five protocols, a crash, three tables by Spark
-	@$(BIN)/python -m scripts.demo
+demo: $(SETUP_DONE) ## see it work: five protocols, a crash, three tables by Spark; CONSOLE=1 leaves the console open
+	@$(BIN)/python -m scripts.demo $(if $(CONSOLE),--console)
 
 # $(call pytest_twice,TESTS,OPTIONS of the first run): tests that fail are run once more, alone. One that passes then depends on the load of
 # the machine: its first failure stays in the output, and is a bug to look at. One that fails again fails the run.
@@ -39,7 +39,16 @@ pytest_twice = $(BIN)/python -m pytest $(1) $(2) || { [ $$? -eq 1 ] && \
 .PHONY: test
 test: lint ## everything: style, types, import rules and all tests
 	@$(call pytest_twice,-m "not jvm",--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
-	@$(call pytest_twice,-m jvm)
+	@without=; scripts/install-kafka || { echo "note: Kafka could not be fetched, so tests/kafka is left out"; without="--ignore tests/kafka"; }; \
+	$(call pytest_twice,-m jvm $$without)
+	@$(call pytest_twice,$(SKIPPING_TESTS) --engine skipping,--numprocesses $(JOBS) --dist loadfile)
+
+# What relies most on how a log answers, on an engine that answers as freely as it may.
+SKIPPING_TESTS := $(addprefix tests/broker/,deliveries groups schedule staging topics transactions)
+.PHONY: test-engines
+test-engines: $(SETUP_DONE) ## broker and sessions on an engine that skips, delays and reorders (15 min)
+	@$(call pytest_twice,tests/broker tests/protocols --engine shared --engine-seed $(or $(SEED),0),--numprocesses $(JOBS) --dist loadfile)
+	@$(call pytest_twice,tests/broker tests/protocols --engine skipping --engine-seed $(or $(SEED),0),--numprocesses $(JOBS) --dist loadfile)
 
 # What shows most mistakes soonest: no crash tests, no fuzzing, no Spark, no log on a real disk.
 QUICK_TESTS := $(addprefix tests/,admin clients net protocols quic test_background.py test_config.py test_logs.py test_tidy.py test_units.py)
@@ -96,6 +105,19 @@ bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
 	@scripts/install-kafka
 	@$(BIN)/python -m bench
 
+# BASE is the revision to compare with; CASES are cases of `python -m bench --help`.
+BASE := main
+CASES := produce one-in-flight partitions
+
+.PHONY: bench-compare
+bench-compare: $(SETUP_DONE) ## measure this tree and another revision (BASE=...), turn by turn
+	@scripts/install-debian-packages redis-server
+	@$(BIN)/python -m bench $(CASES) --against $(BASE)
+
+.PHONY: test-cluster
+test-cluster: $(SETUP_DONE) ## Spark on a cluster, executors and workers killed
+	@$(BIN)/python -m tests.crash.spark_cluster --rounds 5
+
 .PHONY: torture-spark
 torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min)
 	@$(BIN)/python -m tests.crash.spark_torture --kills 200
@@ -140,7 +162,7 @@ screenshots: $(SETUP_DONE) ## every page of the console, in build/screenshots
 	@$(BIN)/python -m scripts.screenshots
 
 .PHONY: hostile
-hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory (2 min)
+hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory (4 min)
 	@$(BIN)/python -m tests.crash.hostile
 
 .PHONY: soak

@@ -20,6 +20,7 @@ import msgspec
 
 from bench.dialects import RecordLost
 from bench.load import cpu_seconds
+from penstock.protocols.flymq.codec.record_layouts import encode_produce_many
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.operations.transactions import (
@@ -30,7 +31,6 @@ from penstock.protocols.flymq.operations.transactions import (
     encode_added,
     encode_txn_produces,
 )
-from penstock.protocols.flymq.record_layouts import encode_produce_many
 from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER_BYTES, MAGIC, VERSION
 
 RECEIVE_BYTES = 1 << 20

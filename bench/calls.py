@@ -67,7 +67,8 @@ def requests() -> Iterator[tuple[Recorder, dict[str, Callable[[], object]]]]:
     recorder = Recorder()
     with RunningBroker(clock=SystemClock()) as broker:
         with (
-            broker.connect() as flymq,
+            penstock.connect(f"{broker.url}?idempotent=false") as flymq,
+            broker.connect() as idempotent,
             penstock.connect(broker.blipmq_url) as blipmq,
             penstock.connect(broker.rustlog_url) as rustlog,
             penstock.connect(broker.fujin_url) as fujin,
@@ -87,6 +88,7 @@ def requests() -> Iterator[tuple[Recorder, dict[str, Callable[[], object]]]]:
                 recorder,
                 {
                     "FlyMQ PRODUCE": lambda: flymq.send("orders", VALUE),
+                    "FlyMQ PRODUCE_ONCE": lambda: idempotent.send("orders", VALUE),
                     "FlyMQ FETCH of 1": lambda: flymq.fetch("orders", 0, 0, max_records=1),
                     "FlyMQ FETCH of 1,000": lambda: flymq.fetch("orders", 0, 0, max_records=1000),
                     "BlipMQ PUBLISH, POLL and ACK": poll_and_ack,

@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.protocols.flymq.codec.record_layouts import encode_produce
 from penstock.protocols.flymq.operations.records import Produce
-from penstock.protocols.flymq.record_layouts import encode_produce
 from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, HEADER_BYTES, MAGIC, RECORD_METADATA, VERSION
-from penstock.protocols.rustlog.binary_client import encode_produce as encode_batch
+from penstock.protocols.rustlog.codec.binary_client import encode_produce as encode_batch
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, PRODUCED
 
 STREAM_REQUESTS: Final = 1024

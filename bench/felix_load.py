@@ -21,9 +21,9 @@ import uvloop
 
 from bench.dialects import RecordLost
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
-from penstock.protocols.felix import binary
-from penstock.protocols.felix.codec import Frame, FrameDecoder, decode_reply, encode_frame, encode_message
-from penstock.protocols.felix.messages import Auth, AuthOk, CacheGet, CachePut, CacheValue, Error, Subscribe
+from penstock.protocols.felix.codec import binary
+from penstock.protocols.felix.codec.frames import Frame, FrameDecoder, decode_reply, encode_frame, encode_message
+from penstock.protocols.felix.codec.messages import Auth, AuthOk, CacheGet, CachePut, CacheValue, Error, Subscribe
 from penstock.protocols.felix.wire import (
     ACKED,
     BASE_OFFSET,
@@ -55,6 +55,10 @@ class FelixJob(msgspec.Struct, frozen=True, kw_only=True):
     """Batches, or cache operations."""
     readers: int = 1
     seconds: float = 2.0
+    certificate: str = ""
+    """The file with the broker's certificate, for clients that insist on one."""
+    server_pid: int = 0
+    """The broker's, if its processor time is asked for."""
 
 
 class FelixResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +68,8 @@ class FelixResult(msgspec.Struct, frozen=True, kw_only=True):
     ended: float
     cpu_s: float
     """Processor time in between."""
+    server_cpu_s: float = 0.0
+    """That of the broker."""
 
 
 class _Conversation(ABC):

@@ -14,8 +14,8 @@ import msgspec
 
 from bench.dialects import RecordLost
 from bench.reader import measured, receive_exactly
-from penstock.protocols.rustlog import binary_client, json_client
-from penstock.protocols.rustlog.messages import Fetch
+from penstock.protocols.rustlog.codec import binary_client, json_client
+from penstock.protocols.rustlog.codec.messages import Fetch
 from penstock.protocols.rustlog.wire import FETCH_RECORD_COST_BYTES, PAYLOAD_BYTES_MAX
 
 FETCH_RECORDS = 10_000

@@ -6,7 +6,9 @@ A real browser (Debian's Chromium, through Playwright) shows a real broker with 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
+from penstock.broker.pipelines import Report, Stage
 from penstock.clients.loop_thread import LoopThread
 from penstock.clock import SystemClock
 from penstock.log.api import TopicConfig
@@ -41,9 +44,13 @@ PAGES: Final = {
     "records": "/topics/orders/records",
     "groups": "/groups",
     "group": "/groups/billing",
+    "subscription": "/subscriptions/orders/mailer",
     "dead-letters": "/dead-letters/orders",
     "schemas": "/schemas",
     "schema": "/schemas/order",
+    "pipelines": "/pipelines",
+    "pipeline": "/pipelines/shop",
+    "inspector": "/inspector",
     "users": "/access/users",
     "audit": "/access/audit",
     "rights": "/access/rights?principal=ann&topic=orders",
@@ -90,6 +97,15 @@ def fill(running: RunningBroker) -> None:
         await broker.commit_offset(SYSTEM, "orders", "billing", 0, 40)
         await broker.commit_offset(SYSTEM, "orders", "shipping", 1, 7)
         await broker.subscriptions.subscribe(SYSTEM, "orders", 1, name="mailer")
+        stages = [
+            Stage("bronze.orders", "running", 48_211, 0, 260, 92, 840),
+            Stage("silver.orders", "running", 48_190, 21, 281, 92, 910),
+        ]
+        now_ms = SystemClock().now_ms()
+        await broker.pipelines.report(SYSTEM, "shop", Report("8f2c", now_ms - 1_800_000, "running", "", stages))
+        await broker.pipelines.report(
+            SYSTEM, "returns", Report("11aa", 1, "failed", "no such table: returns", stages[:1])
+        )
 
     thread.run(filling())
     client = running.connect()
@@ -97,23 +113,64 @@ def fill(running: RunningBroker) -> None:
         order = {"order": n, "customer": f"customer-{n % 17}", "total": n * 1.25}
         client.send("orders", json.dumps(order).encode(), key=f"customer-{n % 17}".encode())
     client.send_many("site/hall/sensors", [bytes([n, 255, 0]) for n in range(64)])
+    thread.run(invent_history(running))
+
+
+async def invent_history(running: RunningBroker) -> None:
+    """Give the plots half an hour to show."""
+    admin = running.server.admin
+    assert admin is not None
+    history = admin._history  # noqa: SLF001
+    await history.sample()
+    now_ms = SystemClock().now_ms()
+    for column in (history.appended_records, history.appended_bytes, history.received_bytes, history.sent_bytes):
+        column[:] = array("q", (int(column[-1] + n * 9000 + 60_000 * math.sin(n / 9)) for n in range(180)))
+    history.times_ms[:] = array("q", (now_ms - (179 - n) * 10_000 for n in range(180)))
+    history.disk_free_bytes[:] = array("q", (history.disk_free_bytes[-1] + (179 - n) * 400_000 for n in range(180)))
+    for series in history._lags.values():  # noqa: SLF001
+        series.records[:] = array("q", (int(series.records[-1] * (1 + math.sin(n / 38)) / 2) for n in range(180)))
+        series.seconds[:] = array(
+            "d", (math.nan if 60 < n < 80 else records / 3 for n, records in enumerate(series.records))
+        )
+    for stage in history._stages.values():  # noqa: SLF001
+        stage.rows[:] = array("q", (n * 260 + int(900 * math.sin(n / 7)) for n in range(180)))
+        stage.rejects[:] = array("q", (n // 9 for n in range(180)))
+        stage.lag[:] = array("q", (int(140 * (1 + math.sin(n / 7))) for n in range(180)))
+        stage.batch_ms[:] = array("q", (800 + int(140 * math.sin(n / 5)) for n in range(180)))
+
+
+def inspect(running: RunningBroker) -> str:
+    """Have the protocol inspector note what a client says; returns the inspection."""
+    admin, thread = running.server.admin, running._thread  # noqa: SLF001
+    assert admin is not None
+    assert isinstance(thread, LoopThread)
+
+    async def inspecting() -> str:
+        return admin._inspector.start("flymq", "", payloads=True).id  # noqa: SLF001
+
+    inspection: str = thread.run(inspecting())
+    with running.connect() as client:
+        client.send("payments", b'{"payment": 1}', key=b"customer-1")
+        client.fetch("orders", 0, 0, max_records=5)
+    return inspection
 
 
 def main() -> None:
     TARGET.mkdir(parents=True, exist_ok=True)
     with RunningBroker(admin=True, clock=SystemClock()) as running, browser() as found:
         fill(running)
+        pages = {**PAGES, "inspection": f"/inspector/{inspect(running)}"}
         address = f"http://{running.addresses['admin']}/console"
         for scheme in ("light", "dark"):
             for size, (width, height) in SIZES.items():
                 context = found.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
                 page = context.new_page()
-                for name, path in PAGES.items():
+                for name, path in pages.items():
                     page.goto(address + path)
                     page.wait_for_selector("h1")
                     page.screenshot(path=TARGET / f"{name}-{size}-{scheme}.png")
                 context.close()
-    print(f"{len(PAGES) * 4} pictures in {TARGET}")
+    print(f"{len(pages) * 4} pictures in {TARGET}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.engines import ENGINES, Choice, can_run, forget_logs
+
 # A machine that is busy is no fault: nothing here may fail because it took long. The examples are the same in every run, so that a change
 # is judged by what it changes; `make fuzz` looks for others.
 settings.register_profile(
@@ -42,7 +44,27 @@ AFTERWARDS: Final = 1.5
 """So many times its timeout, a test that was cancelled may take to the end of its fixtures."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engine", choices=ENGINES, default=ENGINES[0], help="the engine of the tests of broker and sessions"
+    )
+    parser.addoption("--engine-seed", type=int, default=0, help="what a shared engine draws its chances from")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    Choice.engine = config.getoption("--engine")
+    Choice.seed = config.getoption("--engine-seed")
+
+
+def pytest_runtest_teardown() -> None:
+    forget_logs()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if not can_run(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if can_run(item)]
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             marker = item.get_closest_marker("timeout")

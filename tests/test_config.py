@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.broker.limits import BrokerLimits
 from penstock.config import Config, FlyMQListener, Listeners, Topic, load_config
 from penstock.errors import ConfigError
 from penstock.log.api import Durability, TopicConfig
@@ -173,13 +172,9 @@ def test_a_topic_takes_what_it_does_not_say_from_the_defaults(file: Path) -> Non
     )
 
 
-def test_defaults_are_those_of_the_log_the_broker_and_the_listeners() -> None:
+def test_defaults_are_those_of_the_log_and_the_listeners() -> None:
     config = Config()
     assert config.topic_defaults == TopicConfig()
-    broker = BrokerLimits()
-    for field in fields(broker):
-        if field.name in type(config.limits).model_fields:
-            assert getattr(config.limits, field.name) == getattr(broker, field.name), field.name
     net, listener = ListenerLimits(), FlyMQListener()
     assert listener.max_connections == net.connections_max
     assert (listener.idle_s_max, listener.header_s_max) == (net.idle_s_max, net.header_s_max)
@@ -220,7 +215,13 @@ def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path
     file.write_text(example)
     documented, defaults = load_config(file, {}), Config()
     assert documented.values == defaults.values | {"data_dir": tmp_path / "penstock-data"}
-    optional = {*(f"listeners.{name}.tls" for name in Listeners.model_fields), "admin.tls", "topics"}
+    optional = {
+        *(f"listeners.{name}.tls" for name in Listeners.model_fields),
+        "admin.tls",
+        "kafka.tls",
+        "kafka.sasl",
+        "topics",
+    }
     assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
 
 
@@ -238,14 +239,14 @@ def test_an_unknown_setting_names_the_file_and_what_may_be_meant(file: Path) -> 
             "penstock.toml: bind is not a setting; did you mean listeners.flymq.bind, listeners.blipmq.bind or listeners.rustlog.bind?",
             "penstock.toml: retention is not a setting; did you mean log.retention_ms, log.retention_bytes or topics.retention_ms?",
             (
-                "penstock.toml: frobnicate is not a setting; the top level knows data_dir, durability, listeners, admin, dev, access, "
-                "log, limits, subscriptions, logging, topics"
+                "penstock.toml: frobnicate is not a setting; the top level knows data_dir, engine, durability, listeners, admin, dev, "
+                "access, log, kafka, limits, subscriptions, logging, topics"
             ),
             "penstock.toml: log.retention is not a setting; did you mean log.retention_ms or log.retention_bytes?",
             (
                 "penstock.toml: log.zap is not a setting; log knows retention_ms, retention_bytes, compression, segment_bytes, segment_ms, "
-                "journal_bytes, checkpoint_bytes, tail_bytes_per_partition, tail_bytes_max, reader_threads, maintenance_interval_s, "
-                "tombstone_ms, compact_dirty_ratio, reserve_bytes, accept_gaps"
+                "journal_bytes, checkpoint_bytes, tail_bytes_per_partition, tail_bytes_max, write_files_max, reader_threads, "
+                "maintenance_interval_s, tombstone_ms, compact_dirty_ratio, reserve_bytes, accept_gaps"
             ),
             "penstock.toml: listeners.flymq.bnd is not a setting; did you mean listeners.flymq.bind?",
             "penstock.toml: listeners.flymq.tls.certificate is not a setting; did you mean listeners.flymq.tls.cert?",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
+import penstock
 from penstock import logs
 from penstock.errors import ConfigError
 from tests.logging_state import logging_as_before
@@ -33,12 +36,12 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 def test_a_file_gets_one_json_object_per_line() -> None:
     stream = io.StringIO()
     logs.configure(stream=stream)
-    structlog.get_logger("penstock.log").info("torn tail cut", topic="orders", bytes=17)
+    structlog.get_logger("penstock.log").info("torn_tail_cut", topic="orders", bytes=17)
     [event] = lines(stream)
     assert list(event) == ["timestamp", "level", "logger", "event", "topic", "bytes"]
     assert event.pop("timestamp")
     assert event == {
-        "event": "torn tail cut",
+        "event": "torn_tail_cut",
         "topic": "orders",
         "bytes": 17,
         "level": "info",
@@ -137,3 +140,15 @@ def test_a_second_call_replaces_the_first() -> None:
     structlog.get_logger().info("once")
     assert first.getvalue() == ""
     assert len(lines(second)) == 1
+
+
+def test_events_are_names_that_can_be_searched_for() -> None:
+    """What happened is told by the fields of an event, not by its name."""
+    sources = Path(penstock.__file__).parent.rglob("*.py")
+    events = {
+        event
+        for path in sources
+        for event in re.findall(r'\b_?log\.(?:debug|info|warning|error|exception)\(\s*"([^"%]*)"', path.read_text())
+    }
+    assert "torn_tail_cut" in events
+    assert [event for event in events if not re.fullmatch(r"[a-z]+(_[a-z]+)*", event)] == []

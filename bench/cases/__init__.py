@@ -23,6 +23,7 @@ from bench.cases import (
     schemas,
     spark,
     startup,
+    topics,
     transactions,
 )
 from bench.rounds import Plan, Row
@@ -41,6 +42,7 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "felix": felix.measure,
     "quic": quic.measure,
     "startup": startup.measure,
+    "topics": topics.measure,
     "backup": backup.measure,
     "idle": idle.measure,
     "delayed": delayed.measure,

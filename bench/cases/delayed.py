@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bench.dialects import RecordLost
 from bench.processes import HOST, Broker
 from bench.rounds import Plan, Row, alone
-from penstock.protocols.flymq.codec import ReplyDecoder
+from penstock.protocols.flymq.codec.frames import ReplyDecoder
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import ProduceDelayed
 from penstock.protocols.flymq.sync import FlyMQClient

@@ -1,15 +1,21 @@
-"""Felix over QUIC: durable binary batches from publish to delivery, to one reader and to ten, and cache operations on one stream."""
+"""Felix over QUIC: durable binary batches from publish to delivery, to one reader and to ten, and cache operations on one stream.
+
+With our own load, and with `felix-client` from PyPI: the latter reads as its users do, and asks one thing at a time.
+"""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Literal
 
 from bench.dialects import RecordLost
 from bench.felix_load import FelixJob, FelixResult
 from bench.load import cpu_seconds
 from bench.processes import HOST, Broker, finish_program, run_program, start_program
 from bench.rounds import Plan, Row, alone
+from penstock.net.certificates import CERTIFICATE_FILE
 
 CONFIG = f"""
 [listeners.felix]
@@ -28,6 +34,9 @@ FAN_OUTS: dict[int, float | None] = {1: None, 10: 150_000.0}
 """By number of readers, deliveries a second that are aimed at."""
 CACHE_IN_FLIGHT = 32
 CACHE_VALUE_BYTES = 100
+OWN_LOAD = "bench.felix_load"
+OFFICIAL_LOAD = "bench.felix_client_load"
+OFFICIAL = f"felix-client {version('felix-client')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +55,16 @@ def measure(plan: Plan) -> list[Row]:
             rows.append(_delivery_row(readers, aim, results))
         plan.say("felix: cache")
         rows.append(_cache(plan, broker))
+        plan.say(f"felix: {OFFICIAL}")
+        results = [_deliver(plan, broker, 1, number, reader=OFFICIAL_LOAD) for number in range(plan.rounds)]
+        rows.append(_delivery_row(1, None, results, who=f", {OFFICIAL} reads"))
+        rows.append(_one_at_a_time(plan, broker, "publish", "felix publish", f"fsync, {CACHE_VALUE_BYTES} B"))
+        rows.append(_one_at_a_time(plan, broker, "cache", "felix cache", f"gets of {CACHE_VALUE_BYTES} B"))
     return rows
 
 
-def _deliver(plan: Plan, broker: Broker, readers: int, number: int) -> Delivered:
-    stream = f"felix-{readers}-{number}"
+def _deliver(plan: Plan, broker: Broker, readers: int, number: int, reader: str = OWN_LOAD) -> Delivered:
+    stream = f"felix-{readers}-{number}-{reader.rpartition('.')[2]}"
     with broker.client() as client:
         client.create_topic(stream, 1)
     batches = plan.volume(EVENTS, EVENTS_QUICK) // BATCH
@@ -66,16 +80,17 @@ def _deliver(plan: Plan, broker: Broker, readers: int, number: int) -> Delivered
             batches=batches,
             in_flight=BATCHES_IN_FLIGHT,
             readers=readers,
+            certificate=_certificate(plan),
         )
 
     processes = min(readers, READER_PROCESSES_MAX)
-    running = [start_program("bench.felix_load", job("read", readers // processes)) for _ in range(processes)]
+    running = [start_program(reader, job("read", readers // processes)) for _ in range(processes)]
     for process in running:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
             raise RecordLost("a reader could not subscribe; its error is above")
     before = cpu_seconds(broker.pid)
-    published = run_program("bench.felix_load", job("publish"), FelixResult)
+    published = run_program(OWN_LOAD, job("publish"), FelixResult)
     read = [finish_program(process, FelixResult) for process in running]
     seconds = max(each.ended for each in read) - published.started
     return Delivered(
@@ -85,13 +100,18 @@ def _deliver(plan: Plan, broker: Broker, readers: int, number: int) -> Delivered
     )
 
 
-def _delivery_row(readers: int, aim: float | None, results: list[Delivered]) -> Row:
+def _certificate(plan: Plan) -> str:
+    """The broker's own, which it makes with its data directory."""
+    return str(plan.directory / "felix" / CERTIFICATE_FILE)
+
+
+def _delivery_row(readers: int, aim: float | None, results: list[Delivered], who: str = "") -> Row:
     rates = [result.rate for result in results]
     megabytes = statistics.median(rates) * PAYLOAD_BYTES / 1e6
     return alone(
         "felix delivery",
         f"fsync, binary batches of {BATCH} x 1 KiB, {BATCHES_IN_FLIGHT} in flight, publish to delivery, "
-        f"{readers} reader{'s' if readers > 1 else ''} with a connection each",
+        f"{readers} reader{'s' if readers > 1 else ''} with a connection each{who}",
         "deliveries/s",
         rates,
         at_least=aim,
@@ -112,7 +132,7 @@ def _cache(plan: Plan, broker: Broker) -> Row:
         in_flight=CACHE_IN_FLIGHT,
         seconds=plan.seconds,
     )
-    results = [run_program("bench.felix_load", job, FelixResult) for _ in range(plan.rounds)]
+    results = [run_program(OWN_LOAD, job, FelixResult) for _ in range(plan.rounds)]
     cpu = statistics.median(result.cpu_s / (result.ended - result.started) for result in results)
     return alone(
         "felix cache",
@@ -121,3 +141,26 @@ def _cache(plan: Plan, broker: Broker) -> Row:
         [result.count / (result.ended - result.started) for result in results],
         note=f"cpu: load {cpu:.2f}",
     )
+
+
+def _one_at_a_time(plan: Plan, broker: Broker, part: Literal["publish", "cache"], case: str, what: str) -> Row:
+    """One request in flight from the official client: what a round trip costs."""
+    stream = "felix-official"
+    with broker.client() as client:
+        if stream not in client.topics():
+            client.create_topic(stream, 1)
+    job = FelixJob(
+        part=part,
+        host=HOST,
+        port=broker.ports["felix"],
+        stream=stream,
+        payload_bytes=CACHE_VALUE_BYTES,
+        seconds=plan.seconds,
+        certificate=_certificate(plan),
+        server_pid=broker.pid,
+    )
+    results = [run_program(OFFICIAL_LOAD, job, FelixResult) for _ in range(plan.rounds)]
+    rates = [result.count / (result.ended - result.started) for result in results]
+    cpu = statistics.median(result.server_cpu_s / max(result.count, 1) for result in results)
+    note = f"broker {cpu * 1e6:.0f} us of cpu each"
+    return alone(case, f"{what}, {OFFICIAL}, 1 in flight", "operations/s", rates, note=note)

@@ -8,9 +8,9 @@ import time
 from bench.flood import Flood, FloodResult
 from bench.processes import HOST, Broker, finish_program, start_program
 from bench.rounds import Plan, Row, compared, interleave
+from penstock.protocols.flymq.codec.record_layouts import encode_produce
 from penstock.protocols.flymq.operations.access import Auth
 from penstock.protocols.flymq.operations.operation import encode_request
-from penstock.protocols.flymq.record_layouts import encode_produce
 
 CONNECTIONS = 1_000
 """Each with ten guesses in flight: ten thousand wrong passwords at any time."""

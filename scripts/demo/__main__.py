@@ -1,13 +1,16 @@
 """See it work: `make demo`. A broker of its own, orders over every protocol, a crash, and three tables made of them by Spark.
 
 Everything happens in a temporary directory and on free ports, and is checked on the way: what comes out is compared with what went in,
-and the demo ends with an error where they differ.
+and the demo ends with an error where they differ. `make demo CONSOLE=1` leaves the console open on what it made.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,6 +30,9 @@ PNG = Path("build/demo/turnover.png")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="make demo", description="See Penstock work.")
+    parser.add_argument("--console", action="store_true", help="leave the console open at the end: make demo CONSOLE=1")
+    console = parser.parse_args().console
     try:
         find_java(os.environ)
     except JavaMissing as missing:
@@ -44,7 +50,9 @@ def main() -> None:
             narrator.step("A crash", "An acknowledged record survives kill -9 (and a power cut).")
             intake.crash(narrator, broker, sent)
             draw(narrator, run_pipeline(narrator, broker, directory, sent), list(sent))
-    say_goodbye(narrator)
+            if console:
+                leave_open(narrator, broker.addresses["admin"], sys.stdin.readline)
+    say_goodbye(narrator, console=console)
 
 
 def write(narrator: Narrator, broker: BrokerProcess) -> dict[str, Sent]:
@@ -96,13 +104,28 @@ def draw(narrator: Narrator, turnover: results.Turnover, channels: list[str]) ->
     narrator.say(f"the same as a picture: {PNG}")
 
 
-def say_goodbye(narrator: Narrator) -> None:
+def leave_open(narrator: Narrator, address: str, wait_for_enter: Callable[[], object]) -> None:
+    """Show where the console is, and wait until somebody presses Enter or Ctrl-C, or nobody can."""
+    narrator.step(
+        "The console", "Topics, records, groups, dead letters, schemas and the pipeline of this demo, in your browser."
+    )
+    narrator.say(f"http://{address}/console")
+    narrator.say("press Enter to end")
+    try:
+        wait_for_enter()
+    except KeyboardInterrupt:
+        narrator.console.print()
+
+
+def say_goodbye(narrator: Narrator, *, console: bool) -> None:
     narrator.step("Your turn", f"All of this took {narrator.seconds:.0f} s, and left nothing behind but the picture.")
     narrator.console.print(
         "  make run                                   a broker with the defaults, data in ./penstock-data\n"
         "  .venv/bin/penstock produce orders hello    write a record\n"
         "  .venv/bin/penstock consume orders          read it back\n"
         "  .venv/bin/penstock pipeline init           describe a pipeline of your own\n"
+        "  .venv/bin/penstock console                 see it in the browser"
+        f"{'' if console else '; make demo CONSOLE=1 leaves it open on the data of this demo'}\n"
         "  .venv/bin/penstock --help                  everything else; and docs/tutorial.md, step by step",
         soft_wrap=True,
         highlight=False,

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.cli.config_template import REPEATED, leaves, section_of, sections, toml, value_words
-from penstock.config import Config, Tls
+from penstock.cli.config_template import OPTIONAL, REPEATED, leaves, section_of, sections, toml, value_words
+from penstock.config import Config
 from penstock.config.listeners import FujinAlias
 from penstock.docstrings import field_docs
 from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table, wrapped
@@ -35,6 +35,7 @@ SEE = {
     "listeners.felix": "See [Felix](../felix.md), [QUIC](../quic.md).",
     "admin": "See [monitoring](../monitoring.md).",
     "access": "See [access control](../access.md).",
+    "kafka": "See [Apache Kafka](../kafka.md).",
     "log": "See [log format](../format.md), [`accept_gaps`](../backup.md#verify).",
     "subscriptions": "See [dead letters](../dead-letters.md).",
 }
@@ -67,8 +68,8 @@ def _rows(path: str, kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[
     docs = field_docs(kind)
     for name, field in kind.model_fields.items():
         below = section_of(field)
-        if below is Tls:
-            yield from _rows(path, Tls, "tls.")
+        if below in OPTIONAL:
+            yield from _rows(path, below, f"{name}.")
         elif below is None or below is FujinAlias:
             yield (
                 code(prefix + name),
@@ -102,7 +103,7 @@ def _leaf_words(name: str, leaf: Any) -> list[str]:
     if leaf in (int, float):
         is_duration = name.removesuffix("_max").endswith(("_ms", "_s"))
         return ["size" if _is_size(name) else "duration" if is_duration else "integer" if leaf is int else "number"]
-    if leaf is str:
+    if leaf in (str, SecretStr):
         return ["address" if name == "bind" else "string"]
     return [{bool: "boolean", Path: "path"}[leaf]]
 
@@ -159,10 +160,10 @@ def _flat(metadata: Any) -> Iterator[Any]:
 
 def default_words(kind: type[BaseModel], name: str, field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
-        return "" if kind is Tls else "required"
+        return "" if kind in OPTIONAL else "required"
     if field.default is None:
         return code("forever") if _may_be_forever(name) and kind not in REPEATED else ""
-    return "" if field.default in ([], {}) else code(value_words(name, field.default))
+    return "" if field.default in ([], {}, "") else code(value_words(name, field.default))
 
 
 def _example() -> str:

@@ -9,12 +9,12 @@ from enum import IntEnum
 from penstock import errors
 from penstock.docstrings import field_docs
 from penstock.errors import BatchFailed, PenstockError
-from penstock.protocols.blipmq.refusals import code_of as blipmq_code
+from penstock.protocols.blipmq.errors import code_of as blipmq_code
 from penstock.protocols.blipmq.wire import NackCode
-from penstock.protocols.felix.refusals import code_of as felix_code
+from penstock.protocols.felix.errors import code_of as felix_code
 from penstock.protocols.flymq.errors import OPENINGS
 from penstock.protocols.fujin import wire as fujin
-from penstock.protocols.fujin.reply_decoding import error_of
+from penstock.protocols.fujin.errors import error_of
 from penstock.protocols.rustlog.wire import Code
 from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table
 

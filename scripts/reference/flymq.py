@@ -10,34 +10,24 @@ from types import ModuleType
 from typing import Any
 
 from penstock.docstrings import field_docs
-from penstock.protocols.flymq.layout import Items, Layout, Record
-from penstock.protocols.flymq.limits import REPLY_ITEMS_MAX
-from penstock.protocols.flymq.operations import (
-    access,
-    blocks,
-    groups,
-    monitoring,
-    records,
-    schemas,
-    spark,
-    topics,
-    transactions,
-)
+from penstock.protocols.flymq import operations
+from penstock.protocols.flymq.operations.layout import Items, Layout, Record
+from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, PAYLOAD_BYTES_MAX
 from scripts.reference.markdown import DOCS, GENERATED, wrapped
 
 PAGE = DOCS / "flymq-protocol.md"
 SECTIONS: dict[str, ModuleType] = {
-    "Records": records,
-    "Topics, groups and the cluster": topics,
-    "Group members and lag": groups,
-    "Delayed records and open transactions": monitoring,
-    "Schemas": schemas,
-    "Transactions": transactions,
-    "Access and audit": access,
-    "Spark jobs": spark,
-    "Blocks": blocks,
+    "Records": operations.records,
+    "Topics, groups and the cluster": operations.topics,
+    "Group members and lag": operations.groups,
+    "Delayed records and open transactions": operations.monitoring,
+    "Schemas": operations.schemas,
+    "Transactions": operations.transactions,
+    "Access and audit": operations.access,
+    "Spark jobs": operations.spark,
+    "Blocks": operations.blocks,
 }
 
 INTRODUCTION = f"""\

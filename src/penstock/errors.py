@@ -7,7 +7,7 @@ docs/reference/errors.md is generated from the docstrings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 
@@ -247,6 +247,9 @@ class OutcomeUnknown(WriteFailed):
     after the broker had crashed, in a topic without `fsync`."""
 
     code = "outcome_unknown"
+    settle: Callable[[], Awaitable[bool]] | None = None
+    """Given by a log that can tell without a restart: returns, once that is certain, whether the records are stored. Those that are can
+    be read then, and those that are not never will be. Raises a PenstockError if it cannot be told now either; ask again."""
 
 
 class NoSpace(NotWritten):

@@ -33,7 +33,6 @@ from penstock.broker.access.checks import ANONYMOUS, SYSTEM, UNAUTHENTICATED
 from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import DeliveryPolicy
-from penstock.broker.limits import BrokerLimits
 from penstock.broker.topics.declared import Declared, plan
 from penstock.clock import Clock, SystemClock
 from penstock.config import Admin, BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
@@ -43,6 +42,7 @@ from penstock.errors import ConfigError
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
+from penstock.log.embedded.read_files import READ_FILES_MAX
 from penstock.log.embedded.threads import Threads
 from penstock.net.certificates import own_certificate
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
@@ -56,15 +56,16 @@ from penstock.net.session import Connection, Session
 from penstock.net.tcp import TcpListener
 from penstock.net.tls import server_context
 from penstock.protocols.blipmq.session import BlipMQ
+from penstock.protocols.dissectors import DISSECTORS
 from penstock.protocols.felix import wire as felix_wire
-from penstock.protocols.felix.scopes import Scopes
+from penstock.protocols.felix.codec.scopes import Scopes
 from penstock.protocols.felix.session import Felix
 from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.fujin import wire as fujin_wire
-from penstock.protocols.fujin.codec import WriteForm
+from penstock.protocols.fujin.codec.commands import WriteForm
+from penstock.protocols.fujin.server.settings import Alias, FujinSettings
 from penstock.protocols.fujin.session import Fujin
-from penstock.protocols.fujin.settings import Alias, FujinSettings
 from penstock.protocols.rustlog.session import RustLog
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
@@ -75,7 +76,6 @@ SETUP_FILE = "setup-token"
 """In the data directory, while there is no administrator: what `penstock user setup` logs in with."""
 DEVELOPMENT_USERS = {"admin": "admin"}
 DEVELOPMENT_API_KEY = "dev-key"
-DESCRIPTORS_FOR_THE_LOG = 1024
 
 log = structlog.get_logger("penstock.server")
 
@@ -229,21 +229,25 @@ class Server:
         self._clock = clock or SystemClock()
         self._parts = AsyncExitStack()
         background = Background()
-        self.engine: Engine = EmbeddedEngine(
-            config.data_dir,
-            clock=self._clock,
-            disk=disk,
-            options=_engine_options(config),
-            background=background,
-            threads=threads,
-        )
+        self.engine: Engine
+        if config.engine == "kafka":
+            self.engine = _kafka_engine(config, self._clock, background)
+        else:
+            self.engine = EmbeddedEngine(
+                config.data_dir,
+                clock=self._clock,
+                disk=disk,
+                options=_engine_options(config),
+                background=background,
+                threads=threads,
+            )
         self.broker = Broker(
             self.engine,
             clock=self._clock,
-            limits=_broker_limits(config),
+            limits=config.limits,
             access_settings=_access_settings(config),
             topic_defaults=config.topic_defaults,
-            deliveries=_delivery_policy(config),
+            deliveries=DeliveryPolicy(**dict(config.subscriptions)),
             background=background,
         )
         self.listeners: dict[str, TcpListener | QuicListener] = {}
@@ -328,6 +332,7 @@ class Server:
                 broker=self.broker,
                 listeners=self.listeners,
                 sessions=self.sessions,
+                dissectors=DISSECTORS,
             )
             await admin.start()
             parts.push_async_callback(admin.stop)
@@ -413,18 +418,22 @@ def _admin_settings(config: Config, settings: Admin) -> AdminSettings:
 
 
 def _engine_options(config: Config) -> EngineOptions:
-    settings = config.log
-    return EngineOptions(
-        journal_bytes=settings.journal_bytes,
-        checkpoint_bytes=settings.checkpoint_bytes,
-        tail_bytes_per_partition=settings.tail_bytes_per_partition,
-        tail_bytes_max=settings.tail_bytes_max,
-        reader_threads=settings.reader_threads,
-        maintenance_interval_s=settings.maintenance_interval_s,
-        tombstone_ms=settings.tombstone_ms,
-        compact_dirty_ratio=settings.compact_dirty_ratio,
-        reserve_bytes=settings.reserve_bytes,
-        accept_gaps=settings.accept_gaps,
+    """Every option that is a setting has the setting's name."""
+    settings = dict(config.log)
+    return EngineOptions(**{each.name: settings[each.name] for each in fields(EngineOptions) if each.name in settings})
+
+
+def _kafka_engine(config: Config, clock: Clock, background: Background) -> Engine:
+    """Raises ConfigError if the extra is not installed."""
+    from penstock.log.kafka.engine import KafkaEngine
+
+    config.data_dir.mkdir(parents=True, exist_ok=True)  # for certificates and the secret of the first administrator
+    return KafkaEngine(
+        config.kafka,
+        clock=clock,
+        background=background,
+        tail_bytes_per_partition=config.log.tail_bytes_per_partition,
+        tail_bytes_max=config.log.tail_bytes_max,
     )
 
 
@@ -434,22 +443,6 @@ def _access_settings(config: Config) -> AccessSettings:
         allow_anonymous=config.access.allow_anonymous,
         development=DEVELOPMENT_USERS if config.dev else {},
         node=NODE_ID,
-    )
-
-
-def _broker_limits(config: Config) -> BrokerLimits:
-    """Every bound of the broker that is a setting has the setting's name."""
-    settings = dict(config.limits)
-    return BrokerLimits(**{each.name: settings[each.name] for each in fields(BrokerLimits) if each.name in settings})
-
-
-def _delivery_policy(config: Config) -> DeliveryPolicy:
-    settings = config.subscriptions
-    return DeliveryPolicy(
-        deliveries_max=settings.deliveries_max,
-        backoff_ms=settings.backoff_ms,
-        in_flight_max=settings.in_flight_max,
-        idle_ms_max=settings.idle_ms_max,
     )
 
 
@@ -527,13 +520,15 @@ def _prepare_process(config: Config) -> None:
     connections_max = sum(
         settings.max_connections for name, settings in config.listeners.enabled() if name in PROTOCOLS
     )
-    if limit < connections_max + DESCRIPTORS_FOR_THE_LOG:
+    # A checkpoint opens segments once more that are open for writing.
+    wanted = connections_max + 2 * config.log.write_files_max + READ_FILES_MAX
+    if limit < wanted:
         log.warning(
             "descriptors_short",
             limit=limit,
-            wanted=connections_max + DESCRIPTORS_FOR_THE_LOG,
+            wanted=wanted,
             consequence="accepting pauses when they are used up",
-            advice="raise the limit (ulimit -n, LimitNOFILE=) or lower max_connections",
+            advice="raise the limit (ulimit -n, LimitNOFILE=) or lower max_connections or log.write_files_max",
         )
 
 

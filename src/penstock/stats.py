@@ -1,6 +1,6 @@
 """Counters the data path can afford.
 
-A Prometheus client call costs as much as decoding a frame, so hot code adds to plain ints and these histograms, and the admin room
+A Prometheus client call costs as much as decoding a frame, so hot code adds to plain ints and these histograms, and `admin`
 reads them when it is scraped.
 """
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from bench.dialects import Dialect, FlyMQProduce, RecordLost, RedisXadd, RustLogBatches
-from penstock.protocols.flymq.codec import RequestDecoder
+from penstock.protocols.flymq.codec.frames import RequestDecoder
+from penstock.protocols.flymq.codec.record_layouts import Placed, ProduceRun, encode_produced
 from penstock.protocols.flymq.errors import encode_error
-from penstock.protocols.flymq.record_layouts import Placed, ProduceRun, encode_produced
-from penstock.protocols.rustlog import binary_dialect
+from penstock.protocols.rustlog.codec import binary_dialect
 
 
 def acknowledged(base_offset: int, count: int, partition: int = 0) -> bytes:

@@ -37,11 +37,11 @@ TOPIC = (
     CrashAt("other remove topic", moment="half"),
     CrashAt("other remove topic", moment="after"),
 )
-REDO = (CrashAt("other write segment", moment="half"), CrashAt("other flush segment"), CrashAt("other unlink journal"))
+REDO = (CrashAt("other write segment", moment="half"), CrashAt("sync flush segment"), CrashAt("other unlink journal"))
 TORN_TAIL = (
     CrashAt("other create torn"),
     CrashAt("other truncate segment"),
-    CrashAt("other flush segment", moment="after"),
+    CrashAt("sync flush segment", moment="after"),
 )
 CLOSE = (CrashAt("other create marker"), CrashAt("other rename marker", moment="after"))
 

@@ -24,8 +24,8 @@ from typing import Final
 from penstock.clients.quic import QuicConnection
 from penstock.protocols.blipmq import codec as blipmq
 from penstock.protocols.blipmq.wire import LENGTH_MAX, LOGIN_LENGTH_MAX, FrameType
-from penstock.protocols.felix.codec import encode_message
-from penstock.protocols.felix.messages import StartOffset, Subscribe
+from penstock.protocols.felix.codec.frames import encode_message
+from penstock.protocols.felix.codec.messages import StartOffset, Subscribe
 from penstock.protocols.felix.wire import HEADER as FELIX_HEADER
 from penstock.protocols.felix.wire import MAGIC as FELIX_MAGIC
 from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX as FELIX_BYTES_MAX
@@ -39,8 +39,8 @@ from penstock.protocols.flymq.wire import MAGIC as FLYMQ_MAGIC
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX as FLYMQ_BYTES_MAX
 from penstock.protocols.flymq.wire import VERSION as FLYMQ_VERSION
 from penstock.protocols.fujin.wire import BODY_BYTES_MAX_DEFAULT
-from penstock.protocols.rustlog import binary_client
-from penstock.protocols.rustlog.messages import Fetch
+from penstock.protocols.rustlog.codec import binary_client
+from penstock.protocols.rustlog.codec.messages import Fetch
 from penstock.protocols.rustlog.wire import PAYLOAD_BYTES_MAX as RUSTLOG_BYTES_MAX
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import quic_broker
@@ -267,7 +267,7 @@ async def measure(scenario: str, connections: int, reply_bytes: int) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=1000, help="over TCP")
-    parser.add_argument("--quic-connections", type=int, default=100)
+    parser.add_argument("--quic-connections", type=int, default=1000, help="over QUIC")
     parser.add_argument(
         "--reply-kib", type=int, default=REPLY_BYTES >> 10, help="size of the replies that are not read"
     )

@@ -11,19 +11,15 @@ topics in the tables, once. Ends with 1, and leaves its files where they are, wh
 
 from __future__ import annotations
 
-import argparse
 import json
-import random
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -33,29 +29,16 @@ from penstock.errors import PenstockError
 from penstock.spark.pipelines.compact import compact_tables
 from penstock.spark.pipelines.model import Pipeline, load_pipeline
 from penstock.spark.pipelines.tables.table import VACUUM_KEEP_S_MIN
-from penstock.testing import BrokerProcess
-from tests.crash.spark_torture import Feeder, NoProgress, Spark
-from tests.crash.spark_torture_report import Deeds, Verdict, judge
+from tests.crash.spark_torture_report import Verdict, judge
+from tests.crash.torture import MakeRecord, NoProgress, Spark, Torture, main
 
 DRIVER = "tests.crash.pipeline_torture_driver"
 PARTITIONS = 2
-PROGRESS_S_MAX = 240.0
-LOOK_S = 0.05
 LOOK_CLOSELY_S = 0.002
 COMMIT_S_MAX = 20.0
 COMPACT_EVERY_S = 5.0
 FINISH_S_MAX = 900.0
 ACCOUNTS = 20
-WEIGHTS = {
-    "fault": 22,
-    "forget": 18,
-    "broker": 16,
-    "worker": 14,
-    "rebuild": 14,
-    "driver": 6,
-    "commit": 6,
-    "second": 4,
-}
 SCHEMAS = {
     "orders": {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}},
     "accounts": {
@@ -94,28 +77,35 @@ def account_record(number: int) -> tuple[bytes | None, bytes | None]:
     return b"%d" % account, value
 
 
-class Torture:
+class PipelineTorture(Torture):
+    WEIGHTS: ClassVar[Mapping[str, int]] = {
+        "fault": 22,
+        "forget": 18,
+        "broker": 16,
+        "worker": 14,
+        "rebuild": 14,
+        "driver": 6,
+        "commit": 6,
+        "second": 4,
+    }
+    FED: ClassVar[Mapping[str, MakeRecord]] = {"orders": order_record, "accounts": account_record}
+
     def __init__(self, directory: Path, seed: int) -> None:
-        self._chance = random.Random(seed)
-        self._seed = seed
-        self._directory = directory
-        self._broker = BrokerProcess(directory / "data")
-        self._broker.start()
+        self._drivers = 0
+        self._file = directory / "pipeline.toml"
+        super().__init__(directory, seed)
+        self._pipeline: Pipeline = load_pipeline(self._file)
+        self._over = threading.Event()
+        self._compacting = threading.Thread(target=self._compact_all_the_time)
+        self._compactions = 0
+
+    def _create_topics(self) -> None:
         with self._broker.connect() as client:
             for topic, schema in SCHEMAS.items():
                 client.create_topic(topic, PARTITIONS)
                 client.schemas.register(topic, json.dumps(schema))
             client.create_topic("results", PARTITIONS)
-        file = directory / "pipeline.toml"
-        file.write_text(FILE.format(address=self._broker.address, directory=directory / "tables"))
-        self._file = file
-        self._pipeline: Pipeline = load_pipeline(file)
-        self._drivers = 0
-        self._spark = self._driver()
-        self._feeders: list[Feeder] = []
-        self._over = threading.Event()
-        self._compacting = threading.Thread(target=self._compact_all_the_time)
-        self.compactions = 0
+        self._file.write_text(FILE.format(address=self._broker.address, directory=self._directory / "tables"))
 
     def _driver(self) -> Spark:
         self._drivers += 1
@@ -123,42 +113,25 @@ class Torture:
         return Spark(DRIVER, self._directory, str(self._file), str(scratch), str(self._seed + self._drivers))
 
     def __enter__(self) -> Self:
-        for topic, record in (("orders", order_record), ("accounts", account_record)):
-            self._feeders.append(Feeder(self._broker, random.Random(1), topic, record))
         self._compacting.start()
-        self._spark.start()
-        return self
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop_compacting()
+        super().__exit__(kind, error, trace)
+
+    def _stop_compacting(self) -> None:
         self._over.set()
         self._compacting.join()
-        for feeder in self._feeders:
-            feeder.stop()
-        self._spark.close()
-        self._broker.close()
 
-    def round(self, kind: str | None = None) -> str:
-        """Wait until silver has grown since the last round, then end something; says what it was."""
-        self._wait_for_more()
-        time.sleep(self._chance.uniform(0, 0.4))  # the moment is the thing that varies
-        kind = kind or self._chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        if kind == "broker":
-            self._broker.kill9()
-            self._broker.start()
-            return "broker killed"
-        if kind == "worker":
-            return self._spark.kill_worker(self._chance)
-        if kind == "driver":
-            self._spark.kill()
-            self._spark.start()
-            return "driver killed"
+    def _do(self, kind: str) -> str:
         if kind == "commit":
             return self._kill_after_a_commit()
         if kind == "second":
             return self._start_a_second_run()
-        return self._spark.tell(kind)
+        return super()._do(kind)
 
     def _kill_after_a_commit(self) -> str:
         """The driver, when a table has a new version and its checkpoint knows nothing of it yet."""
@@ -184,10 +157,8 @@ class Torture:
 
     def finish(self) -> dict[str, Verdict]:
         """Let the pipeline catch up, and compare what the tables have with what the topics have, by table."""
-        for feeder in self._feeders:
-            feeder.stop()
-        self._over.set()
-        self._compacting.join()
+        self._stop_feeding()
+        self._stop_compacting()
         told = self._spark.tell("finish", FINISH_S_MAX)
         if told != "finished":
             raise NoProgress("the pipeline did not come to its end; driver.log says why")
@@ -234,7 +205,7 @@ class Torture:
 
     def progress(self) -> str:
         return (
-            f"{self._end('orders'):7d} orders, {self._written():6d} of them in silver, {self.compactions} compactions"
+            f"{self._end('orders'):7d} orders, {self._written():6d} of them in silver, {self._compactions} compactions"
         )
 
     def _compact_all_the_time(self) -> None:
@@ -242,7 +213,7 @@ class Torture:
             # Whoever loses a race tries again; a table may not be there yet.
             with suppress(PenstockError, DeltaError, OSError):
                 for _, done in compact_tables(self._pipeline, file_bytes=1 << 20, keep_s=VACUUM_KEEP_S_MIN):
-                    self.compactions += done.files_after < done.files_before
+                    self._compactions += done.files_after < done.files_before
 
     def _rows(self, table: str) -> list[dict[str, Any]]:
         path = Path(self._pipeline.directory, table)
@@ -255,70 +226,10 @@ class Torture:
         except (DeltaError, OSError):
             return 0
 
-    def _wait_for_more(self) -> None:
-        before = self._written()
-        until_s = time.monotonic() + PROGRESS_S_MAX
-        while self._written() <= before:
-            if time.monotonic() > until_s:
-                raise NoProgress(
-                    f"the pipeline stands still at {self._written()} rows of {self._end('orders')} records"
-                )
-            time.sleep(LOOK_S)
-
-    def _end(self, topic: str) -> int:
-        with self._broker.connect() as client:
-            return sum(partition.next_offset for partition in client.describe_topic(topic).partitions)
-
 
 def _bytes(row: dict[str, Any]) -> dict[bytes, Any]:
     return {name.encode(): value for name, value in row.items()}
 
 
-def torture(directory: Path, seed: int, kills: int, minutes: float, say: Callable[[str], None]) -> bool:
-    """Whether every record is in every table once."""
-    deeds, verdicts = Deeds(), dict[str, Verdict]()
-    began_s = time.monotonic()
-    try:
-        with Torture(directory, seed) as running:
-            while deeds.kills_and_replays < kills and time.monotonic() - began_s < minutes * 60:
-                done = running.round()
-                deeds.add(done)
-                passed_s = time.monotonic() - began_s
-                say(f"{passed_s:6.0f} s {deeds.kills_and_replays:5d}/{kills}  {done:32s} {running.progress()}")
-            say("waiting for the pipeline to catch up")
-            verdicts = running.finish()
-            say(f"compactions: {running.compactions}")
-    except NoProgress as error:
-        say(f"stopped: {error}")
-    for line in deeds.lines():
-        say(line)
-    for name, verdict in verdicts.items():
-        lost, twice = verdict.lost.total(), verdict.twice.total()
-        say(f"{name:24s} {verdict.sent:7d} expected {verdict.found:7d} found {lost:4d} lost {twice:4d} twice")
-    return bool(verdicts) and all(verdict.flawless for verdict in verdicts.values())
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200, help="kills, faults, repeated batches and rebuilds")
-    parser.add_argument("--minutes", type=float, default=120, help="after which no other is begun")
-    parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args()
-    seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
-
-    def say(line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
-    say(f"seed {seed}")
-    directory = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
-    if not torture(directory, seed, given.kills, given.minutes, say):
-        say(f"FAILED: what there was to see is in {directory}")
-        return 1
-    shutil.rmtree(directory)
-    say("every record is in every table once")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PipelineTorture, __doc__ or ""))

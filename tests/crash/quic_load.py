@@ -19,7 +19,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
-from penstock.protocols.fujin.client import AsyncFujinClient
+from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.quic.packets import Address
 from penstock.testing import BrokerProcess
 from tests.protocols.fujin import requests

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from penstock.clients.quic import QuicConnection, connect_quic
-from penstock.protocols.felix.client import AsyncFelixClient
+from penstock.protocols.felix.client.client import AsyncFelixClient
 from penstock.protocols.felix.wire import ALPN as FELIX_ALPN
-from penstock.protocols.fujin.client import AsyncFujinClient
+from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.protocols.fujin.wire import ALPN as FUJIN_ALPN
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import OPTIONS, url

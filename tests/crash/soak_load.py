@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from penstock.protocols.blipmq.client import AsyncBlipMQClient
-from penstock.protocols.felix.client import AsyncFelixClient
-from penstock.protocols.felix.feed import CHUNKS_KEPT_BYTES_MAX
+from penstock.protocols.felix.client.client import AsyncFelixClient
+from penstock.protocols.felix.server.feed import CHUNKS_KEPT_BYTES_MAX
 from penstock.protocols.flymq.client import AsyncFlyMQClient
-from penstock.protocols.fujin.client import AsyncFujinClient
-from penstock.protocols.rustlog.client import AsyncRustLogClient
+from penstock.protocols.fujin.client.client import AsyncFujinClient
+from penstock.protocols.rustlog.client.client import AsyncRustLogClient
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import url
 from tests.crash.quic_peers import connect, where

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.protocols.felix.client import AsyncFelixClient
+from penstock.protocols.felix.client.client import AsyncFelixClient
 from penstock.testing import BrokerProcess, Journal, check, read_everything
 from tests.crash.quic_load import OPTIONS, beside, kill_over_and_over, quic_broker, until, url
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocols.fujin.client import AsyncFujinClient
+from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import (
     OPTIONS,

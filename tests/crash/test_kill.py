@@ -36,7 +36,7 @@ def test_a_clean_stop_loses_nothing_and_leaves_nothing_to_recover(workload: Work
     assert workload.read_all() == before
     workload.check().raise_for_violations()
     assert "torn tail" not in workload.broker.output
-    assert "journal applied" not in workload.broker.output
+    assert "journal_applied" not in workload.broker.output
 
 
 @pytest.mark.timeout(120)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.pipeline_torture import Torture
+from tests.crash.pipeline_torture import PipelineTorture
 
 KINDS = ("rebuild", "fault", "forget", "commit")
 
@@ -14,7 +14,7 @@ KINDS = ("rebuild", "fault", "forget", "commit")
 @pytest.mark.jvm
 @pytest.mark.timeout(900)
 def test_every_record_is_in_every_table_once_whatever_happens(tmp_path: Path) -> None:
-    with Torture(tmp_path, seed=3) as torture:
+    with PipelineTorture(tmp_path, seed=3) as torture:
         for kind in KINDS:
             torture.round(kind)
         verdicts = torture.finish()

@@ -16,10 +16,18 @@ import pytest
 
 from penstock.clients.quic import QuicConnection, QuicStream
 from penstock.errors import ConnectionLost, PenstockError
-from penstock.protocols.felix import binary
-from penstock.protocols.felix.client import AsyncFelixClient
-from penstock.protocols.felix.codec import FrameDecoder, decode_reply, encode_frame, encode_message
-from penstock.protocols.felix.messages import CacheGet, CachePut, Event, EventBatch, Publish, PublishBatch, Subscribe
+from penstock.protocols.felix.client.client import AsyncFelixClient
+from penstock.protocols.felix.codec import binary
+from penstock.protocols.felix.codec.frames import FrameDecoder, decode_reply, encode_frame, encode_message
+from penstock.protocols.felix.codec.messages import (
+    CacheGet,
+    CachePut,
+    Event,
+    EventBatch,
+    Publish,
+    PublishBatch,
+    Subscribe,
+)
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import OPTIONS, PipelinedWrites, beside, quic_broker, until, url, values_of
 from tests.crash.quic_peers import (

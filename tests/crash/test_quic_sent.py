@@ -12,8 +12,8 @@ import pytest
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import RetryPolicy
 from penstock.errors import ConnectionLost, Unreachable
-from penstock.protocols.felix.client import AsyncFelixClient
-from penstock.protocols.fujin.client import AsyncFujinClient
+from penstock.protocols.felix.client.client import AsyncFelixClient
+from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import quic_broker, until, url
 

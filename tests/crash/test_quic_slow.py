@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.clients.quic import QuicConnection
-from penstock.protocols.felix.client import AsyncFelixClient
-from penstock.protocols.felix.codec import encode_message
-from penstock.protocols.felix.messages import Subscribe
+from penstock.protocols.felix.client.client import AsyncFelixClient
+from penstock.protocols.felix.codec.frames import encode_message
+from penstock.protocols.felix.codec.messages import Subscribe
 from penstock.testing import BrokerProcess
 from tests.crash.quic_load import OPTIONS, quic_broker, url
 from tests.crash.quic_peers import (

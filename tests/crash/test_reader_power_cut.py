@@ -61,7 +61,7 @@ class Readers:
     async def consume(self, broker: Broker) -> None:
         """Read what the group has not read, and commit it."""
         for index in range(PARTITIONS):
-            offset = broker.start_position(ANONYMOUS, "loose", "g", index, "committed")
+            offset = await broker.start_position(ANONYMOUS, "loose", "g", index, "committed")
             partition = broker.partition(ANONYMOUS, "loose", index)
             while offset < partition.committed_end:
                 for block in await partition.read(offset):

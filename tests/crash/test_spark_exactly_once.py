@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.spark_torture import Torture
+from tests.crash.spark_torture import SparkTorture
 
 KINDS = ("worker", "broker", "replay", "driver", "stop", "worker")
 
@@ -14,9 +14,9 @@ KINDS = ("worker", "broker", "replay", "driver", "stop", "worker")
 @pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_every_record_arrives_once_whatever_is_killed(tmp_path: Path) -> None:
-    with Torture(tmp_path, seed=11) as torture:
+    with SparkTorture(tmp_path, seed=11) as torture:
         for kind in KINDS:
             torture.round(kind)
-        verdict = torture.finish()
+        (verdict,) = torture.finish().values()
     assert verdict.flawless, list(verdict.lines())
     assert verdict.found, "nothing was tested"

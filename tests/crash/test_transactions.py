@@ -40,7 +40,7 @@ AFTERWARDS = (
     CrashAt("maintenance rename draft", 2, "after"),
     CrashAt("maintenance rename swap", 2, "after"),
 )
-RECOVERING = (CrashAt("other flush segment", 5), CrashAt("other flush segment", 20, "after"))
+RECOVERING = (CrashAt("sync flush segment", 5), CrashAt("sync flush segment", 10, "after"))
 
 
 @pytest.fixture

@@ -14,8 +14,16 @@ import penstock
 from penstock.clients.quic import connect_quic
 from penstock.errors import PenstockError
 from penstock.protocols.blipmq.sync import BlipMQClient
-from penstock.protocols.felix.codec import FrameDecoder, Reply, decode_reply, encode_message
-from penstock.protocols.felix.messages import CacheOk, Error, GroupAck, GroupNack, GroupPoll, GroupRecords, Message
+from penstock.protocols.felix.codec.frames import FrameDecoder, Reply, decode_reply, encode_message
+from penstock.protocols.felix.codec.messages import (
+    CacheOk,
+    Error,
+    GroupAck,
+    GroupNack,
+    GroupPoll,
+    GroupRecords,
+    Message,
+)
 from penstock.protocols.fujin.sync import FujinClient
 from penstock.testing import RunningBroker
 from tests.log.embedded.storage import cut_log

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from penstock.protocols.flymq.cells import Cells, HeaderCells
-from penstock.protocols.flymq.layout import (
+from penstock.protocols.flymq.operations.cells import Cells, HeaderCells
+from penstock.protocols.flymq.operations.layout import (
     Blob,
     Columns,
     EitherText,

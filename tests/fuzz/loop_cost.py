@@ -21,6 +21,7 @@ from penstock.log.embedded import EmbeddedEngine
 from penstock.net.quic_session import QuicSessionFactory, Stream, StreamSession
 from penstock.net.session import Connection, Session, SessionFactory
 from penstock.testing.clock import ManualClock
+from tests.protocols.transport import PEER, MemoryTransport
 
 READ_BYTES = 256 << 10
 """As much as the network hands on at a time."""
@@ -30,7 +31,7 @@ ATTEMPTS = 3
 """The best of these counts: caches, page faults and garbage of other tests cost something too."""
 
 
-class Peer:
+class Peer(MemoryTransport):
     """What a session sees of a connection, or of a stream, and whether everything it sent is answered."""
 
     id = 0
@@ -38,20 +39,11 @@ class Peer:
     unsent_bytes = unacknowledged_bytes = 0
 
     def __init__(self) -> None:
+        super().__init__("fuzz")
         self.can_send = True
-        self.peer = "192.0.2.1:50000"
-        self.listener = "fuzz"
-        self.principal_hint: str | None = None
         self.writable = True
-        self.held_bytes = 0
         self.answered = asyncio.Event()
         self.sent_bytes = 0
-
-    def room_for(self, size_bytes: int) -> bool:
-        return True
-
-    def promise_room(self, size_bytes: int) -> bool:
-        return True
 
     def send(self, data: bytes, *, end: bool = False) -> None:
         self.sent_bytes += len(data)
@@ -70,29 +62,22 @@ class Peer:
         self.can_send = False
 
     def hold(self, size_bytes: int) -> None:
-        self.held_bytes += size_bytes
+        super().hold(size_bytes)
         self.answered.clear()
 
     def release(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
-        assert self.held_bytes >= 0
+        super().release(size_bytes)
         if not self.held_bytes:
             self.answered.set()
 
-    def set_authenticated(self, authenticated: bool) -> None:
-        self.authenticated = authenticated
-
     def frame_pending(self, pending: bool, kept_bytes: int = 0) -> None:
         pass
-
-    def call_soon(self, step: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(step)
 
 
 class QuicPeer:
     """What a session sees of a QUIC connection."""
 
-    peer = "192.0.2.1:50000"
+    peer = PEER
     listener = "fuzz"
     principal_hint: str | None = None
     alpn: str | None = None

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.felix import binary
-from penstock.protocols.felix.codec import (
+from penstock.protocols.felix.codec import binary
+from penstock.protocols.felix.codec.frames import (
     Frame,
     FrameDecoder,
     decode_reply,
@@ -19,7 +19,7 @@ from penstock.protocols.felix.codec import (
     encode_frame,
     encode_message,
 )
-from penstock.protocols.felix.messages import BinaryPublish, CachePut, Publish, PublishBatch
+from penstock.protocols.felix.codec.messages import BinaryPublish, CachePut, Publish, PublishBatch
 from penstock.protocols.felix.wire import HEADER_BYTES, PAYLOAD_BYTES_MAX
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

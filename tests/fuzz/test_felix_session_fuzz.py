@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.access.checks import ANONYMOUS
-from penstock.protocols.felix import binary
-from penstock.protocols.felix.codec import decode_reply, encode_frame, encode_message
-from penstock.protocols.felix.messages import (
+from penstock.protocols.felix.codec import binary
+from penstock.protocols.felix.codec.frames import decode_reply, encode_frame, encode_message
+from penstock.protocols.felix.codec.messages import (
     Auth,
     CacheDelete,
     CacheGet,

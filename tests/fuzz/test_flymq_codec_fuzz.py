@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.flymq.codec import (
+from penstock.protocols.flymq.codec.frames import (
     Call,
     CodecLimits,
     ProducedRun,
@@ -23,6 +23,18 @@ from penstock.protocols.flymq.codec import (
     RequestDecoder,
     Undecoded,
     decode_undecoded,
+)
+from penstock.protocols.flymq.codec.record_layouts import (
+    Fetched,
+    Placed,
+    ProduceRun,
+    Rows,
+    decode_consumed,
+    decode_fetched,
+    encode_fetched,
+    encode_produce,
+    encode_produce_many,
+    encode_produced,
 )
 from penstock.protocols.flymq.errors import decode_error
 from penstock.protocols.flymq.operations.access import decode_authenticated, decode_refusal
@@ -38,18 +50,6 @@ from penstock.protocols.flymq.operations.operation import (
 )
 from penstock.protocols.flymq.operations.records import Fetch, FetchRecords, Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce, encode_txn_produces
-from penstock.protocols.flymq.record_layouts import (
-    Fetched,
-    Placed,
-    ProduceRun,
-    Rows,
-    decode_consumed,
-    decode_fetched,
-    encode_fetched,
-    encode_produce,
-    encode_produce_many,
-    encode_produced,
-)
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, HEADER_BYTES, PARTITION_AUTO, frame
 from tests.fuzz.flymq_messages import DECLARED, any_request, requests, values
 

@@ -25,8 +25,8 @@ from penstock.protocols.blipmq import wire as blipmq_wire
 from penstock.protocols.blipmq.codec import encode_auth, encode_frame, encode_hello
 from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.flymq import wire as flymq_wire
-from penstock.protocols.flymq.limits import LOGIN_PAYLOAD_BYTES_MAX
 from penstock.protocols.flymq.operations.access import AclSet
+from penstock.protocols.flymq.operations.limits import LOGIN_PAYLOAD_BYTES_MAX
 from penstock.protocols.flymq.operations.operation import OPERATIONS
 from penstock.protocols.flymq.operations.records import Fetch, Produce, ProduceWithTtl
 from penstock.protocols.flymq.operations.schemas import ProduceWithSchema, ValidateSchema
@@ -37,7 +37,7 @@ from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.rustlog import wire as rustlog_wire
 from penstock.protocols.rustlog.session import RustLog
 from tests.fuzz.loop_cost import ATTEMPTS, TURN_S_MAX, Bench
-from tests.protocols.flymq.test_limits import LISTS
+from tests.protocols.flymq.operations.test_limits import LISTS
 
 U32 = Struct(">I")
 FILLINGS = st.sampled_from(

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.fujin.codec import Decoder, SharedForm, WriteForm
-from penstock.protocols.fujin.messages import BadCommand, Command, Settle
-from penstock.protocols.fujin.reply_decoding import Answer, ReplyDecoder
+from penstock.protocols.fujin.codec.commands import Decoder, SharedForm, WriteForm
+from penstock.protocols.fujin.codec.messages import BadCommand, Command, Settle
+from penstock.protocols.fujin.codec.reply_decoding import Answer, ReplyDecoder
 from tests.protocols.fujin import requests
 from tests.protocols.fujin.requests import CONNECT_WRITER, connect_reader, tag, text, u32, write, write_table
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.broker import Broker
-from penstock.protocols.fujin.reply_decoding import Answer, Batch, Done, Goodbye, ReplyDecoder, Settled
+from penstock.protocols.fujin.codec.reply_decoding import Answer, Batch, Done, Goodbye, ReplyDecoder, Settled
+from penstock.protocols.fujin.server.settings import FujinSettings
 from penstock.protocols.fujin.session import Fujin
-from penstock.protocols.fujin.settings import FujinSettings
 from penstock.testing.clock import ManualClock
 from tests.fuzz.stage import Stage, a_stage
 from tests.protocols.fujin.memory import Client, Timers, settle, until

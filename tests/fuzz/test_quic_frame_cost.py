@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.broker.access.checks import UNAUTHENTICATED
 from penstock.net.session import SessionFactory
-from penstock.protocols.felix.codec import JSON_COMMAS_MAX, encode_frame, encode_message
-from penstock.protocols.felix.messages import BATCH_EVENTS_MAX, Auth
+from penstock.protocols.felix.codec.frames import JSON_COMMAS_MAX, encode_frame, encode_message
+from penstock.protocols.felix.codec.messages import BATCH_EVENTS_MAX, Auth
 from penstock.protocols.felix.session import Felix
 from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
 from penstock.protocols.fujin.session import Fujin

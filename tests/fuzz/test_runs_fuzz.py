@@ -19,15 +19,15 @@ from penstock.log.api import TopicConfig
 from penstock.net.session import SessionFactory
 from penstock.protocols.blipmq import codec as blipmq_codec
 from penstock.protocols.blipmq.session import BlipMQ
-from penstock.protocols.felix.codec import encode_message
-from penstock.protocols.felix.messages import PublishBatch
+from penstock.protocols.felix.codec.frames import encode_message
+from penstock.protocols.felix.codec.messages import PublishBatch
 from penstock.protocols.felix.session import Felix
+from penstock.protocols.flymq.codec.record_layouts import encode_produce
 from penstock.protocols.flymq.operations.transactions import encode_txn_produces
-from penstock.protocols.flymq.record_layouts import encode_produce
 from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.fujin.session import Fujin
-from penstock.protocols.rustlog import binary_client, json_client
+from penstock.protocols.rustlog.codec import binary_client, json_client
 from penstock.protocols.rustlog.session import RustLog
 from tests.broker.producing import read_values
 from tests.fuzz.loop_cost import Peer, one_stream

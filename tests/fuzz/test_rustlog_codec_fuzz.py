@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import ProtocolViolation
-from penstock.protocols.rustlog import binary_client, binary_dialect, json_client, json_dialect
-from penstock.protocols.rustlog.byte_arrays import cuts_of, encode_byte_arrays
-from penstock.protocols.rustlog.codec import ReplyDecoder, RequestDecoder
-from penstock.protocols.rustlog.messages import (
+from penstock.protocols.rustlog.codec import binary_client, binary_dialect, json_client, json_dialect
+from penstock.protocols.rustlog.codec.byte_arrays import cuts_of, encode_byte_arrays
+from penstock.protocols.rustlog.codec.frames import ReplyDecoder, RequestDecoder
+from penstock.protocols.rustlog.codec.messages import (
     BadRequest,
     Body,
     Call,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.clients.loop_thread import LoopThread
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
-from penstock.protocols.felix.codec import FrameDecoder, Reply, decode_reply, encode_message
-from penstock.protocols.felix.messages import (
+from penstock.protocols.felix.codec.frames import FrameDecoder, Reply, decode_reply, encode_message
+from penstock.protocols.felix.codec.messages import (
     Event,
     EventBatch,
     EventStreamHello,

@@ -61,24 +61,9 @@ class Speaker(ABC):
 
 
 class GroupSpeaker(Speaker):
-    """A protocol with groups."""
+    """A protocol with offsets and groups."""
 
-    @abstractmethod
-    def commit(self, group: str, offset: int) -> None: ...
-
-    @abstractmethod
-    def committed(self, group: str) -> int | None: ...
-
-
-class FlyMQ(GroupSpeaker):
-    name = "flymq"
-    has_keys = has_offsets = True
-
-    def url(self, broker: RunningBroker) -> str:
-        return broker.url
-
-    def publish(self, records: Sequence[Published]) -> None:
-        self.client.send_many(self.topic, [(record.key, record.value) for record in records])
+    has_offsets = True
 
     def read(self, count: int) -> list[Seen]:
         return [Seen(record.value, record.key, record.offset) for record in self.client.records(self.topic)]
@@ -89,6 +74,17 @@ class FlyMQ(GroupSpeaker):
     def committed(self, group: str) -> int | None:
         offset: int | None = self.client.committed(self.topic, group, 0)
         return offset
+
+
+class FlyMQ(GroupSpeaker):
+    name = "flymq"
+    has_keys = True
+
+    def url(self, broker: RunningBroker) -> str:
+        return broker.url
+
+    def publish(self, records: Sequence[Published]) -> None:
+        self.client.send_many(self.topic, [(record.key, record.value) for record in records])
 
 
 class BlipMQ(Speaker):
@@ -112,23 +108,12 @@ class BlipMQ(Speaker):
 class RustLog(GroupSpeaker):
     name = "rustlog"
     has_keys = False
-    has_offsets = True
 
     def url(self, broker: RunningBroker) -> str:
         return broker.rustlog_url
 
     def publish(self, records: Sequence[Published]) -> None:
         self.client.send_many(self.topic, [record.value for record in records])
-
-    def read(self, count: int) -> list[Seen]:
-        return [Seen(record.value, record.key, record.offset) for record in self.client.records(self.topic)]
-
-    def commit(self, group: str, offset: int) -> None:
-        self.client.commit(self.topic, group, 0, offset)
-
-    def committed(self, group: str) -> int | None:
-        offset: int | None = self.client.committed(self.topic, group, 0)
-        return offset
 
 
 class RustLogJson(RustLog):

@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock.clients.records import Record
 from penstock.clock import SystemClock
+from penstock.errors import OffsetOutOfRange
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing import RunningBroker
 
@@ -126,6 +127,25 @@ def test_a_reader_that_follows_a_topic_takes_up_partitions_and_continues_after_a
         admin.send("orders", b"new", partition=2)
         record = next(records)
         assert (record.partition, record.offset, record.value) == (2, 0, b"new")
+
+
+@pytest.mark.parametrize("protocol", ["flymq", "rustlog"])
+def test_a_reader_that_follows_a_topic_is_told_that_another_has_taken_its_place(
+    broker: RunningBroker, protocol: str
+) -> None:
+    admin = broker.connect()
+    admin.send_many("orders", [b"old-0", b"old-1", b"old-2"], partition=0)
+    with penstock.connect(broker.url if protocol == "flymq" else broker.rustlog_url) as client:
+        records = client.records("orders", follow=True)
+        assert [next(records).value for _ in range(3)] == [b"old-0", b"old-1", b"old-2"]
+        admin.delete_topic("orders")
+        admin.create_topic("orders", 2)
+        admin.send("orders", b"new", partition=0)
+        with pytest.raises(
+            OffsetOutOfRange, match="orders-0 was read up to offset 3, and ends at 1: the topic was deleted"
+        ):
+            next(records)
+        assert [record.value for record in client.records("orders")] == [b"new"]
 
 
 @pytest.mark.parametrize("protocol", ["blipmq", "fujin"])

@@ -23,7 +23,7 @@ def test_files_count_for_their_package_and_no_deeper_than_two() -> None:
             "src/penstock/net/tcp.py": file(3, 4, 1, 2),
             "src/penstock/net/flow.py": file(1, 1, 1, 1),
             "src/penstock/protocols/flymq/access/replies.py": file(1, 1, 0, 0),
-            "/somewhere/penstock/src/penstock/protocols/flymq/codec.py": file(1, 1, 0, 0),
+            "/somewhere/penstock/src/penstock/protocols/flymq/codec/frames.py": file(1, 1, 0, 0),
         }
     )
     assert list(found) == ["penstock", "penstock/net", "penstock/protocols/flymq"]

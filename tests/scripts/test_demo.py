@@ -6,14 +6,18 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.request import urlopen
 
 import jsonschema_rs
 from rich.console import Console
 from rich.text import Text
 
+from penstock.testing.process import BrokerProcess
 from scripts.demo import plot
+from scripts.demo.__main__ import leave_open
 from scripts.demo.narration import Narrator
 from scripts.demo.orders import CHANNELS, MALFORMED_EVERY, OPENS, SCHEMA, WITH_REFUNDS, orders_of, window_of
+from scripts.demo.speakers import configuration
 
 
 def parsed(value: bytes) -> object:
@@ -84,3 +88,22 @@ def test_tables_set_numbers_to_the_right() -> None:
     assert "1. A title" in text
     assert "│ a    │      1 │" in text
     assert "│ b    │ 20,000 │" in text
+
+
+def test_the_console_stays_open_on_the_data_until_enter(tmp_path: Path) -> None:
+    said = io.StringIO()
+    with BrokerProcess(tmp_path / "data", config=configuration()) as broker:
+        with broker.connect() as client:
+            client.send("orders", b"one")
+        address = broker.addresses["admin"]
+        answers: list[bytes] = []
+
+        def look() -> None:
+            for path in ("/console", "/api/v1/topics"):
+                with urlopen(f"http://{address}{path}", timeout=30) as answer:
+                    answers.append(answer.read())
+
+        leave_open(Narrator(Console(file=said, width=200)), address, look)
+    assert f"http://{address}/console" in said.getvalue()
+    assert b"Penstock" in answers[0]
+    assert b'"orders"' in answers[1]

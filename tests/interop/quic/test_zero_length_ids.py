@@ -14,8 +14,16 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.clock import SystemClock
-from penstock.protocols.felix.codec import FrameDecoder, Reply, decode_reply, encode_message
-from penstock.protocols.felix.messages import Event, EventBatch, EventStreamHello, Message, Ok, PublishBatch, Subscribe
+from penstock.protocols.felix.codec.frames import FrameDecoder, Reply, decode_reply, encode_message
+from penstock.protocols.felix.codec.messages import (
+    Event,
+    EventBatch,
+    EventStreamHello,
+    Message,
+    Ok,
+    PublishBatch,
+    Subscribe,
+)
 from penstock.testing import RunningBroker
 from tests.interop.quic.aioquic_peer import AioquicPeer, aioquic_connection, aioquic_peer
 from tests.interop.quic.go_peer import GoPeer, go_peer

@@ -1,0 +1,100 @@
+"""What many topics cost that are hardly used: starting after kill -9, open files, and listing them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from bench.processes import Broker, check_held
+from bench.rounds import Plan, Row, alone, interleave
+from penstock.protocols.flymq.client import AsyncFlyMQClient
+
+TOPICS = 5_000
+TOPICS_QUICK = 200
+IN_FLIGHT = 64
+"""Topics made at once, and records sent."""
+START_S_AIM = 2.0
+DESCRIPTORS_AIM = 2_000.0
+MAINTENANCE_S = 1.0
+"""Between two passes, after which topics that nobody writes to have been looked after: two passes without a write."""
+SETTLED_S_MAX = 300.0
+
+
+def measure(plan: Plan) -> list[Row]:
+    topics = plan.volume(TOPICS, TOPICS_QUICK)
+    names = [f"topic-{number:05d}" for number in range(topics)]
+    broker = Broker(plan.directory / "topics", "--set", f"log.maintenance_interval_s={MAINTENANCE_S:g}")
+    broker.start()
+    try:
+        plan.say(f"topics: making {topics:,} with one record each")
+        asyncio.run(_each(broker, names, lambda client, name: client.create_topic(name)))
+        descriptors: list[float] = []
+        listed: list[float] = []
+
+        def written(number: int) -> float:
+            plan.say(f"topics: one record to each, kill -9, round {number + 1}")
+            asyncio.run(_each(broker, names, lambda client, name: client.send(name, b"x" * 100)))
+            descriptors.append(len(_open_files(broker)))
+            broker.kill()
+            seconds = broker.start()
+            for name in (names[0], names[-1]):
+                check_held(broker, name, {0: number + 1})
+            return seconds
+
+        def idle(number: int) -> float:
+            plan.say(f"topics: kill -9 when idle, round {number + 1}")
+            _wait_until_idle(broker)
+            broker.kill()
+            seconds = broker.start()
+            listed.append(_seconds_to_list(broker))
+            return seconds
+
+        starts = interleave({"written": written, "idle": idle}, plan.rounds)
+    finally:
+        broker.stop()
+    of = f"{topics:,} topics, fsync"
+    return [
+        alone("topics: start after kill -9", f"{of}, all just written to", "s", starts["written"], below=START_S_AIM),
+        alone(
+            "topics: start after kill -9", f"{of}, nobody has written lately", "s", starts["idle"], below=START_S_AIM
+        ),
+        alone("topics: descriptors", f"{of}, all just written to", "open", descriptors, below=DESCRIPTORS_AIM),
+        alone("topics: penstock topic list", of, "s", listed, note="the start of the command with it"),
+    ]
+
+
+async def _each(broker: Broker, names: list[str], act: Callable[[AsyncFlyMQClient, str], Awaitable[object]]) -> None:
+    """Do something with every topic, some at a time."""
+    async with AsyncFlyMQClient(broker.url) as client:
+        for at in range(0, len(names), IN_FLIGHT):
+            await asyncio.gather(*(act(client, name) for name in names[at : at + IN_FLIGHT]))
+
+
+def _wait_until_idle(broker: Broker) -> None:
+    """Until the broker has closed the segments, which nobody writes to."""
+    deadline = time.monotonic() + SETTLED_S_MAX
+    while any(path.stem.isdigit() and path.suffix == ".log" for path in _open_files(broker)):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the broker keeps segments open that nobody writes to")
+        time.sleep(MAINTENANCE_S)
+
+
+def _open_files(broker: Broker) -> list[Path]:
+    found = []
+    for link in Path(f"/proc/{broker.pid}/fd").iterdir():
+        try:
+            found.append(link.readlink())
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return found
+
+
+def _seconds_to_list(broker: Broker) -> float:
+    command = [sys.executable, "-m", "penstock", "topic", "list", "--server", broker.url]
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started

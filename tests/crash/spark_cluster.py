@@ -1,0 +1,307 @@
+"""Every row once on a standalone cluster, whose workers cannot see the broker's files, while executors and workers are killed.
+
+    python -m tests.crash.spark_cluster --rounds 10
+
+Executors have Penstock from the archive of `penstock spark pack`, and read over TCP as from another machine (without the rights of root,
+the broker's proof that its files are near is hidden instead). A round is a batch; a stream, which is resumed; a task that Spark speculates
+on; an executor that is killed; and two queries of one topic, one of which loses its worker. A client that is not Spark finds every row
+once. Ends with 1, and leaves its files where they are, where that is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import penstock.spark
+from penstock.protocols.flymq.operations.blocks import TopicSpans
+from penstock.spark.packing import pack
+from penstock.spark.pipelines.failures import is_late_worker
+from penstock.testing import BrokerProcess
+from tests.crash.spark_torture_report import judge
+from tests.crash.standalone_cluster import Cluster, Stuck, can_hide, hiding, wait_for
+from tests.spark.jvm import FAST_SETTINGS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+TASKS: Final = 4
+STREAM_S_MAX: Final = 180
+STARTS_MAX: Final = 4
+"""Of a stream whose Python process did not come up within the ten seconds that Spark gives it."""
+JVM: Final = FAST_SETTINGS["spark.driver.extraJavaOptions"]
+SETTINGS: Final = {
+    **FAST_SETTINGS,
+    "spark.executorEnv.PYTHONPATH": "penstock",
+    "spark.executor.extraJavaOptions": JVM,
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.pyspark.python": sys.executable,
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "2",
+    "spark.speculation.minTaskRuntime": "2s",
+}
+Say = Callable[[str], None]
+Function = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+class Gate:
+    """Holds up the first attempt of a job's first task until there is a second attempt, and tells which process that is."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True)
+
+    @property
+    def function(self) -> Function:
+        """For `mapInArrow`; it travels by value."""
+        directory, wait_s = str(self._directory), STREAM_S_MAX
+
+        def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import os
+            import time
+            from pathlib import Path
+
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            if context is not None and context.partitionId() == 0:
+                mark = Path(directory, f"attempt-{min(context.attemptNumber(), 1)}")
+                mark.with_suffix(".new").write_text(str(os.getpid()))
+                mark.with_suffix(".new").replace(mark)
+                until_s = time.monotonic() + wait_s
+                while context.attemptNumber() == 0 and not Path(directory, "attempt-1").exists():
+                    if time.monotonic() > until_s:
+                        raise TimeoutError("there is no second attempt")
+                    time.sleep(0.05)
+            yield from batches
+
+        return wait
+
+    def await_first(self) -> int:
+        """Wait until the first attempt waits; returns its process."""
+        mark = self._directory / "attempt-0"
+        wait_for("the first attempt of a task", mark.exists)
+        return int(mark.read_text())
+
+    @property
+    def was_repeated(self) -> bool:
+        return (self._directory / "attempt-1").exists()
+
+
+class Trial:
+    """One round, with topics of its own."""
+
+    def __init__(
+        self, number: int, spark: SparkSession, broker: BrokerProcess, cluster: Cluster, directory: Path, records: int
+    ) -> None:
+        self._number = number
+        self._spark = spark
+        self._client = broker.connect()
+        self._address = broker.address
+        self._cluster = cluster
+        self._directory = directory / f"round-{number}"
+        self._records = records
+
+    def __call__(self) -> Iterator[tuple[str, str]]:
+        """What was tried, and what is wrong; nothing where all is well."""
+        half = self._records // 2
+        self._create("in")
+        yield "tasks use the archive", self._check_archive()
+        self._write("in", self._numbers(0, half))
+        yield "batch", self._check("in", half)
+        self._copy("in", "out")
+        yield "stream", self._check("out", half)
+        self._write("in", self._numbers(half, self._records))
+        self._copy("in", "out")
+        yield "stream resumed", self._check("out", self._records)
+
+        gate = Gate(self._directory / "speculation")
+        self._write("speculated", self._numbers(0, half).mapInArrow(gate.function, "id long"))
+        yield "speculation", self._check("speculated", half, gate)
+
+        gate = Gate(self._directory / "executor")
+        with ExitStack() as stack:
+            stack.callback(self._in_background(lambda: self._cluster.kill_executor_of(gate.await_first())))
+            self._write("killed", self._numbers(0, half).mapInArrow(gate.function, "id long"))
+        yield "killed executor", self._check("killed", half, gate)
+
+        gate = Gate(self._directory / "worker")
+        queries = [self._start("in", "first", gate), self._start("in", "second")]
+        self._cluster.kill_worker_of(gate.await_first())
+        for query in queries:
+            self._await(query)
+        yield "two queries, killed worker", self._check("first", self._records, gate)
+        yield "the other of the two", self._check("second", self._records)
+        self._cluster.start_worker()
+
+    # -- work -------------------------------------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> str:
+        return f"{name}-{self._number}"
+
+    def _create(self, name: str) -> None:
+        self._client.create_topic(self._topic(name), TASKS)
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"penstock.bootstrap": self._address}
+
+    def _numbers(self, first: int, last: int) -> DataFrame:
+        return self._spark.range(first, last, 1, TASKS)
+
+    def _write(self, topic: str, numbers: DataFrame) -> None:
+        rows = numbers.selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+        rows.write.format("penstock").options(**self._options, topic=self._topic(topic)).mode("append").save()
+
+    def _start(self, source: str, target: str, gate: Gate | None = None) -> StreamingQuery:
+        """Copy what is in one topic now to another, in several batches."""
+        limits = {"maxOffsetsPerTrigger": str(self._records // 3), "minPartitions": str(TASKS)}
+        options = {**self._options, **limits, "startingOffsets": "earliest", "subscribe": self._topic(source)}
+        rows = self._spark.readStream.format("penstock").options(**options).load().select("key", "value")
+        if gate is not None:
+            rows = rows.mapInArrow(gate.function, "key binary, value binary")
+        checkpoint = str(self._directory / f"checkpoint-{target}")
+        writing = rows.writeStream.format("penstock").options(
+            **self._options, topic=self._topic(target), checkpointLocation=checkpoint
+        )
+        for _ in range(STARTS_MAX):
+            query = writing.trigger(availableNow=True).start()
+            wait_for(f"starting {target}", lambda query=query: not _is_starting(query))  # type: ignore[misc]
+            error = query.exception()
+            if error is None or not is_late_worker(error):
+                return query
+        raise Stuck(f"{target} did not start: this machine is too busy")
+
+    def _copy(self, source: str, target: str) -> None:
+        self._await(self._start(source, target))
+
+    def _await(self, query: StreamingQuery) -> None:
+        if not query.awaitTermination(STREAM_S_MAX):
+            raise Stuck(f"a stream took more than {STREAM_S_MAX} s: {query.status}")
+
+    def _in_background(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Begin some work; returns what waits for its end, and raises what it raised."""
+        failed: list[Exception] = []
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def join() -> None:
+            thread.join()
+            if failed:
+                raise failed[0]
+
+        return join
+
+    # -- what came of it --------------------------------------------------------------------------------------------------
+
+    def _check(self, topic: str, count: int, gate: Gate | None = None) -> str:
+        if gate is not None and not gate.was_repeated:
+            return "no task had a second attempt, so nothing was tried"
+        return _difference(count, (int(record.value or b"-1") for record in self._client.records(self._topic(topic))))
+
+    def _check_archive(self) -> str:
+        """Whether executors have Penstock from the archive, and nothing of the broker's files."""
+        plan = self._client.blocks.plan([TopicSpans(self._topic("in"), [])])
+        proof = str(Path(plan.directory, plan.proof))
+
+        def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from pathlib import Path
+
+            import pyarrow as pa
+
+            import penstock
+
+            list(batches)
+            yield pa.record_batch([[Path(proof).exists()], [str(penstock.__file__)]], names=["near", "package"])
+
+        found = self._numbers(0, TASKS).mapInArrow(look, "near boolean, package string").distinct().collect()
+        if any(row.near for row in found):
+            return f"a task sees {proof}"
+        outside = [row.package for row in found if not row.package.endswith("/penstock/penstock/__init__.py")]
+        return f"a task has Penstock from {outside[0]}" if outside else ""
+
+
+def _difference(count: int, found: Iterable[int]) -> str:
+    verdict = judge([], (b"%d" % number for number in range(count)), (b"%d" % number for number in found))
+    return "" if verdict.flawless else "; ".join(verdict.lines())
+
+
+def _is_starting(query: StreamingQuery) -> bool:
+    return query.isActive and str(query.status["message"]).startswith("Initializing")
+
+
+def run(directory: Path, records: int, rounds: int, say: Say) -> bool:
+    """Whether every row was there once, in every trial of every round."""
+    archive = pack(directory / "penstock.tar.gz")
+    flawless = True
+    with ExitStack() as stack:
+        broker = stack.enter_context(BrokerProcess(directory / "data"))
+        launcher = hiding(broker.data_dir) if can_hide(broker.data_dir) else []
+        if not launcher:
+            _hide_proof(broker)
+        cluster = stack.enter_context(Cluster(directory, launcher))
+        spark = penstock.spark.session(
+            "cluster", cluster.master, {**SETTINGS, "spark.archives": f"{archive.path}#penstock"}
+        )
+        stack.callback(spark.stop)
+        for number in range(1, rounds + 1):
+            for what, wrong in Trial(number, spark, broker, cluster, directory, records)():
+                say(f"round {number}  {'FAILED' if wrong else 'ok':6s}  {what}{f': {wrong}' if wrong else ''}")
+                flawless = flawless and not wrong
+    return flawless
+
+
+def _hide_proof(broker: BrokerProcess) -> None:
+    """Without it nobody takes the broker's files for files of the same machine."""
+    with broker.connect() as client:
+        plan = client.blocks.plan([])
+    proof = Path(plan.directory, plan.proof)
+    proof.rename(proof.with_name(f"{proof.name}.hidden"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--records", type=int, default=100_000, help="of each trial, an even number")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+
+    def say(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    directory = Path(tempfile.mkdtemp(prefix="penstock-cluster-"))
+    try:
+        flawless = run(directory, given.records, given.rounds, say)
+    except Stuck as error:
+        say(f"stopped: {error}")
+        flawless = False
+    if not flawless:
+        say(f"FAILED: what there was to see is in {directory}")
+        return 1
+    shutil.rmtree(directory)
+    say("every row is there once")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
