@@ -16,6 +16,8 @@ from penstock.testing.process import BrokerProcess
 
 DISK = "24m"
 BALLAST_BYTES = 6 << 20
+LARGE_BYTES = 8 << 20
+"""More than maintenance can free meanwhile."""
 CONFIG = """
 [log]
 segment_bytes = "1 MiB"
@@ -58,7 +60,7 @@ def test_a_full_disk_refuses_writes_and_recovers_when_space_returns(tmp_path: Pa
                     client.commit("single", "group", 0, offset)
                 assert client.committed("single", "group", 0) == 199
                 with pytest.raises(NoSpace, match="no space left") as refused:
-                    client.send("single", bytes(1 << 20))
+                    client.send("single", bytes(LARGE_BYTES))
                 assert refused.value.retriable
             ballast.unlink()
             acked = single.summary.acked, spread.summary.acked
