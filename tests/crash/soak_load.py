@@ -44,6 +44,7 @@ maintenance_interval_s = 1
 retention_bytes = "2 MiB"
 [limits]
 transactions_remembered_max = 100
+producers_max = 100
 """
 
 
