@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from penstock.broker.access import policy
+from penstock.broker.access import checks
 from penstock.broker.access.checks import SYSTEM, OpenAccess, Operation, Principal, Resource
 from penstock.broker.access.policy import RolePolicy
 from penstock.broker.broker import Broker
@@ -118,12 +118,28 @@ async def test_a_grant_is_that_of_one_principal_though_another_is_equal(guarded:
 
 
 async def test_grants_are_bounded(guarded: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "GRANTED_MAX", 10)
+    monkeypatch.setattr(checks, "GRANTED_MAX", 10)
     ann = await user(guarded, "ann", "writer")
     for number in range(30):
         with pytest.raises(PenstockError):
             guarded.partition(ann, f"missing-{number}", 0)
         assert len(guarded.access.granted) <= 10
+
+
+async def test_grants_go_with_their_principal(guarded: Broker) -> None:
+    """A principal is gone when its connection is: what many short connections leave would fill memory for hours."""
+    await user(guarded, "ann", "writer")
+    kept = len(guarded.access.granted)
+    connected = [Principal("ann") for _ in range(3)]
+    for principal in connected:
+        guarded.partition(principal, "orders", 0)
+        await produce(guarded, "orders", [b"x"], principal=principal)
+    assert len(guarded.access.granted) == kept + 6
+    del principal, connected[1:]
+    assert len(guarded.access.granted) == kept + 2
+    guarded.access.granted.clear()
+    connected.clear()
+    assert not guarded.access.granted
 
 
 async def test_rules_of_others_are_asked_every_time(engine: Engine, clock: ManualClock) -> None:

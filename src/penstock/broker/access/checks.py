@@ -32,12 +32,13 @@ from enum import Enum
 from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from weakref import ReferenceType, ref
 
 from penstock.errors import AccessDenied, PenstockError
 from penstock.names import INTERNAL_PREFIX, is_internal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Principal:
     """Who is asking."""
 
@@ -99,10 +100,35 @@ class Declaration(NamedTuple):
 
 Grant = tuple[int, str, str, str]
 """A check: the `id` of the principal, the operation and the kind of resource, and the name and topic of the resource."""
-Granted = dict[Grant, Principal]
-"""Checks that were passed. The principal is kept so that no other object has its id."""
 GRANTED_MAX: Final = 50_000
 """Checks that are kept; above it all of them are made again."""
+
+
+class Grants(set[Grant]):
+    """Checks that were passed. Those of a principal are forgotten with it, which is when its connection is closed, and before another
+    object can have its id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_principal: dict[int, tuple[ReferenceType[Principal], list[Grant]]] = {}
+
+    def keep(self, principal: Principal, grant: Grant) -> None:
+        if len(self) >= GRANTED_MAX:
+            self.clear()
+        place = id(principal)
+        held = self._by_principal.get(place)
+        if held is None:
+            held = self._by_principal[place] = ref(principal, lambda _: self._forget(place)), []
+        held[1].append(grant)
+        self.add(grant)
+
+    def clear(self) -> None:
+        super().clear()
+        self._by_principal.clear()
+
+    def _forget(self, place: int) -> None:
+        _, grants = self._by_principal.pop(place)
+        self.difference_update(grants)
 
 
 class AccessRules(Protocol):
@@ -114,7 +140,7 @@ class AccessPolicy(AccessRules, Protocol):
     """Rules as the broker's parts see them."""
 
     @property
-    def granted(self) -> Granted:
+    def granted(self) -> Grants:
         """Checks that were passed and that the rules would let pass again."""
 
 
@@ -122,7 +148,7 @@ class OpenAccess:
     """Everything is allowed to everyone: for listeners without authentication. Internal topics stay closed, as always."""
 
     def __init__(self) -> None:
-        self.granted: Granted = {}
+        self.granted = Grants()
 
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
         pass
@@ -203,9 +229,9 @@ def on_topic_group(
             group = "" if named is None else name_of(named)
             access = self.access
             if group:
-                if access.granted.get((id(principal), what, group, topic)) is not principal:
+                if (id(principal), what, group, topic) not in access.granted:
                     authorize(access, principal, operation, Resource(ResourceKind.GROUP, group, topic))
-            elif access.granted.get((id(principal), _READ_TOPIC, topic, "")) is not principal:
+            elif (id(principal), _READ_TOPIC, topic, "") not in access.granted:
                 authorize(access, principal, Operation.READ, Resource(ResourceKind.TOPIC, topic))
             return method(self, principal, topic, *args, **kwargs)
 
@@ -255,7 +281,7 @@ def _on_named(
             self: _Self, principal: Principal, name: str, /, *args: _Args.args, **kwargs: _Args.kwargs
         ) -> _Result:
             access = self.access
-            if access.granted.get((id(principal), what, name, "")) is not principal:
+            if (id(principal), what, name, "") not in access.granted:
                 authorize(access, principal, operation, Resource(kind, name))
             return method(self, principal, name, *args, **kwargs)
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.background import Background
-from penstock.broker.access.checks import Granted, Operation
+from penstock.broker.access.checks import Grants, Operation
 from penstock.broker.table import Table
 from penstock.errors import InvalidRequest
 from penstock.log.api import Engine
@@ -160,7 +160,7 @@ class Directory:
         """Held while users, roles or API keys change: what one change checks, no other undoes meanwhile."""
         self.role_holders: list[Callable[[str], Iterator[str]]] = []
         """What has roles beside users and ACLs: each finds the holders of a role, in words."""
-        self.granted: Granted = {}
+        self.granted = Grants()
         """Checks that were passed with the users, roles and ACLs as they are."""
         self._topic_acls = _Coverage()
         self._group_acls = _Coverage()

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.broker.access.checks import (
-    GRANTED_MAX,
     AccessRules,
-    Granted,
+    Grants,
     Operation,
     Principal,
     Resource,
@@ -132,11 +131,11 @@ class RolePolicy:
 class AuditedAccess:
     """Rules whose refusals are told to `on_denied`, once there is someone to tell, and whose grants are kept where that is allowed."""
 
-    def __init__(self, rules: AccessRules, granted: Granted | None = None) -> None:
+    def __init__(self, rules: AccessRules, granted: Grants | None = None) -> None:
         """`granted` is emptied by whoever changes what the rules decide by; without it every check is made."""
         self._rules = rules
         self._is_kept = granted is not None
-        self.granted: Granted = {} if granted is None else granted
+        self.granted = Grants() if granted is None else granted
         self.on_denied: OnDenied | None = None
 
     def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
@@ -147,9 +146,7 @@ class AuditedAccess:
                 self.on_denied(principal, operation, resource)
             raise
         if self._is_kept:
-            if len(self.granted) >= GRANTED_MAX:
-                self.granted.clear()
-            self.granted[grant_of(principal, operation, resource)] = principal
+            self.granted.keep(principal, grant_of(principal, operation, resource))
 
 
 def _what(operation: Operation, resource: Resource) -> str:
