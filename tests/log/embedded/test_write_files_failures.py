@@ -202,7 +202,12 @@ async def test_a_segment_is_not_sealed_before_a_checkpoint_of_it_has_told_how_it
     checkpoint = engine._committer._checkpoint
     assert checkpoint is not None
     waited_for = checkpoint.result
-    monkeypatch.setattr(checkpoint, "result", lambda: (disk.is_told.set(), waited_for()))
+
+    def told() -> None:
+        disk.is_told.set()
+        waited_for()
+
+    monkeypatch.setattr(checkpoint, "result", told)
     if rolled_by == "maintenance":
         await maintain_as_far_as_it_goes(engine)
     [later] = await asyncio.gather(start_append(kept, Batch([b"later"])), return_exceptions=True)
