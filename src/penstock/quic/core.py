@@ -261,9 +261,7 @@ class QuicCore:
 
         Returns how many packets in them were authentic and new, once the handshake is complete.
         """
-        core_s = self._core_s
-        if now_s < core_s:
-            now_s = core_s
+        now_s = max(now_s, self._core_s)
         try:
             if self.is_established:
                 report = self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)
@@ -361,8 +359,7 @@ class QuicCore:
         losses = core.loss_total
         if losses != self.losses:
             self.losses = losses
-            self.may_send = True
-            self._given = MANY
+            self.may_send, self._given = True, MANY
         if self.may_send:
             return True
         timer = core.get_timer()
