@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,9 @@ from penstock.protocols.blipmq.codec import encode_publish
 from penstock.protocols.dissectors import DISSECTORS
 from penstock.protocols.felix.codec.frames import encode_frame
 from penstock.protocols.flymq.codec.record_layouts import encode_produce
+from penstock.protocols.flymq.errors import encode_error
+from penstock.protocols.flymq.operations.operation import encode_reply
+from penstock.protocols.flymq.operations.schemas import ValidateSchema, Validation
 from penstock.protocols.rustlog.codec import binary_client
 
 
@@ -101,6 +105,28 @@ def test_once_boundaries_are_lost_nothing_more_is_decoded() -> None:
     names = [frame.name for frame in cutter.feed(b"\x01a\xff" + b"b" * 9)]
     assert names == ["whole", "not decoded"]
     assert [frame.name for frame in cutter.feed(b"\x01a")] == ["not decoded"]
+
+
+def test_frames_are_decoded_when_they_are_asked_for_and_none_is_lost() -> None:
+    decoded: list[bytes] = []
+
+    def decode(data: bytes) -> Frame:
+        decoded.append(data)
+        return Frame(data[1:].decode(), len(data), ())
+
+    cutter = Cutter(size_of, decode)
+    assert [frame.name for frame in islice(cutter.feed(b"\x01a\x01b\x01c\x01"), 2)] == ["a", "b"]
+    assert len(decoded) == 2
+    assert [frame.name for frame in cutter.feed(b"d")] == ["c", "d"]
+
+
+def test_errors_quote_no_record_unless_payloads_are_asked_for() -> None:
+    error = 'schema validation failed: at /id: "a secret" is not of type "integer" (order-v1)'
+    replies = encode_error(error) + encode_reply(ValidateSchema, Validation(False, ['"a secret" is too short']))
+    shown = str(list(DISSECTORS["flymq"](View()).sent(replies)))
+    assert "secret" not in shown
+    assert "schema validation failed" in shown
+    assert str(list(DISSECTORS["flymq"](View(payloads=True)).sent(replies))).count("a secret") == 2
 
 
 SOUND = [

@@ -10,7 +10,8 @@ never told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from itertools import islice
@@ -31,6 +32,8 @@ CREDENTIALS: Final = frozenset({"password", "old_password", "new_password", "tok
 PAYLOADS: Final = frozenset({"key", "keys", "value", "values", "payload", "payloads", "headers"})
 """Fields that are parts of records, also where a protocol has them as text."""
 HIDDEN: Final = "hidden"
+QUOTES_RECORD: Final = "schema validation failed"
+"""How errors begin that go on with values of the record."""
 
 
 class Field(NamedTuple):
@@ -67,7 +70,7 @@ class View:
         if isinstance(value, bytes | bytearray | memoryview):
             return self._bytes(bytes(value))
         if isinstance(value, str):
-            return self._bytes(value.encode(errors="replace")) if name in PAYLOADS else _cut(value)
+            return self._bytes(value.encode(errors="replace")) if name in PAYLOADS else self._words(value)
         if isinstance(value, Enum):
             return value.name
         if value is None or isinstance(value, bool | int | float):
@@ -85,6 +88,10 @@ class View:
             return _cut(_listed((self.text(each, name, depth + 1) for each in value), count))
         return _cut(str(value))
 
+    def _words(self, text: str) -> str:
+        before, quotes, _ = text.partition(QUOTES_RECORD)
+        return _cut(f"{before}{quotes}: {HIDDEN}" if quotes and not self.payloads else text)
+
     def _bytes(self, data: bytes) -> str:
         if not self.payloads:
             return f"{len(data)} bytes"
@@ -101,11 +108,11 @@ class Dissector(Protocol):
     from_start: ClassVar[bool]
     """Whether it must have seen the stream from its first byte on."""
 
-    def received(self, data: bytes) -> list[Frame]:
+    def received(self, data: bytes) -> Iterable[Frame]:
         """Return the frames that are complete of what the client sent."""
         ...
 
-    def sent(self, data: bytes) -> list[Frame]:
+    def sent(self, data: bytes) -> Iterable[Frame]:
         """Return the frames that are complete of what the broker sent."""
         ...
 
@@ -124,34 +131,68 @@ class Cutter:
     def __init__(self, size_of: Callable[[bytes], int | None], decode: Callable[[bytes], Frame]) -> None:
         self._size_of = size_of
         self._decode = decode
-        self._kept = b""
+        self._kept = bytearray()
         self._lost = False
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that are complete, each decoded when it is asked for. Those that nobody asked for come first the next time."""
         if self._lost:
-            return [Frame("not decoded", len(data), ())]
-        data = self._kept + data
-        frames: list[Frame] = []
+            yield Frame("not decoded", len(data), ())
+            return
+        kept = self._kept
+        kept += data
         at = 0
-        while at < len(data):
-            try:
-                size = self._size_of(data[at : at + HEAD_BYTES_MAX])
-            except PenstockError as error:
-                self._lost = True
-                frames.append(not_decoded(len(data) - at, error))
-                break
-            if size is None or len(data) - at < size:
-                break
-            frames.append(self._whole(data[at : at + size]))
-            at += size
-        self._kept = data[at:]
-        return frames
+        try:
+            while at < len(kept):
+                try:
+                    size = self._size_of(bytes(kept[at : at + HEAD_BYTES_MAX]))
+                except PenstockError as error:
+                    self._lost = True
+                    lost_bytes, at = len(kept) - at, len(kept)
+                    yield not_decoded(lost_bytes, error)
+                    break
+                if size is None or len(kept) - at < size:
+                    break
+                start, at = at, at + size
+                yield self._whole(bytes(kept[start:at]))
+        finally:
+            del kept[:at]
 
     def _whole(self, data: bytes) -> Frame:
         try:
             return self._decode(data)
         except Exception as error:  # noqa: BLE001  whatever a codec makes of what a peer sent, it is shown
             return not_decoded(len(data), error)
+
+
+class FramedDissector(ABC):
+    """Dissects a protocol whose frames say how long they are."""
+
+    from_start: ClassVar = False
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._requests = Cutter(self._size_of, self._request)
+        self._replies = Cutter(self._size_of, self._reply)
+
+    def received(self, data: bytes) -> Iterator[Frame]:
+        return self._requests.feed(data)
+
+    def sent(self, data: bytes) -> Iterator[Frame]:
+        return self._replies.feed(data)
+
+    @staticmethod
+    @abstractmethod
+    def _size_of(data: bytes) -> int | None:
+        """Return the size of the frame that begins so, None while that is not known. Raises PenstockError if it is no frame."""
+
+    @abstractmethod
+    def _request(self, data: bytes) -> Frame:
+        """Decode a frame of the client's."""
+
+    @abstractmethod
+    def _reply(self, data: bytes) -> Frame:
+        """Decode a frame of the broker's."""
 
 
 def not_decoded(size_bytes: int, error: Exception) -> Frame:

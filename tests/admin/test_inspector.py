@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ import pytest
 import penstock
 from penstock.admin import inspector
 from penstock.broker.access.checks import SYSTEM
-from penstock.errors import TopicNotFound
+from penstock.errors import ShuttingDown, TopicNotFound
+from penstock.inspection import Frame, View
+from penstock.protocols.dissectors import DISSECTORS
 from penstock.protocols.flymq.codec.record_layouts import encode_produce
+from penstock.protocols.flymq.inspection import FlyMQDissector
+from penstock.testing.clock import ManualClock
 from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key, on_loop
 
 WAIT_S = 30.0
@@ -249,6 +254,50 @@ def test_a_peer_that_speaks_something_else_is_shown_as_such(ask: Asking) -> None
         peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
         frames = frames_of(ask, inspection, bool)
     assert frames[0]["name"] == "not decoded"
+
+
+class _Interrupted:
+    """Runs work in place of a worker, and gives it up at its n-th step, as when the broker stops or whoever asked hangs up."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    async def run(self, work: Callable[[Callable[[], None]], None]) -> None:
+        work(self._check)
+
+    def _check(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise ShuttingDown("the request was given up")
+
+
+async def test_what_was_noted_is_decoded_once_however_often_the_decoding_is_given_up() -> None:
+    inspection = inspector.Inspection("flymq", "", View(payloads=True), DISSECTORS["flymq"], ManualClock())
+    values = [b"%d" % number for number in range(12)]
+    stream = b"".join(encode_produce("orders", value) for value in values)
+    for at in range(0, len(stream), 50):
+        inspection.received(stream[at : at + 50], 0, at_start=at == 0, at_frame=at == 0)
+    for steps in (0, 1, 3, 1_000):
+        with suppress(ShuttingDown):
+            await inspection.decode(_Interrupted(steps))  # type: ignore[arg-type]
+    shown = [dict(seen.frame.fields)["values"] for seen in inspection.frames]
+    assert shown == [f"[{value.decode()}]" for value in values]
+
+
+async def test_no_more_frames_are_decoded_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspector, "FRAMES_MAX", 3)
+    decoded: list[bytes] = []
+
+    class Counting(FlyMQDissector):
+        def _request(self, data: bytes) -> Frame:
+            decoded.append(data)
+            return super()._request(data)
+
+    inspection = inspector.Inspection("flymq", "", View(), Counting, ManualClock())
+    inspection.received(encode_produce("orders", b"x") * 100, 0, at_start=True, at_frame=True)
+    await inspection.decode(_Interrupted(1_000))  # type: ignore[arg-type]
+    assert len(decoded) == len(inspection.frames) == 3
+    assert inspection.state == "full"
 
 
 def test_administrators_inspect_audited_and_see_no_password() -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
+from penstock.broker.idempotence.stored import Written
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import NotWritten, TopicNotFound
-from penstock.log.api import TopicConfig
+from penstock.log.api import Durability, TopicConfig
 from penstock.testing.clock import ManualClock
 from penstock.testing.shared_engine import SharedEngine
 from penstock.testing.shared_log import SharedLog
+from tests.broker.idempotence.sending import client_of
 from tests.broker.producing import produce, read_values
 from tests.broker.subscribing import subscribe, take_values
 
@@ -134,3 +136,39 @@ async def test_a_delayed_record_whose_delivery_was_not_answered_is_delivered_onc
     await until(lambda: broker.schedule.stats.delivered == 1)
     assert broker.schedule.pending == 0
     assert await nodes[0].values("orders") == [b"once"]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+@pytest.mark.parametrize("durability", ["fsync", "none"])
+async def test_a_request_of_an_idempotent_producer_is_stored_once_if_its_answer_is_lost(
+    nodes: list[Node], durability: str, *, stored: bool
+) -> None:
+    broker = nodes[0].broker
+    await broker.create_topic(WHO, "orders", TopicConfig(durability=Durability.parse(durability)))
+    client = await client_of(broker)
+    request = client.request("orders", [b"once"])
+    await broker.audit.written()  # the lost answer is that of the request
+    nodes[0].engine.lose_answer(stored=stored)
+    [first] = await asyncio.gather(client.start(broker, request), return_exceptions=True)
+    assert isinstance(first, NotWritten) is not stored
+    [again] = await asyncio.gather(client.start(broker, request), return_exceptions=True)
+    assert await nodes[0].values("orders") == [b"once"]
+    if stored:
+        assert str(first) == str(again), "it is answered as before"
+    else:
+        assert isinstance(again, Written)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+async def test_a_producer_is_registered_if_the_answer_is_lost(nodes: list[Node], *, stored: bool) -> None:
+    broker = nodes[0].broker
+    await broker.create_topic(WHO, "orders", TopicConfig())
+    await broker.audit.written()
+    nodes[0].engine.lose_answer(stored=stored)
+    if not stored:
+        with pytest.raises(NotWritten):
+            await client_of(broker)
+        return
+    client = await client_of(broker)
+    await client.send(broker, client.request("orders", [b"a"]))
+    assert await nodes[0].values("orders") == [b"a"]

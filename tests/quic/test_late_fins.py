@@ -10,7 +10,7 @@ import pytest
 from penstock.quic.core import StreamRefused
 from penstock.quic.events import STREAM_FINISHED
 from penstock.quic.late_fins import HOLD_S_MIN
-from tests.quic.talk import SERVER, Talk
+from tests.quic.talk import CLIENT, SERVER, Talk
 
 SIZE = 12_000
 PACKET_THRESHOLD = 3
@@ -60,6 +60,24 @@ def test_the_library_loses_an_end_that_travels_alone(tmp_path: Path) -> None:
 def test_an_end_that_comes_late_arrives_though_data_and_datagrams_are_lost(tmp_path: Path) -> None:
     talk = talking(tmp_path)
     stream_id = lose_the_end(talk, lambda stream_id: talk.server.send(stream_id, b"", end=True))
+    assert has_finished(talk, stream_id)
+
+
+def test_an_end_is_held_while_lost_data_is_to_be_sent_again_though_nothing_is_in_flight(tmp_path: Path) -> None:
+    talk = talking(tmp_path)
+    server, client = talk.server, talk.client
+    stream_id = server.open_stream(one_way=True)
+    server.send(stream_id, bytes(SIZE), end=False)
+    for datagram, _ in server.take_datagrams(talk.now_s, 100)[1:]:
+        client.receive(datagram, len(datagram), SERVER, talk.now_s)
+    for datagram, _ in client.take_datagrams(talk.now_s, 100):
+        server.receive(datagram, len(datagram), CLIENT, talk.now_s)
+    assert server.in_flight_bytes == 0, "the first was declared lost, the others are acknowledged"
+    server.send(stream_id, b"", end=True)
+    assert len(server.take_datagrams(talk.now_s, 100)) == 1
+    assert stream_id in server._fins.held_since_s
+    for _ in talk.steps(500):
+        pass
     assert has_finished(talk, stream_id)
 
 

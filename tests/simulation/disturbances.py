@@ -85,8 +85,7 @@ class Disturbances:
             await asyncio.sleep(self._chance.uniform(0.0, 2.0))
 
     async def _restart(self) -> None:
-        if self._world.is_up:
-            await self._world.stop_broker()
+        await self._world.stop_broker()
 
     async def _reset(self) -> None:
         self._world.network.reset_some(0.5)

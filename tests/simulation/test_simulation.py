@@ -15,7 +15,7 @@ from penstock.log.embedded.disk import AppendFile
 from penstock.testing.checker import ReadRecord
 from tests.simulation.disk import SimDisk
 from tests.simulation.history import History
-from tests.simulation.run import simulate
+from tests.simulation.run import _Run, simulate
 from tests.simulation.trace import first_difference
 
 SEEDS = range(7)
@@ -50,6 +50,16 @@ def test_what_is_kept_behind_a_loss_is_a_hole_if_it_was_stored_before_the_power_
         {("loose", b"kept"): ReadRecord("loose", 0, 4, None, b"kept")}, [10.0], flushes_failed=False
     )
     assert history.violations == expected
+
+
+def test_a_broker_that_has_ended_already_is_not_stopped() -> None:
+    async def main(run: _Run, seconds: float) -> None:
+        await run.world.start_broker()
+        run.world.crash()
+        await run.world.stop_broker()
+
+    with mock.patch.object(_Run, "main", main):
+        assert not simulate(0).violations
 
 
 def test_a_seed_is_one_run() -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -74,13 +76,15 @@ class Inspection:
         self._view = view
         self._dissectors = dissectors
         self._clock = clock
-        self._chunks: list[_Chunk] = []
+        self._chunks: deque[_Chunk] = deque()
+        """What is not decoded yet."""
         self._size_bytes = 0
         self._count = 0
         self._streams: dict[int, bool] = {}
         """Whether each is decoded; those that were open before are not until a frame begins."""
         self._open: dict[int, Dissector] = {}
-        self._decoding = asyncio.Lock()
+        self._decoding = threading.Lock()
+        """Held in the worker thread, which goes on when nobody waits for it any more."""
 
     def attach(self, connection: Tappable) -> None:
         self._connection = connection
@@ -126,24 +130,25 @@ class Inspection:
 
     async def decode(self, worker: Worker) -> None:
         """Decode what came since the last time."""
-        async with self._decoding:
-            chunks, self._chunks = self._chunks, []
-            if chunks:
-                await worker.run(lambda check: self._decode(chunks, check))
-            if len(self.frames) >= FRAMES_MAX:
-                self.stop("full")
+        if self._chunks:
+            await worker.run(self._decode)
+        if len(self.frames) >= FRAMES_MAX:
+            self.stop("full")
 
-    def _decode(self, chunks: list[_Chunk], check: Check) -> None:
-        for at_ms, direction, stream, data in chunks:
-            check()
-            dissector = self._open.get(stream)
-            if dissector is None:
-                dissector = self._open[stream] = self._dissectors(self._view)
-            frames = dissector.received(data) if direction == "received" else dissector.sent(data)
-            self.frames += [Seen(at_ms, direction, stream, frame) for frame in frames]
-            if len(self.frames) >= FRAMES_MAX:
-                del self.frames[FRAMES_MAX:]
-                return
+    def _decode(self, check: Check) -> None:
+        with self._decoding:
+            while self._chunks and len(self.frames) < FRAMES_MAX:
+                at_ms, direction, stream, data = self._chunks.popleft()
+                dissector = self._open.get(stream)
+                if dissector is None:
+                    dissector = self._open[stream] = self._dissectors(self._view)
+                for frame in dissector.received(data) if direction == "received" else dissector.sent(data):
+                    self.frames.append(Seen(at_ms, direction, stream, frame))
+                    if len(self.frames) >= FRAMES_MAX:
+                        self._chunks.clear()
+                        return
+                    check()
+                check()
 
 
 class Inspector:

@@ -178,7 +178,7 @@ class Table(Generic[_Key, _Value]):
         batch = prepared.part.batch
         assert isinstance(batch, Batch)
         settle = partial(self.settle, prepared)
-        prepared.part.partition.append(batch, lambda result: _once_known(result, settle), relaxed=relaxed)
+        prepared.part.partition.append(batch, lambda result: once_known(result, settle), relaxed=relaxed)
         self.begin(prepared, shown)
         return future
 
@@ -374,7 +374,7 @@ def append_together(
 
     # An engine answers later, never within the call; so what it refuses by raising leaves no change begun.
     parts = [*batches, *(change.part for change in changes)]
-    engine.append_atomic(parts, lambda result: _once_known(result, known))
+    engine.append_atomic(parts, lambda result: once_known(result, known))
     for change in changes:
         change.table.begin(change, shown)
 
@@ -402,7 +402,7 @@ _asking: Final[set[asyncio.Task[None]]] = set()
 """For each append whose outcome is unknown, who waits for the log to tell."""
 
 
-def _once_known(result: _Result | PenstockError, known: Callable[[_Result | PenstockError | None], None]) -> None:
+def once_known(result: _Result | PenstockError, known: Callable[[_Result | PenstockError | None], None]) -> None:
     """Call `known` with the result of an append. If its outcome is unknown but can be settled, that is done first: `known` gets None if it
     was stored after all."""
     if not isinstance(result, OutcomeUnknown) or result.settle is None:

@@ -261,9 +261,7 @@ class QuicCore:
 
         Returns how many packets in them were authentic and new, once the handshake is complete.
         """
-        core_s = self._core_s
-        if now_s < core_s:
-            now_s = core_s
+        now_s = max(now_s, self._core_s)
         try:
             if self.is_established:
                 report = self._core.receive_gro_buffer(buffer, segment_bytes, address, now_s)
@@ -361,8 +359,7 @@ class QuicCore:
         losses = core.loss_total
         if losses != self.losses:
             self.losses = losses
-            self.may_send = True
-            self._given = MANY
+            self.may_send, self._given = True, MANY
         if self.may_send:
             return True
         timer = core.get_timer()
@@ -379,7 +376,7 @@ class QuicCore:
         if now_s < self._core_s:
             now_s = self._core_s
         if self._fins.held_since_s:
-            self._fins.send_due(core, now_s)
+            self._fins.send_due(core, now_s, is_quiet=False)
         frames.before_sending(core)
         taken: list[tuple[bytes, Address]] = []
         is_sure = True
@@ -404,9 +401,12 @@ class QuicCore:
                 if outbox.waiting and outbox.feed(core, now_s, left, is_idle=True):
                     continue
                 timer = core.get_timer()
-                if timer is None or timer[0] != PACING_TIMER or not now_s < timer[1] <= latest_s:
+                if timer is not None and timer[0] == PACING_TIMER:
+                    if not now_s < timer[1] <= latest_s:
+                        break
+                    now_s = timer[1]
+                elif core.bytes_in_flight or not self._fins.send_due(core, now_s, is_quiet=True):
                     break
-                now_s = timer[1]
         except BaseException as error:
             _raise_panic(error)
             raise

@@ -4,8 +4,8 @@ The library loses the end of a stream for good if the packet that carries it, an
 before it is not acknowledged: it fails to note a lost frame of zero length that is not the first thing to be sent again. The peer then
 has everything but the end, and waits for it. An end that travels with data is not affected.
 
-So an end that would travel alone waits until nothing of the connection is in flight, and a little while at most: by then the data has
-been acknowledged, or has been lost more than once.
+So an end that would travel alone waits until nothing of the connection is in flight or to be sent again, and a little while at most: by
+then the data has been acknowledged, or has been lost more than once. Data that was declared lost is not in flight before it is sent again.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ class LateFins:
         """When to call `send_due` at the latest."""
 
     def hold(self, core: QuicConnectionCore, stream_id: int) -> bool:
-        """Hold back the end of a stream; False if it may be sent at once, with data or because nothing is in flight."""
-        if not core.bytes_in_flight or core.get_send_buffer_size(stream_id) or not core.can_send_stream(stream_id):
+        """Hold back the end of a stream; False if it may be sent at once, with data."""
+        if core.get_send_buffer_size(stream_id) or not core.can_send_stream(stream_id):
             return False
         self.held_since_s.setdefault(stream_id)
         self._has_new = True
         return True
 
-    def send_due(self, core: QuicConnectionCore, now_s: float) -> None:
-        """Give the core the ends that need not wait any longer."""
-        hold_s = max(HOLD_S_MIN, HOLD_ROUND_TRIPS * (core.smoothed_rtt or INITIAL_RTT_S)) if core.bytes_in_flight else 0
+    def send_due(self, core: QuicConnectionCore, now_s: float, *, is_quiet: bool) -> bool:
+        """Give the core the ends that need not wait any longer; returns whether there are any.
+
+        `is_quiet`: nothing is in flight, and the core has just said that it has nothing to send.
+        """
+        hold_s = 0.0 if is_quiet else max(HOLD_S_MIN, HOLD_ROUND_TRIPS * (core.smoothed_rtt or INITIAL_RTT_S))
+        sent = False
         self.due_s = None
         if self._has_new:
             self._has_new = False
@@ -56,12 +60,14 @@ class LateFins:
             assert since_s is not None
             if now_s < since_s + hold_s:
                 self.due_s = since_s + hold_s
-                return
+                break
             del self.held_since_s[stream_id]
             try:
                 core.send_stream(stream_id, b"", True)
+                sent = True
             except (RuntimeError, ValueError):
                 pass  # the peer takes no more of it, of which an event will tell
+        return sent
 
     def drop(self, stream_id: int) -> None:
         """Forget a stream that was reset."""

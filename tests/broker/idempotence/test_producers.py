@@ -186,6 +186,20 @@ async def test_a_full_disk_refuses_the_request_and_its_number_is_used_again(hous
         assert await house.values("orders") == [b"a"]
 
 
+async def test_a_request_whose_outcome_is_unknown_is_not_said_to_be_missing_when_it_is_sent_again(house: House) -> None:
+    async with house:
+        await house.topic("orders")
+        client = await client_of(house.broker)
+        request = client.request("orders", [b"a"])
+        house.disk.fail_next_fsync()
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown):
+                await client.send(house.broker, request)
+        await house.restart()
+        await client.send(house.broker, request)
+        assert await house.values("orders") == [b"a"]
+
+
 @pytest.mark.parametrize("durability", ["none", "interval:1000"])
 async def test_without_fsync_what_is_sent_again_after_a_restart_is_refused_if_it_may_be_stored(
     house: House, durability: str

@@ -18,6 +18,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -43,7 +44,7 @@ from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import Accepted, Producer
 from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.table import TABLE_CONFIG, ensure_internal_topic, read_state
+from penstock.broker.table import TABLE_CONFIG, ensure_internal_topic, once_known, read_state
 from penstock.broker.transactions.transaction_records import TransactionRecords
 from penstock.errors import (
     CorruptMetadata,
@@ -62,10 +63,13 @@ FORGOTTEN_PER_APPEND_MAX: Final = 1024
 """Producers that are removed from the log at a time."""
 _PLACE_BYTES_MAX: Final = 32
 """Of one place in an entry."""
+_STORED_SOMEWHERE: Final = "the records are stored, but the log has not told at which offsets"
 _ENTRY_BYTES: Final = 64
 """What an entry or a producer takes in memory beside its bytes, about."""
 
 OnWritten = Callable[[Written | PenstockError], None]
+_Answer = bytes | OutcomeUnknown
+"""The entry of a request that was stored, or that nobody knows whether it was: it is not stored again in this run."""
 
 
 @dataclass(slots=True)
@@ -100,7 +104,7 @@ class _Producer:
         self.id = producer_id
         self.owner = owner
         self.last_ms = now_ms
-        self.sequences: Sequences[bytes, OnWritten] = Sequences(from_log=from_log)
+        self.sequences: Sequences[_Answer, OnWritten] = Sequences(from_log=from_log)
         self.slots = 0
         """A bit for each slot that has a record in the log."""
         self.size_bytes = 0
@@ -109,7 +113,8 @@ class _Producer:
     def measure(self) -> int:
         """Return by how much the size of the answers has changed."""
         before = self.size_bytes
-        self.size_bytes = sum(_ENTRY_BYTES + len(answer) for answer in self.sequences.answers.values())
+        answers = self.sequences.answers.values()
+        self.size_bytes = sum(_ENTRY_BYTES + (len(each) if isinstance(each, bytes) else 0) for each in answers)
         return self.size_bytes - before
 
     def keys(self) -> list[bytes]:
@@ -198,9 +203,9 @@ class IdempotentProducers(Part):
         now_ms = self._clock.now_ms()
         registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def done(result: Appended | PenstockError) -> None:
+        def done(result: Appended | PenstockError | None) -> None:
             self._ended()
-            if isinstance(result, Appended):
+            if not isinstance(result, PenstockError):
                 self._known[producer_id] = _Producer(producer_id, principal.name, now_ms)
                 self.stats.registered += 1
                 self._forget_old()
@@ -213,7 +218,7 @@ class IdempotentProducers(Part):
 
         self._writes += 1
         key, value = ProducerKey(producer_id, PRODUCER_SLOT), StoredProducer(principal.name, now_ms)
-        partition.append(Batch([encode(value)], [encode(key)]), done)
+        partition.append(Batch([encode(value)], [encode(key)]), lambda result: once_known(result, done))
         await registered
         return producer_id
 
@@ -303,7 +308,11 @@ class IdempotentProducers(Part):
             self._begin(known, topic, request, partition, batch, schema, done)
 
     def _answer_again(self, known: _Producer, topic: str, request: Sequenced, count: int, done: OnWritten) -> None:
-        entry = _REQUESTS.decode(known.sequences.answers[request.sequence])
+        answer = known.sequences.answers[request.sequence]
+        if isinstance(answer, OutcomeUnknown):
+            asyncio.get_running_loop().call_soon(done, answer)
+            return
+        entry = _REQUESTS.decode(answer)
         if (entry.topic, entry.count) != (topic, count):
             raise InvalidRequest(
                 f"sequence {request.sequence} was {entry.count} records for topic {entry.topic}, and is now {count} for {topic}: "
@@ -358,14 +367,18 @@ class IdempotentProducers(Part):
         return self._engine.partition(topic, index)
 
     def append(
-        self, parts: Sequence[BatchFor], late: LateBatch, done: Callable[[Sequence[Appended] | PenstockError], None]
+        self,
+        parts: Sequence[BatchFor],
+        late: LateBatch,
+        done: Callable[[Sequence[Appended] | PenstockError | None], None],
     ) -> None:
-        """Append records and the entry of their request, all or nothing."""
-        self._engine.append_atomic([*parts, BatchFor(self._open(), late)], done)
+        """Append records and the entry of their request, all or nothing. `done` gets None if they are stored as the entry tells."""
+        self._engine.append_atomic([*parts, BatchFor(self._open(), late)], lambda result: once_known(result, done))
 
     def settle(self, known: _Producer, sequence: int, entry: bytes | None, outcome: Written | PenstockError) -> None:
         """A request has ended; `entry` is its answer, if something was stored."""
-        waiters = known.sequences.end(sequence, entry)
+        answer = OutcomeUnknown(outcome.message) if isinstance(outcome, OutcomeUnknown) else entry
+        waiters = known.sequences.end(sequence, answer)
         self._ended()
         if self._known.get(known.id) is known:
             self._size_bytes += known.measure()
@@ -453,9 +466,11 @@ class _Write:
             self._entry = encode(self._stored(column, found, reasons))
             return Batch([self._entry], [key])
 
-        def done(result: Sequence[Appended] | PenstockError) -> None:
+        def done(result: Sequence[Appended] | PenstockError | None) -> None:
             if isinstance(result, PenstockError):
                 self._settle(None, result)
+            elif result is None:
+                self._settle(self._entry, written(_REQUESTS.decode(self._entry)))
             else:
                 landed = zip(partitions, result, strict=False)
                 places = [Place(partition.index, *place) for partition, place in landed]
@@ -470,12 +485,12 @@ class _Write:
         failures: dict[int, PenstockError] = {}
         self._left = len(parts)
 
-        def done_for(index: int) -> Callable[[Appended | PenstockError], None]:
-            def done(result: Appended | PenstockError) -> None:
+        def done_for(index: int) -> Callable[[Appended | PenstockError | None], None]:
+            def done(result: Appended | PenstockError | None) -> None:
                 if isinstance(result, Appended):
                     places.append(Place(index, *result))
                 else:
-                    failures[index] = result
+                    failures[index] = result or OutcomeUnknown(_STORED_SOMEWHERE)
                 self._left -= 1
                 if not self._left:
                     self._settle_unlogged(places, failures)
@@ -484,7 +499,7 @@ class _Write:
 
         for part in parts:
             assert not isinstance(part.batch, LateBatch)
-            part.partition.append(part.batch, done_for(part.partition.index))
+            part.partition.append(part.batch, partial(once_known, known=done_for(part.partition.index)))
 
     def _settle_unlogged(self, places: Sequence[Place], failures: Mapping[int, PenstockError]) -> None:
         if not places:

@@ -273,18 +273,25 @@ class Committer:
                 self._prepare(part, now_ms)
                 break
             except OSError as error:
-                refusal = storage_error(error, f"preparing a write to {part.partition}")
-                part.refuse(part.appends, refusal)
-                if not (is_full(error) or is_out_of_descriptors(error)):
-                    part.partition.fail(str(refusal))
+                self._refuse(part, error)
             except Exception as error:  # noqa: BLE001 - records that make no block harm only themselves
                 _log.exception("block_encoding_failed", partition=str(part.partition))
                 part.refuse_what_cannot_be_encoded(error)
         if part.rolled:
             self.forget(part.partition)
 
+    @staticmethod
+    def _refuse(part: PartitionCommit, error: OSError) -> None:
+        """Refuse a part of which nothing was written; if the disk is to blame, its partition writes no more."""
+        refusal = storage_error(error, f"preparing a write to {part.partition}")
+        part.refuse(part.appends, refusal)
+        if not (is_full(error) or is_out_of_descriptors(error)):
+            part.partition.fail(str(refusal))
+
     def _prepare(self, part: PartitionCommit, now_ms: int) -> None:
         partition, target = part.partition, self._options.block_bytes_target
+        if part.rolls(now_ms):
+            self._finish_checkpoint_of(partition)
         if partition.failure is not None:
             raise OSError(errno.EIO, partition.failure)
         if self._reserve.given_up and not partition.internal and self._reserve.is_in_use():
@@ -337,6 +344,10 @@ class Committer:
             return False
         try:
             self._files.use(part.partition)
+        except OSError as error:
+            self._refuse(part, error)
+            return False
+        try:
             part.write()
         except OSError as error:
             try:
@@ -369,6 +380,7 @@ class Committer:
         for part in parts:
             try:
                 self._files.use(part.partition)
+                self._unsynced[part.partition] = None  # by now: to make room for another part, its file may be closed
                 part.write_data()
             except OSError as error:
                 may_be_undone = all(part.error is None for part in parts)
@@ -381,7 +393,6 @@ class Committer:
         for part in parts:
             if part.error is None:
                 part.add_to_index()
-            self._unsynced[part.partition] = None
         self._spread_failures(parts)
 
     def _take_back(self, parts: list[PartitionCommit], starts: list[int], full: OSError) -> None:
@@ -390,6 +401,7 @@ class Committer:
             for part, start in zip(parts, starts, strict=True):
                 file = part.partition.writer.file
                 if file.end != start or file.is_open:
+                    self._files.use(part.partition)
                     file.cut(start)
                     file.sync()  # before the journal: without it, a part alone must not come back after a power cut
             self._journal.undo_last()
@@ -517,6 +529,12 @@ class Committer:
             if partition.failure is None and not partition.deleted and not index.sealed and index.saved_covers < covers:
                 save_index(writer, encoded, covers)
 
+    def _finish_checkpoint_of(self, partition: EmbeddedPartition) -> None:
+        """Before a partition's segment is sealed, wait for a checkpoint that syncs it: the system tells an error of writing back to no
+        opening of the file after the one that heard of it, and nothing is redone in a segment that another one follows."""
+        if any(covered is partition for covered, *_ in self._covered):
+            self._finish_checkpoint()
+
     def _fail(self, part: PartitionCommit, reason: str) -> None:
         """Nobody knows whether the part is stored, so its partition refuses writes until a restart has looked."""
         part.error = part.error or OutcomeUnknown(f"whether these records are on disk is unknown: {reason}")
@@ -565,6 +583,9 @@ class Committer:
 
     def roll(self, partition: EmbeddedPartition, now_ms: int) -> None:
         """Begin a new segment of a partition; in the commit thread. If that fails, the last one goes on as it was."""
+        self._finish_checkpoint_of(partition)
+        if partition.failure is not None:
+            raise OSError(errno.EIO, partition.failure)
         self._files.use(partition)
         partition.writer = partition.writer.roll(now_ms)
         self.forget(partition)
@@ -614,8 +635,7 @@ def _refused(partition: EmbeddedPartition) -> NotWritten:
 
 def _recorded_only(error: OSError, partition: EmbeddedPartition) -> str:
     return (
-        f"writing to {partition} failed after it was recorded in the journal: {error}; "
-        "restart the broker to recover it"
+        f"writing to {partition} failed after it was recorded in the journal: {error}; restart the broker to recover it"
     )
 
 

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from penstock.errors import ProtocolViolation
-from penstock.inspection import HIDDEN, Cutter, Field, Frame, View
+from penstock.inspection import HIDDEN, Field, Frame, FramedDissector
 from penstock.protocols.blipmq.codec import parse_hello, parse_id, parse_nack, parse_publish, parse_subscribe
 from penstock.protocols.blipmq.wire import HEAD, HEAD_BYTES, LENGTH_BYTES, LENGTH_MAX, LENGTH_MIN, FrameType
 
 
-class BlipMQDissector:
-    from_start: ClassVar = False
+class BlipMQDissector(FramedDissector):
+    @staticmethod
+    def _size_of(data: bytes) -> int | None:
+        if len(data) < LENGTH_BYTES:
+            return None
+        length = int.from_bytes(data[:LENGTH_BYTES], "big")
+        if not LENGTH_MIN <= length <= LENGTH_MAX:
+            raise ProtocolViolation(f"a frame of {length} bytes: {LENGTH_MIN} to {LENGTH_MAX} are allowed")
+        return LENGTH_BYTES + length
 
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._directions = [Cutter(_size_of, self._frame) for _ in range(2)]
-
-    def received(self, data: bytes) -> list[Frame]:
-        return self._directions[0].feed(data)
-
-    def sent(self, data: bytes) -> list[Frame]:
-        return self._directions[1].feed(data)
-
-    def _frame(self, data: bytes) -> Frame:
+    def _request(self, data: bytes) -> Frame:
         _, number, correlation_id = HEAD.unpack_from(data)
         kind = FrameType(number)
         fields = (Field("correlation_id", str(correlation_id)), *self._payload(kind, data[HEAD_BYTES:]))
         return Frame(kind.name, len(data), fields)
+
+    _reply = _request
 
     def _payload(self, kind: FrameType, payload: bytes) -> list[Field]:
         parsers = {
@@ -48,12 +45,3 @@ class BlipMQDissector:
             return [Field("fault", "the payload cannot be read"), Field("payload", self._view.text(payload))]
         values = parsed if isinstance(parsed, tuple) else (parsed,)
         return [Field(name, self._view.text(value)) for name, value in zip(names, values, strict=True)]
-
-
-def _size_of(data: bytes) -> int | None:
-    if len(data) < LENGTH_BYTES:
-        return None
-    length = int.from_bytes(data[:LENGTH_BYTES], "big")
-    if not LENGTH_MIN <= length <= LENGTH_MAX:
-        raise ProtocolViolation(f"a frame of {length} bytes: {LENGTH_MIN} to {LENGTH_MAX} are allowed")
-    return LENGTH_BYTES + length

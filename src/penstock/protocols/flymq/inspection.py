@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import ClassVar
 
 from penstock.errors import ProtocolViolation
-from penstock.inspection import HIDDEN, Cutter, Field, Frame, View
+from penstock.inspection import HIDDEN, Field, Frame, FramedDissector, View
 from penstock.protocols.flymq import operations
 from penstock.protocols.flymq.codec.frames import Call, CodecLimits, RequestDecoder, Undecoded, decode_undecoded
 from penstock.protocols.flymq.codec.record_layouts import decode_consumed, decode_fetched, decode_produced
 from penstock.protocols.flymq.errors import decode_error
 from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, decode_reply
+from penstock.protocols.flymq.operations.schemas import Validation
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, HEADER, HEADER_BYTES, MAGIC, VERSION
 
 assert operations.__all__  # importing them fills OPERATIONS
@@ -23,21 +23,20 @@ UNANSWERED_MAX = 10_000
 """Fetches whose layout is remembered until they are answered."""
 
 
-class FlyMQDissector:
-    from_start: ClassVar = False
-
+class FlyMQDissector(FramedDissector):
     def __init__(self, view: View) -> None:
-        self._view = view
-        self._requests = Cutter(_size_of, self._request)
-        self._replies = Cutter(_size_of, self._reply)
+        super().__init__(view)
         self._native: deque[bool] = deque(maxlen=UNANSWERED_MAX)
         """Of fetches that are not answered: whether the reply has the layout of deployed brokers."""
 
-    def received(self, data: bytes) -> list[Frame]:
-        return self._requests.feed(data)
-
-    def sent(self, data: bytes) -> list[Frame]:
-        return self._replies.feed(data)
+    @staticmethod
+    def _size_of(data: bytes) -> int | None:
+        if data[0] != MAGIC or (len(data) > 1 and data[1] != VERSION):
+            raise ProtocolViolation(f"not a FlyMQ frame: it begins with {data[:2].hex(' ')}, af 01 is expected")
+        if len(data) < HEADER_BYTES:
+            return None
+        length: int = HEADER.unpack_from(data)[4]
+        return HEADER_BYTES + length
 
     def _request(self, data: bytes) -> Frame:
         [request] = RequestDecoder().feed(data)
@@ -47,7 +46,7 @@ class FlyMQDissector:
         if not isinstance(request, Call):
             return Frame(name, len(data), self._view.fields(request, without=("request_bytes", "partitions")))
         if isinstance(request.body, BadRequest):
-            return Frame(name, len(data), (Field("fault", request.body.message),))
+            return Frame(name, len(data), (Field("fault", self._view.text(request.body.message)),))
         if request.opcode in _FETCHES:
             self._native.append(getattr(request.body, "filter", None) is not None)
         return Frame(name, len(data), self._view.fields(request.body))
@@ -56,7 +55,7 @@ class FlyMQDissector:
         _, _, opcode, _, _ = HEADER.unpack_from(data)
         payload, view = data[HEADER_BYTES:], self._view
         if opcode == ERROR:
-            return Frame("ERROR", len(data), (Field("message", decode_error(payload)),))
+            return Frame("ERROR", len(data), (Field("message", view.text(decode_error(payload))),))
         kind = _BY_REPLY.get(opcode)
         name = "UNKNOWN" if kind is None else kind.opcode_name
         if opcode == _PRODUCE:
@@ -76,19 +75,12 @@ class FlyMQDissector:
         if kind is operations.access.KeyCreate:
             return Frame(name, len(data), (Field("key", HIDDEN),))
         reply = decode_reply(kind, payload)
+        if isinstance(reply, Validation) and not view.payloads:
+            reply.errors = [HIDDEN] * len(reply.errors)  # they quote the value
         if isinstance(reply, bytes):
             # Coded by hand, and the plan of a read has a secret in it.
             return Frame(name, len(data), (Field("payload", f"{len(reply)} bytes"),))
         return Frame(name, len(data), view.fields(reply))
-
-
-def _size_of(data: bytes) -> int | None:
-    if data[0] != MAGIC or (len(data) > 1 and data[1] != VERSION):
-        raise ProtocolViolation(f"not a FlyMQ frame: it begins with {data[:2].hex(' ')}, af 01 is expected")
-    if len(data) < HEADER_BYTES:
-        return None
-    length: int = HEADER.unpack_from(data)[4]
-    return HEADER_BYTES + length
 
 
 def _name(data: bytes) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from penstock.errors import ProtocolViolation
-from penstock.inspection import Cutter, Field, Frame, View
+from penstock.inspection import Field, Frame, FramedDissector
 from penstock.protocols.bytes import U32
 from penstock.protocols.rustlog.codec import binary_client, json_client, json_dialect
 from penstock.protocols.rustlog.codec.frames import ReplyDecoder, RequestDecoder
@@ -36,32 +36,30 @@ _JSON: dict[Opcode, Callable[[bytes], Any]] = {
 }
 
 
-class RustLogDissector:
-    from_start: ClassVar = False
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._requests = Cutter(_size_of, self._request)
-        self._replies = Cutter(_size_of, self._reply)
-
-    def received(self, data: bytes) -> list[Frame]:
-        return self._requests.feed(data)
-
-    def sent(self, data: bytes) -> list[Frame]:
-        return self._replies.feed(data)
+class RustLogDissector(FramedDissector):
+    @staticmethod
+    def _size_of(data: bytes) -> int | None:
+        if len(data) < LENGTH_BYTES:
+            return None
+        (length,) = U32.unpack_from(data)
+        if not 1 <= length <= PAYLOAD_BYTES_MAX:
+            raise ProtocolViolation(f"a frame of {length} bytes: 1 to {PAYLOAD_BYTES_MAX} are allowed")
+        return LENGTH_BYTES + int(length)
 
     def _request(self, data: bytes) -> Frame:
         [request] = RequestDecoder().feed(data)
         if isinstance(request, Undecoded):
             request = json_dialect.decode_request(request.payload)
         if isinstance(request, BrokenFrame):
-            return Frame("not decoded", len(data), (Field("reason", request.message),))
+            return Frame("not decoded", len(data), (Field("reason", self._view.text(request.message)),))
         dialect = Field("dialect", request.dialect.name)
         if not isinstance(request, Call):
             hidden = ("dialect", "counts", "request_bytes")
             return Frame("PRODUCE", len(data), (dialect, *self._view.fields(request, without=hidden)))
         if isinstance(request.body, BadRequest):
-            return Frame(f"0x{request.opcode:02x}", len(data), (dialect, Field("fault", request.body.message)))
+            return Frame(
+                f"0x{request.opcode:02x}", len(data), (dialect, Field("fault", self._view.text(request.body.message)))
+            )
         return Frame(Opcode(request.opcode).name, len(data), (dialect, *self._view.fields(request.body)))
 
     def _reply(self, data: bytes) -> Frame:
@@ -76,12 +74,3 @@ class RustLogDissector:
         if reply.dialect is Dialect.JSON:
             return (Field("reply", self._view.text(msgspec.json.decode(reply.payload))),)
         return (Field("payload", f"{len(reply.payload) - 1} bytes"),) if len(reply.payload) > 1 else ()
-
-
-def _size_of(data: bytes) -> int | None:
-    if len(data) < LENGTH_BYTES:
-        return None
-    (length,) = U32.unpack_from(data)
-    if not 1 <= length <= PAYLOAD_BYTES_MAX:
-        raise ProtocolViolation(f"a frame of {length} bytes: 1 to {PAYLOAD_BYTES_MAX} are allowed")
-    return LENGTH_BYTES + int(length)
