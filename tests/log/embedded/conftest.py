@@ -9,6 +9,7 @@ from penstock.background import Background
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
 from penstock.testing.clock import ManualClock
+from tests.log.embedded.faults import SuffixFaults
 from tests.log.embedded.storage import CountingDisk
 
 OpenEngine = Callable[..., Awaitable[EmbeddedEngine]]
@@ -22,6 +23,11 @@ def clock() -> ManualClock:
 @pytest.fixture
 def disk() -> CountingDisk:
     return CountingDisk()
+
+
+@pytest.fixture
+def faults() -> SuffixFaults:
+    return SuffixFaults()
 
 
 @pytest.fixture

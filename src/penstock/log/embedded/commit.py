@@ -38,10 +38,18 @@ from penstock.clock import Clock
 from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.futures import shield
 from penstock.log.api import EngineStats
-from penstock.log.embedded.checkpoint import flush_failed, open_for_sync, save_index, sync_segments
+from penstock.log.embedded.checkpoint import open_for_sync, save_index, sync_segments, synced
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors, storage_error
-from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
-from penstock.log.embedded.layout import AtomicAppend, PartitionCommit
+from penstock.log.embedded.failures import (
+    flush_failed,
+    recorded_only,
+    refuse_unwritten,
+    refused,
+    write_failed,
+    written_with,
+)
+from penstock.log.embedded.journal import Journal, JournalRecord
+from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.segment import SegmentWriter
 from penstock.log.embedded.threads import Threads
@@ -264,7 +272,7 @@ class Committer:
         flush of a file that is opened again does not tell of the failure."""
         for part in parts:
             if part.appends and part.partition.failure is not None:
-                part.refuse(part.appends, _refused(part.partition))
+                part.refuse(part.appends, refused(part.partition))
 
     def _lay_out(self, part: PartitionCommit, now_ms: int) -> None:
         """Prepare the blocks of a part and the space for them. What fails here was not written, and is refused."""
@@ -273,20 +281,12 @@ class Committer:
                 self._prepare(part, now_ms)
                 break
             except OSError as error:
-                self._refuse(part, error)
+                refuse_unwritten(part, error)
             except Exception as error:  # noqa: BLE001 - records that make no block harm only themselves
                 _log.exception("block_encoding_failed", partition=str(part.partition))
                 part.refuse_what_cannot_be_encoded(error)
         if part.rolled:
             self.forget(part.partition)
-
-    @staticmethod
-    def _refuse(part: PartitionCommit, error: OSError) -> None:
-        """Refuse a part of which nothing was written; if the disk is to blame, its partition writes no more."""
-        refusal = storage_error(error, f"preparing a write to {part.partition}")
-        part.refuse(part.appends, refusal)
-        if not (is_full(error) or is_out_of_descriptors(error)):
-            part.partition.fail(str(refusal))
 
     def _prepare(self, part: PartitionCommit, now_ms: int) -> None:
         partition, target = part.partition, self._options.block_bytes_target
@@ -340,12 +340,12 @@ class Committer:
         file = part.partition.writer.file
         end = file.end
         if part.partition.failure is not None:  # since it was laid out: another part of the commit has closed its file
-            part.refuse(part.appends, _refused(part.partition))
+            part.refuse(part.appends, refused(part.partition))
             return False
         try:
             self._files.use(part.partition)
         except OSError as error:
-            self._refuse(part, error)
+            refuse_unwritten(part, error)
             return False
         try:
             part.write()
@@ -358,7 +358,7 @@ class Committer:
             if is_full(error):
                 part.refuse(part.appends, storage_error(error, f"writing to {part.partition}"))
             else:
-                self._fail(part, _write_failed(error, part.partition))
+                self._fail(part, write_failed(error, part.partition))
             return False
         return True
 
@@ -389,7 +389,7 @@ class Committer:
                     self._take_back(parts, starts, error)
                     return
                 self._abandon_journal()
-                self._fail(part, _recorded_only(error, part.partition))
+                self._fail(part, recorded_only(error, part.partition))
         for part in parts:
             if part.error is None:
                 part.add_to_index()
@@ -409,7 +409,7 @@ class Committer:
         except OSError:
             self._abandon_journal()
             for part in parts:
-                self._fail(part, _recorded_only(full, part.partition))
+                self._fail(part, recorded_only(full, part.partition))
                 self._unsynced[part.partition] = None
         else:
             for part in parts:
@@ -418,19 +418,7 @@ class Committer:
     def _write_journal(self, parts: list[PartitionCommit], *, may_use_reserve: bool) -> NotWritten | None:
         """Record the parts in the journal and flush it. Returns the error if nothing was written; if that is unknown, all parts fail."""
         journal = self._journal
-        record = JournalRecord(
-            [
-                JournalEntry(
-                    part.partition.topic_id,
-                    part.partition.index,
-                    part.partition.writer.segment.base_offset,
-                    part.partition.writer.file.end,
-                    part.data,
-                    part.checksum(),
-                )
-                for part in parts
-            ]
-        )
+        record = JournalRecord([part.journal_entry() for part in parts])
         try:
             journal.reserve(record.size_bytes)
         except OSError as error:
@@ -458,15 +446,11 @@ class Committer:
     def _spread_failures(self, parts: list[PartitionCommit]) -> None:
         """All or nothing holds for readers too: what was written of an atomic append stays out of sight until a restart puts the rest
         beside it."""
-        reached: set[AtomicAppend] = set()
         failed = [part for part in parts if part.error is not None]
         while failed:
             reason = failed[0].partition.failure
             assert reason is not None
-            reached |= {append.whole for part in failed for append in part.appends if append.whole is not None}
-            failed = [
-                part for part in parts if part.error is None and any(append.whole in reached for append in part.appends)
-            ]
+            failed = written_with(failed, parts)
             for part in failed:
                 self._fail(part, reason)
 
@@ -490,17 +474,8 @@ class Committer:
                 if partition.failure is not None:
                     raise OSError(errno.EIO, "the partition refuses writes")
                 index = writer.segment.index
-                try:
-                    fd = open_for_sync(self._disk, partition)
-                except OSError as error:
-                    if not (is_out_of_descriptors(error) and writer.file.is_open):
-                        raise
-                    try:
-                        writer.file.sync()  # here, then: it must not be closed before it is synced, nor every such journal stay
-                    except OSError as worse:
-                        partition.fail(flush_failed(worse, partition))
-                        raise
-                else:
+                fd = open_for_sync(self._disk, partition)
+                if fd is not None:
                     work.append((partition, fd))
                 self._covered.append((partition, writer, index.encode(), index.covers))
             except OSError as error:
@@ -548,13 +523,7 @@ class Committer:
 
     def _sync_own(self, partition: EmbeddedPartition) -> None:
         """Sync what neither a flush nor a checkpoint has synced yet in the partition's own segment."""
-        if partition.failure is not None or not (partition in self._unsynced or partition in self._unflushed):
-            return  # a sync of what has failed proves nothing, so it counts as not synced
-        try:
-            partition.writer.file.sync()
-        except OSError as error:
-            partition.fail(flush_failed(error, partition))
-        else:
+        if (partition in self._unsynced or partition in self._unflushed) and synced(partition):
             self.forget(partition)
 
     def settle(self, partition: EmbeddedPartition) -> None:
@@ -619,25 +588,4 @@ class Committer:
         """Sync what `interval` and `none` left for later."""
         self._unflushed.pop(partition, None)
         self._interval_due.pop(partition, None)
-        if partition.failure is not None:
-            return False  # a sync of what has failed proves nothing
-        try:
-            partition.writer.file.sync()
-        except OSError as error:
-            partition.fail(flush_failed(error, partition))
-            return False
-        return True
-
-
-def _refused(partition: EmbeddedPartition) -> NotWritten:
-    return NotWritten(f"nothing was written, because the partition has failed: {partition.failure}")
-
-
-def _recorded_only(error: OSError, partition: EmbeddedPartition) -> str:
-    return (
-        f"writing to {partition} failed after it was recorded in the journal: {error}; restart the broker to recover it"
-    )
-
-
-def _write_failed(error: OSError, partition: EmbeddedPartition) -> str:
-    return f"writing to {partition} failed: {error.strerror or error}; check the disk, then restart the broker"
+        return synced(partition)

@@ -17,6 +17,7 @@ from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppended, OnAppended, Partition
 from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, place_block, seal_at, whole_checksum
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
+from penstock.log.embedded.journal import JournalEntry
 from penstock.log.embedded.segment import Segment
 
 if TYPE_CHECKING:
@@ -219,7 +220,14 @@ class PartitionCommit:
             commit=commit,
         )
 
-    def checksum(self) -> int | None:
+    def journal_entry(self) -> JournalEntry:
+        """What the journal records of it, once it is laid out."""
+        partition = self.partition
+        writer = partition.writer
+        place = partition.topic_id, partition.index, writer.segment.base_offset, writer.file.end
+        return JournalEntry(*place, self.data, self._checksum())
+
+    def _checksum(self) -> int | None:
         """Of the data, from those of its blocks; None where it is quicker to look at the data itself."""
         if len(self.data) < COMBINED_BYTES_MIN * len(self.headers):
             return None
