@@ -368,7 +368,8 @@ class Committer:
         starts = [part.partition.writer.file.end for part in parts]
         for part in parts:
             try:
-                self._files.use(part.partition)
+                if not part.partition.writer.file.is_open:  # room for another part was made by closing it
+                    self._files.use(part.partition)
                 part.write_data()
             except OSError as error:
                 may_be_undone = all(part.error is None for part in parts)
@@ -614,8 +615,7 @@ def _refused(partition: EmbeddedPartition) -> NotWritten:
 
 def _recorded_only(error: OSError, partition: EmbeddedPartition) -> str:
     return (
-        f"writing to {partition} failed after it was recorded in the journal: {error}; "
-        "restart the broker to recover it"
+        f"writing to {partition} failed after it was recorded in the journal: {error}; restart the broker to recover it"
     )
 
 
