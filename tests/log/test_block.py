@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
+from penstock.columns import UniformCells
 from penstock.errors import CorruptBlock
 from penstock.log.block import (
     BEGINS,
@@ -27,6 +28,7 @@ from penstock.log.block import (
     RawColumn,
     encode_block,
     encode_columns,
+    encode_plain_block,
     place_block,
     seal_at,
     whole_checksum,
@@ -74,6 +76,18 @@ def test_the_layout_on_disk_is_pinned() -> None:
     checksum = google_crc32c.value(head + body)
     assert block == b"PnB2" + struct.pack("<IQ", checksum, 0x0102030405060708) + head + body
     assert len(block) == HEADER_BYTES + len(body)
+
+
+@pytest.mark.parametrize(
+    "values", [[b"abc", None, b""], [None], [b"x" * n for n in range(100)], UniformCells(3, 40, b"abc" * 40)], ids=len
+)
+def test_a_block_of_values_alone_is_the_same_bytes_and_header(values: list[bytes | None] | UniformCells) -> None:
+    header, data = encode_plain_block(7, STAMP_MS, values, seal=99, commit=BEGINS)
+    assert data == encode_block(7, STAMP_MS, values, seal=99, commit=BEGINS)
+    parsed = BlockHeader(data)
+    assert {name: getattr(header, name) for name in BlockHeader.__slots__} == {
+        name: getattr(parsed, name) for name in BlockHeader.__slots__
+    }
 
 
 def test_every_optional_column_has_its_place() -> None:

@@ -176,6 +176,29 @@ def encode_block(
     )
 
 
+def encode_plain_block(
+    base_offset: int, timestamp_ms: int, values: Cells, *, seal: int, commit: int
+) -> tuple[BlockHeader, bytes]:
+    """Encode a block of values alone, uncompressed, as most are: the bytes of `encode_block` and their header, without parsing it."""
+    lengths, data = _encode_cells(values)
+    if len(lengths) + len(data) > BODY_BYTES_MAX:
+        raise CorruptBlock(f"a block holds at most {BODY_BYTES_MAX} bytes, and these are {len(lengths) + len(data)}")
+    header = BlockHeader.__new__(BlockHeader)
+    header.seal, header.codec, header.flags = seal, CODEC_NONE, commit
+    header.count = count = len(values)
+    header.stored_bytes = header.raw_bytes = stored_bytes = len(lengths) + len(data)
+    header.size_bytes = header.decoded_bytes = HEADER_BYTES + stored_bytes
+    header.base_offset, header.next_offset = base_offset, base_offset + count
+    header.first_timestamp_ms = header.last_timestamp_ms = timestamp_ms
+    header.key_bytes = header.header_bytes = 0
+    header.value_bytes = len(data)
+    rest = _REST.pack(
+        CODEC_NONE, commit, stored_bytes, stored_bytes, count, base_offset, count - 1, 0, timestamp_ms, timestamp_ms, 0, len(data)
+    )  # fmt: skip
+    header.checksum = checksum = google_crc32c.extend(google_crc32c.extend(google_crc32c.value(rest), lengths), data)
+    return header, b"".join((_START.pack(MAGIC, checksum, seal), rest, lengths, data))
+
+
 def seal_at(salt: int, position: int) -> int:
     """Return the seal of the block at a position of the file that has this salt."""
     return salt ^ position

@@ -379,7 +379,8 @@ class Committer:
         starts = [part.partition.writer.file.end for part in parts]
         for part in parts:
             try:
-                self._files.use(part.partition)
+                if not part.partition.writer.file.is_open:  # room for another part was made by closing it
+                    self._files.use(part.partition)
                 self._unsynced[part.partition] = None  # by now: to make room for another part, its file may be closed
                 part.write_data()
             except OSError as error:

@@ -217,7 +217,7 @@ class AppendFile:
     def write(self, data: bytes) -> int:
         """Write at the end and move it; returns where the data begins."""
         position = self.end
-        self._disk.write_all(self.fd, data, position)
+        self._disk.write_all(self._fd if self._fd >= 0 else self.fd, data, position)
         self.end = end = position + len(data)
         if end > self._reserved_to:
             self._reserved_to = end

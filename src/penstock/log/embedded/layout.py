@@ -15,7 +15,17 @@ import structlog
 from penstock.columns import are_uniform, joined
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppended, OnAppended, Partition
-from penstock.log.block import BEGINS, ENDS, Block, BlockHeader, encode_block, place_block, seal_at, whole_checksum
+from penstock.log.block import (
+    BEGINS,
+    ENDS,
+    Block,
+    BlockHeader,
+    encode_block,
+    encode_plain_block,
+    place_block,
+    seal_at,
+    whole_checksum,
+)
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.journal import JournalEntry
 from penstock.log.embedded.segment import Segment
@@ -168,8 +178,7 @@ class PartitionCommit:
         pieces = self._pieces(block_bytes_target)
         for number, piece in enumerate(pieces, 1):
             commit = BEGINS * (number == 1) | ENDS * (number == len(pieces))
-            block = self._encode(piece, offset, seal_at(writer.segment.salt, position), commit)
-            header = BlockHeader(block)
+            header, block = self._encode(piece, offset, seal_at(writer.segment.salt, position), commit)
             self.blocks.append(block)
             self.headers.append(header)
             offset = header.next_offset
@@ -204,21 +213,25 @@ class PartitionCommit:
                 pieces += [_join(batches)] if fits else gather(batches, block_bytes_target)
         return pieces
 
-    def _encode(self, piece: Batch | Block, offset: int, seal: int, commit: int) -> bytes:
+    def _encode(self, piece: Batch | Block, offset: int, seal: int, commit: int) -> tuple[BlockHeader, bytes]:
         compress = self.partition.config.compression == "zstd"
         if isinstance(piece, Block):
-            return place_block(piece, offset, self.timestamp_ms, compress=compress, seal=seal, commit=commit)
-        return encode_block(
-            offset,
-            self.timestamp_ms,
-            piece.values,
-            piece.keys,
-            piece.headers,
-            piece.expiries,
-            compress=compress,
-            seal=seal,
-            commit=commit,
-        )
+            data = place_block(piece, offset, self.timestamp_ms, compress=compress, seal=seal, commit=commit)
+        elif piece.keys is None and piece.headers is None and piece.expiries is None and not compress:
+            return encode_plain_block(offset, self.timestamp_ms, piece.values, seal=seal, commit=commit)
+        else:
+            data = encode_block(
+                offset,
+                self.timestamp_ms,
+                piece.values,
+                piece.keys,
+                piece.headers,
+                piece.expiries,
+                compress=compress,
+                seal=seal,
+                commit=commit,
+            )
+        return BlockHeader(data), data
 
     def journal_entry(self) -> JournalEntry:
         """What the journal records of it, once it is laid out."""
@@ -252,16 +265,18 @@ class PartitionCommit:
 
     def answer(self) -> None:
         """Tell every append how it went; on the loop."""
-        told: list[tuple[Waiting, Appended | PenstockError]] = [*self.refused]
+        for append, refusal in self.refused:
+            self._tell(append.done, refusal)
         offset = self.base_offset
-        for append in self.appends:
-            told.append((append, self.error or Appended(offset, self.timestamp_ms)))
-            offset += append.batch.count
-        for append, result in told:
-            try:
-                append.done(result)
-            except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
-                _log.exception("append_callback_failed", partition=str(self.partition))
+        for batch, done, _ in self.appends:
+            self._tell(done, self.error or Appended(offset, self.timestamp_ms))
+            offset += batch.count
+
+    def _tell(self, done: OnAppended, result: Appended | PenstockError) -> None:
+        try:
+            done(result)
+        except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
+            _log.exception("append_callback_failed", partition=str(self.partition))
 
 
 def _made(append: Waiting) -> Batch:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocols.flymq.codec.record_layouts import RawCells, WholeRows, encode_fetched_records
+from penstock.protocols.flymq.codec.record_layouts import (
+    VECTOR_ROWS_MIN,
+    RawCells,
+    Rows,
+    WholeRows,
+    encode_fetched,
+    encode_fetched_records,
+)
 from penstock.protocols.flymq.operations.operation import encode_reply
 from penstock.protocols.flymq.operations.records import FetchedRecords, FetchRecords
 
@@ -52,3 +62,21 @@ def test_as_many_rows_fit_as_take_no_more_bytes(rows: list[Row], bytes_max: int)
     assert whole.head(count).size_bytes <= bytes_max
     assert count == len(rows) or whole.head(count + 1).size_bytes > bytes_max
     assert whole.head(len(rows)).size_bytes == whole.size_bytes
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["deployed", "contract"])
+@pytest.mark.parametrize("keyed", [True, False], ids=["keys", "no keys"])
+def test_many_rows_are_the_same_bytes_as_a_few_at_a_time(native: bool, keyed: bool) -> None:
+    chance = random.Random(7)
+
+    def column() -> list[bytes | None]:
+        return [chance.choice((None, b"", chance.randbytes(chance.randint(1, 300)))) for _ in range(5 * few)]
+
+    few = VECTOR_ROWS_MIN - 1
+    offsets, keys, values = range(1 << 40, (1 << 40) + 5 * few), column() if keyed else None, column()
+    parts = [
+        Rows(offsets[start : start + few], keys and keys[start : start + few], values[start : start + few])
+        for start in range(0, len(values), few)
+    ]
+    whole = encode_fetched(7, [Rows(offsets, keys, values)], 99, native=native)
+    assert whole == encode_fetched(7, parts, 99, native=native)

@@ -355,7 +355,9 @@ def encode_consumed(opcode: int, key: bytes | None, value: bytes | None) -> byte
 
 # --- FETCH ---
 
-_NATIVE_HEAD = np.dtype([("offset", ">u8"), ("key_size", ">u4"), ("value_size", ">u4")])
+_KEYED_HEAD = np.dtype([("offset", ">u8"), ("key_size", ">u4")])
+_HEAD = np.dtype([("offset", ">u8"), ("key_size", ">u4"), ("value_size", ">u4")])
+"""Of a record without a key."""
 
 
 def encode_fetched(opcode: int, parts: Sequence[Rows | UniformRows], next_offset: int, *, native: bool) -> bytes:
@@ -381,23 +383,41 @@ def _encode_uniform(part: UniformRows, native: bool) -> memoryview:
 def _encode_rows(part: Rows, native: bool) -> bytes:
     count = len(part.offsets)
     values = [value or b"" for value in part.values] if None in part.values else part.values
-    if part.keys is None and native and count >= VECTOR_ROWS_MIN:
-        heads = np.zeros(count, _NATIVE_HEAD)
-        heads["offset"] = _offset_vector(part.offsets)
-        heads["value_size"] = np.fromiter(map(len, values), np.uint32, count)  # type: ignore[arg-type]
-        pieces: list[bytes] = [b""] * (2 * count)
-        pieces[::2] = heads.view("V16").tolist()
-        pieces[1::2] = values  # type: ignore[assignment]
-        return b"".join(pieces)
+    if count >= VECTOR_ROWS_MIN:
+        keys = part.keys and ([key or b"" for key in part.keys] if None in part.keys else part.keys)
+        return _encode_many_rows(part.offsets, keys, values, native)  # type: ignore[arg-type]
     keys = [key or b"" for key in part.keys] if part.keys is not None else [b""] * count
     key_sizes, value_sizes = map(U32.pack, map(len, keys)), map(U32.pack, map(len, values))  # type: ignore[arg-type]
     offsets = map(U64.pack, part.offsets)
-    pieces = [b""] * (5 * count)
+    pieces: list[bytes] = [b""] * (5 * count)
     columns = (
         (offsets, key_sizes, keys, value_sizes, values) if native else (key_sizes, keys, value_sizes, values, offsets)
     )
     for place, column in enumerate(columns):
         pieces[place::5] = column  # type: ignore[assignment]
+    return b"".join(pieces)
+
+
+def _encode_many_rows(
+    offsets: Sequence[int], keys: Sequence[bytes] | None, values: Sequence[bytes], native: bool
+) -> bytes:
+    """All that stands between two cells is one piece. An offset that follows its record is one with the sizes of the next."""
+    count, shift = len(values), 0 if native else 1
+    heads = np.zeros(count + shift, _HEAD if keys is None else _KEYED_HEAD)
+    heads["offset"][shift:] = _offset_vector(offsets)
+    value_sizes = np.fromiter(map(len, values), ">u4", count)
+    stride = 2 if keys is None else 4
+    pieces: list[bytes] = [b""] * (stride * count + shift)
+    if keys is None:
+        heads["value_size"][:count] = value_sizes
+    else:
+        heads["key_size"][:count] = np.fromiter(map(len, keys), np.uint32, count)
+        pieces[1::4] = keys
+        pieces[2::4] = value_sizes.view("V4").tolist()
+    pieces[stride - 1 :: stride] = values
+    pieces[::stride] = heads.view(f"V{heads.itemsize}").tolist()
+    if shift:
+        pieces[0], pieces[-1] = pieces[0][8:], pieces[-1][:8]
     return b"".join(pieces)
 
 
