@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 REST_RECORDS_MAX = 20_000
 """A pass that copied no more is followed by no other: the last one, for which the broker stops, will not copy more either."""
-PASSES_MAX = 20
 
 
 def migrate(
@@ -118,7 +117,7 @@ class _Move:
                 on_progress=self._advance,
             )
             passes = [self._pass(runner, migration, finish=finish, stopped=stopped)]
-            while not finish and passes[-1].result.copied_records > REST_RECORDS_MAX and len(passes) < PASSES_MAX:
+            while not finish and _is_worth_another(passes):
                 passes.append(self._pass(runner, migration, finish=False, stopped=stopped))
         finally:
             runner.run(target.close())
@@ -164,6 +163,14 @@ class _Move:
             yield EngineSource(engine)
         finally:
             runner.run(engine.close())
+
+
+def _is_worth_another(passes: list[_Pass]) -> bool:
+    """Whether the next pass will have much less to copy than the last one: they do not get shorter than the load allows."""
+    copied = [each.result.copied_records for each in passes]
+    if copied[-1] <= REST_RECORDS_MAX:
+        return False
+    return len(copied) == 1 or copied[-1] <= copied[-2] / 2
 
 
 def _other_broker(config: Config, found: Path) -> Exception:
