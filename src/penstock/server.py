@@ -44,6 +44,7 @@ from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.read_files import READ_FILES_MAX
 from penstock.log.embedded.threads import Threads
+from penstock.log.migration.state import check_served
 from penstock.net.certificates import own_certificate
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
 from penstock.net.flow import InFlightBudget
@@ -270,6 +271,7 @@ class Server:
             # Before the log is opened: a wrong path should cost no recovery.
             contexts, quic_contexts = _tls_contexts(self.config), _quic_contexts(self.config)
             admin = None if self.config.admin is None else _admin_settings(self.config, self.config.admin)
+            check_served(self.config.data_dir, self.config.engine)
             await self.engine.start()
             parts.push_async_callback(self.engine.close)
             await self.broker.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -20,6 +20,7 @@ class ForeignRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
 
 
 def read_all(kafka: Kafka, topic: str, *, committed: bool = True) -> list[ForeignRecord]:
@@ -38,7 +39,7 @@ def read_all(kafka: Kafka, topic: str, *, committed: bool = True) -> list[Foreig
     found: list[ForeignRecord] = []
     try:
         partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, index, 0) for index in partitions])
+        consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in partitions])
         unfinished = set(partitions)
         for _ in range(POLLS_MAX):
             for message in consumer.consume(10_000, POLL_S):
@@ -62,7 +63,9 @@ def producer(kafka: Kafka, **settings: str) -> Producer:
 def _record_of(message: Message) -> ForeignRecord:
     headers = [(pair[0], _bytes(pair[1])) for pair in message.headers() or []]
     partition, offset = _known(message.partition()), _known(message.offset())
-    return ForeignRecord(partition, offset, _bytes(message.key()), _bytes(message.value()), headers)
+    return ForeignRecord(
+        partition, offset, _bytes(message.key()), _bytes(message.value()), headers, message.timestamp()[1]
+    )
 
 
 def _known(number: int | None) -> int:

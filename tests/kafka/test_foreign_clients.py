@@ -29,7 +29,7 @@ async def test_a_foreign_consumer_reads_records_as_they_were_given(
     found = foreign.read_all(kafka, f"{prefix}orders")
     assert [record.value for record in found[:9000]] == many
     assert [record.offset for record in found] == list(range(9003))
-    assert [record[2:] for record in found[9000:]] == [
+    assert [record[2:5] for record in found[9000:]] == [
         (b"k", b"v" * 300, [("trace", b"\0\xff"), ("none", None)]),
         (b"", None, [(EXPIRES, b"5")]),
         (None, b"", []),

@@ -28,6 +28,7 @@ from penstock.cli import (
     doctor,
     group,
     key,
+    migrate,
     pipeline,
     produce,
     restore,
@@ -84,6 +85,7 @@ ORDER = (
     "spark",
     "backup",
     "restore",
+    "migrate",
     "verify",
     "bench",
     "doctor",
@@ -224,6 +226,7 @@ app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(spark.app, name="spark")
 app.add_typer(backup.app, name="backup")
 app.command(needs_broker=False)(restore.restore)
+app.command()(migrate.migrate)
 app.command()(verify.verify)
 app.command()(bench.bench)
 app.command(needs_broker=False)(doctor.doctor)

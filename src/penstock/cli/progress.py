@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -14,11 +14,12 @@ SHOWN_AFTER_S = 0.5
 
 
 class ProgressBar:
-    """Counts bytes against a total (None where it is unknown) and records; appears after half a second."""
+    """Counts bytes and records, one of them against a total (None where it is unknown); appears after half a second."""
 
-    def __init__(self, what: str, total_bytes: int | None) -> None:
+    def __init__(self, what: str, total: int | None = None, *, by: Literal["bytes", "records"] = "bytes") -> None:
         self._what = what
-        self._total_bytes = total_bytes
+        self.total = total
+        self._by = by
         self._done_bytes = 0
         self._records = 0
         self._began = time.monotonic()
@@ -40,12 +41,14 @@ class ProgressBar:
         if self._bar is None and sys.stderr.isatty() and time.monotonic() - self._began > SHOWN_AFTER_S:
             self._show()
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done_bytes, records=self._records)
+            completed = self._done_bytes if self._by == "bytes" else self._records
+            self._bar.update(self._task, total=self.total, completed=completed, records=self._records)
 
     def _show(self) -> None:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             Progress,
             TextColumn,
             TimeRemainingColumn,
@@ -54,15 +57,18 @@ class ProgressBar:
 
         from penstock.cli import terminal
 
+        counted = (
+            (TextColumn("{task.fields[records]} records"), DownloadColumn(binary_units=True), TransferSpeedColumn())
+            if self._by == "bytes"
+            else (MofNCompleteColumn(), TextColumn("records"))
+        )
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[records]} records"),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            *counted,
             TimeRemainingColumn(),
             console=terminal.console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(self._what, total=self._total_bytes, records=self._records)
+        self._task = self._bar.add_task(self._what, total=self.total, records=self._records)
         self._bar.start()

@@ -152,6 +152,40 @@ class BlockBatch:
         return self.count
 
 
+class PlacedBatch(Batch):
+    """Records for one partition that keep the offsets and times that they have in another log. Both rise along the batch, times not
+    always."""
+
+    __slots__ = ("offsets", "timestamps")
+
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        timestamps: Sequence[int],
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[bytes | None] | None = None,
+        expiries: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(values, keys, headers, expiries)
+        self.offsets = offsets
+        self.timestamps = timestamps
+
+    @property
+    def next_offset(self) -> int:
+        return self.offsets[-1] + 1
+
+    def rows(self, start: int, stop: int) -> PlacedBatch:
+        return PlacedBatch(
+            self.offsets[start:stop],
+            self.timestamps[start:stop],
+            self.values[start:stop],
+            self.keys and self.keys[start:stop],
+            self.headers and self.headers[start:stop],
+            self.expiries and self.expiries[start:stop],
+        )
+
+
 class Appended(NamedTuple):
     """Where a batch landed: its records have `base_offset` and the offsets after it, and one timestamp."""
 
@@ -369,6 +403,36 @@ class Snapshot(NamedTuple):
     directory: str
 
 
+class Import(ABC):
+    """Fills a log with the topics of another one, which keep their ids, offsets and times. Nobody else may use the log meanwhile.
+
+    How far it has come can be seen from the log itself, so an import that was cut short continues where it was.
+    """
+
+    @abstractmethod
+    async def begin(self, info: TopicInfo) -> None:
+        """Create a topic unless it is there, and keep everything that is placed in it, whatever its settings, until `finish`.
+
+        Raises TopicExists if another topic has the name.
+        """
+
+    @abstractmethod
+    async def position(self, topic: str, index: int) -> int:
+        """The lowest offset of a partition that a record can be placed at."""
+
+    @abstractmethod
+    async def place(self, topic: str, index: int, records: PlacedBatch) -> None:
+        """Store records at their offsets, the first of which is the position or lies behind it. Offsets between them stay empty."""
+
+    @abstractmethod
+    async def skip_to(self, topic: str, index: int, offset: int) -> None:
+        """Leave everything before an offset empty; the position is there then."""
+
+    @abstractmethod
+    async def finish(self, info: TopicInfo, starts: Sequence[int]) -> None:
+        """Give a topic the settings it is to have, and delete what lies before these offsets of its partitions. Can be repeated."""
+
+
 class Engine(ABC):
     """A log: topics, partitions, and an append that spans several of them."""
 
@@ -399,6 +463,10 @@ class Engine(ABC):
     async def release_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot, as soon as no reader holds it; one that is gone already is no error."""
         raise NotSupported("this log is not in files: it has no snapshots")
+
+    def importing(self) -> Import:
+        """What fills this log with another one. Raises NotSupported if it cannot be filled so."""
+        raise NotSupported("this log takes no records of another one")
 
     @abstractmethod
     def topics(self) -> Mapping[str, TopicInfo]:

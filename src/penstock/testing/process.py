@@ -42,7 +42,7 @@ class BrokerProcess:
     ```
     `config` is TOML that is added to the configuration file (without `data_dir` and `[listeners.flymq]`, which are set here).
     Every start listens on the port of the first, so that clients connect again. Another program may have taken it meanwhile, which ends
-    the start: with `keep_port=False` every start takes a free one.
+    the start: with `keep_port=False` every start takes a free one. `bind` is the address of the first start.
     `launcher` is a command that is given the broker's own as its last arguments, as in `("nice", "-n", "10")`.
     """
 
@@ -54,6 +54,7 @@ class BrokerProcess:
         environment: Mapping[str, str] | None = None,
         launcher: Sequence[str] = (),
         keep_port: bool = True,
+        bind: str = "127.0.0.1:0",
         start_s_max: float = 30.0,
         stop_s_max: float = 30.0,
     ) -> None:
@@ -64,7 +65,7 @@ class BrokerProcess:
         self._keep_port = keep_port
         self._start_s_max = start_s_max
         self._stop_s_max = stop_s_max
-        self._bind = "127.0.0.1:0"
+        self._bind = bind
         self._process: subprocess.Popen[str] | None = None
         self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._said_ready = threading.Event()
@@ -85,7 +86,7 @@ class BrokerProcess:
         self._said_ready.clear()
         self._process = subprocess.Popen(  # noqa: S603 - the program is this interpreter
             # -P: what lies in the current directory is not for the broker to import.
-            [*self._launcher, sys.executable, "-P", "-m", *self._program(disk), "--config", str(self._write_config())],
+            [*self._launcher, sys.executable, "-P", "-m", *self._program(disk), "--config", str(self.write_config())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -198,8 +199,14 @@ class BrokerProcess:
             return ["penstock", "serve"]
         return ["penstock.testing.serving", "--disk", msgspec.json.encode(disk).decode()]
 
-    def _write_config(self) -> Path:
-        path = self.data_dir.with_name(self.data_dir.name + ".toml")
+    @property
+    def config_file(self) -> Path:
+        """The configuration of the last start."""
+        return self.data_dir.with_name(self.data_dir.name + ".toml")
+
+    def write_config(self) -> Path:
+        """Write the configuration, as every start does, and return where it is."""
+        path = self.config_file
         path.parent.mkdir(parents=True, exist_ok=True)
         data_dir = msgspec.json.encode(str(self.data_dir)).decode()  # which is a string of TOML, too
         path.write_text(f'data_dir = {data_dir}\n{self._config}\n[listeners.flymq]\nbind = "{self._bind}"\n')

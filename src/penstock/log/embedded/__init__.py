@@ -7,6 +7,7 @@ segment.py, index.py, read_files.py                         segment files, their
 recovery.py      what happens after a crash                 epochs.py        partitions that lost their tail
 maintenance.py   retention and compaction                   rewrite.py       rewriting segments
 snapshot.py, backup.py, restore.py, salvage.py              backup and restore
+importing.py     filling a directory with another log       snapshot_reading.py   reading a snapshot by offset
 verify.py, verify_segment.py, findings.py                   checking every file
 disk.py          the only way to the disk, and where tests inject faults
 """

@@ -50,6 +50,7 @@ from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, encode_clean
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
 from penstock.log.embedded.epochs import Epochs
+from penstock.log.embedded.importing import EmbeddedImport
 from penstock.log.embedded.journal import Journal, journal_paths
 from penstock.log.embedded.layout import AtomicAppend
 from penstock.log.embedded.maintenance import Maintenance
@@ -105,6 +106,8 @@ class EmbeddedEngine(Engine):
         self._topic_watchers: Watchers[[str]] = Watchers("topics")
         self._lock_fd = -1
         self._run_token = ""
+        self._importing = False
+        """Whether it is filled with another log: retention and compaction wait until that is served."""
 
     # -- start and stop --------------------------------------------------------------------------------------------------
 
@@ -351,13 +354,33 @@ class EmbeddedEngine(Engine):
             if name in self._topics:
                 raise TopicExists(f"topic already exists: {name}")
             info = TopicInfo(name, uuid.uuid4().hex, config, self._clock.now_ms())
-            topic = StoredTopic(info, new_topic_salt(), Epochs())
-            try:
-                parts = await self._loop.run_in_executor(None, self._create_files, topic)
-            except OSError as error:
-                raise storage_error(error, f"creating topic {name!r}") from error
-            self._add_topic(topic, parts)
+            await self._create(info)
             return info
+
+    async def _create(self, info: TopicInfo) -> None:
+        topic = StoredTopic(info, new_topic_salt(), Epochs())
+        try:
+            parts = await self._loop.run_in_executor(None, self._create_files, topic)
+        except OSError as error:
+            raise storage_error(error, f"creating topic {info.name!r}") from error
+        self._add_topic(topic, parts)
+
+    def importing(self) -> EmbeddedImport:
+        self._importing = True
+        return EmbeddedImport(self, self._import_topic, self._begin_epoch_of)
+
+    async def _import_topic(self, info: TopicInfo) -> None:
+        async with self._changing:
+            self._check_open()
+            await self._create(info)
+
+    async def _begin_epoch_of(self, name: str) -> None:
+        async with self._changing:
+            topic, parts = self._topic_to_change(name)
+            epochs = topic.epochs.begun([partition.committed_end for partition in parts], self._clock.now_ms())
+            begun = topic._replace(epochs=epochs)
+            await self._loop.run_in_executor(None, self._files.save, begun)
+            self._stored[name] = begun
 
     async def _to_its_end(self, change: Coroutine[Any, Any, _T]) -> _T:
         """Await a change that must not be left half done when whoever awaits it is cancelled."""
@@ -532,7 +555,8 @@ class EmbeddedEngine(Engine):
             raise failure
 
     async def _maintenance_step(self) -> float:
-        await self.maintain()
+        if not self._importing:
+            await self.maintain()
         return self._options.maintenance_interval_s
 
 

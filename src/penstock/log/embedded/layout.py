@@ -14,7 +14,7 @@ import structlog
 
 from penstock.columns import are_uniform, joined
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppended, OnAppended, Partition
+from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppended, OnAppended, Partition, PlacedBatch
 from penstock.log.block import (
     BEGINS,
     ENDS,
@@ -173,7 +173,7 @@ class PartitionCommit:
             self.rolled = True
         self.segment = writer.segment
         self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
-        self.base_offset = offset = writer.segment.index.next_offset
+        offset = writer.segment.index.next_offset
         position = writer.file.end
         pieces = self._pieces(block_bytes_target)
         for number, piece in enumerate(pieces, 1):
@@ -183,7 +183,7 @@ class PartitionCommit:
             self.headers.append(header)
             offset = header.next_offset
             position += header.size_bytes
-        self.next_offset = offset
+        self.base_offset, self.next_offset = self.headers[0].base_offset, offset
         self.data = self.blocks[0] if len(self.blocks) == 1 else b"".join(self.blocks)
         if self.atomic:
             self._note_places()
@@ -200,6 +200,9 @@ class PartitionCommit:
         """What becomes one block each."""
         fits = self.size_bytes <= block_bytes_target
         first = self.appends[0].batch
+        if isinstance(first, PlacedBatch):
+            assert len(self.appends) == 1, "whoever places records appends nothing else"
+            return [first]
         if fits and len(self.appends) == 1 and isinstance(first, Batch):
             return [first]
         pieces: list[Batch | Block] = []
@@ -217,20 +220,24 @@ class PartitionCommit:
         compress = self.partition.config.compression == "zstd"
         if isinstance(piece, Block):
             data = place_block(piece, offset, self.timestamp_ms, compress=compress, seal=seal, commit=commit)
-        elif piece.keys is None and piece.headers is None and piece.expiries is None and not compress:
+            return BlockHeader(data), data
+        placed = piece if isinstance(piece, PlacedBatch) else None
+        is_plain = placed is None and piece.keys is None and piece.headers is None and piece.expiries is None
+        if is_plain and not compress:
             return encode_plain_block(offset, self.timestamp_ms, piece.values, seal=seal, commit=commit)
-        else:
-            data = encode_block(
-                offset,
-                self.timestamp_ms,
-                piece.values,
-                piece.keys,
-                piece.headers,
-                piece.expiries,
-                compress=compress,
-                seal=seal,
-                commit=commit,
-            )
+        data = encode_block(
+            offset if placed is None else placed.offsets[0],
+            self.timestamp_ms,
+            piece.values,
+            piece.keys,
+            piece.headers,
+            piece.expiries,
+            compress=compress,
+            timestamps=None if placed is None else placed.timestamps,
+            offsets=None if placed is None else placed.offsets,
+            seal=seal,
+            commit=commit,
+        )
         return BlockHeader(data), data
 
     def journal_entry(self) -> JournalEntry:

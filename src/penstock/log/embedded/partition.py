@@ -210,6 +210,19 @@ class EmbeddedPartition(Partition):
                 taken.append(append)
         return taken
 
+    async def skip_to(self, offset: int) -> None:
+        """Give the next record this offset: a new segment begins there, so that the names of the files tell. Raises NotWritten."""
+        try:
+            await self._committer.run(lambda: self._skip(offset))
+        except OSError as error:
+            raise storage_error(error, f"beginning a new segment of {self}") from error
+        self.begin_segment(self.writer.segment)
+        self._committed_end = offset
+
+    def _skip(self, offset: int) -> None:
+        self.writer.segment.index.next_offset = offset
+        self._committer.roll(self, self.writer.created_ms)
+
     def apply(self, part: PartitionCommit) -> None:
         """A commit is over: make what it wrote readable."""
         segment = part.segment

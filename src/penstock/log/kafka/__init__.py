@@ -13,6 +13,7 @@
 | `reader` | fetches at an offset; finds what a reader may see |
 | `appends`, `faults` | appends while they wait; what Kafka's refusals of them mean |
 | `batches` | columns to record batch, record batch to block |
+| `importing` | filling topics with those of another log |
 | `client` | the only module that knows the Kafka library: connections, requests, error codes |
 | `check` | what a cluster lacks, for `penstock doctor` |
 | `names`, `settings` | names of topics in Kafka; how the cluster is reached and used |

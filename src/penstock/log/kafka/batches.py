@@ -3,6 +3,9 @@
 A record batch is a header and its records, each with its fields behind one another and every number of variable length. Records of one size
 without keys and headers, which are frequent, are laid out and read as arrays; other records one by one.
 
+Offsets of a log that was moved to Kafka and that hold no record there are taken by records with the header `penstock-gap`, because a
+batch of Kafka has no gaps. Readers never see them.
+
 The time at which a record expires is its last header, `penstock-expires`, in decimal milliseconds. A header of that name that a user
 set is kept apart from it by a second one behind it, which says 0 if the record does not expire.
 """
@@ -20,12 +23,13 @@ import zstandard
 
 from penstock.columns import UniformCells, are_uniform, joined
 from penstock.errors import CorruptBlock
-from penstock.log.api import Batch, BlockBatch
+from penstock.log.api import Batch, BlockBatch, PlacedBatch
 from penstock.log.block import Block, encode_block
 from penstock.log.kafka.client import ProducerId, decode_records
 from penstock.record_headers import decode_headers, encode_headers
 
 EXPIRES: Final = "penstock-expires"
+GAP: Final = "penstock-gap"
 NO_PRODUCER: Final = ProducerId(-1, -1)
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, checksum, attributes, last offset delta, first and last time, producer id and epoch, first
@@ -84,16 +88,97 @@ def encode_batch(
     compress: bool = False,
 ) -> bytes:
     """One record batch. The broker sets its offset, and its time in a topic of ours."""
-    records = _encode_records(batch)
     attributes = _TRANSACTIONAL if transactional else 0
-    if compress and len(records) >= _COMPRESS_BYTES_MIN:
+    records, codec = _encode_records(batch), 0
+    if compress:
+        records, codec = _compressed(records)
+    return _assemble(
+        records, attributes | codec, batch.count, (timestamp_ms, timestamp_ms), producer=producer, sequence=sequence
+    )
+
+
+class EncodedRecords(NamedTuple):
+    """The records of a batch, without its header."""
+
+    data: bytes
+    codec: int
+    offsets: int
+    """How many it takes."""
+    times: tuple[int, int]
+    """Of the first record and of the last one."""
+
+    def batch(self, producer: ProducerId, sequence: int) -> bytes:
+        return _assemble(self.data, self.codec, self.offsets, self.times, producer=producer, sequence=sequence)
+
+
+def encode_placed(records: PlacedBatch, start: int, *, compress: bool = False) -> EncodedRecords:
+    """Encode records that keep their times and their offsets, of a batch that begins at `start`, with gaps before and between them."""
+    first_ms, last_ms = records.timestamps[0], records.timestamps[-1]
+    if first_ms == last_ms and records.offsets[0] == start and records.next_offset - start == records.count:
+        data = _encode_records(records)
+    else:
+        data = b"".join(_placed_records(records, start))
+    encoded, codec = _compressed(data) if compress else (data, 0)
+    return EncodedRecords(encoded, codec, records.next_offset - start, (first_ms, last_ms))
+
+
+def encode_gap(count: int, timestamp_ms: int) -> EncodedRecords:
+    """Encode a batch that takes offsets and holds nothing."""
+    encoded, codec = _compressed(b"".join(_gap_record(row, b"\0") for row in range(count)))
+    return EncodedRecords(encoded, codec, count, (timestamp_ms, timestamp_ms))
+
+
+def _placed_records(records: PlacedBatch, start: int) -> Iterator[bytes]:
+    following = start
+    keys, headers, expiries = records.keys, records.headers, records.expiries
+    first_ms = records.timestamps[0]
+    columns = zip(records.offsets, records.timestamps, records.values, strict=True)
+    for row, (offset, timestamp_ms, value) in enumerate(columns):
+        time = _number(timestamp_ms - first_ms)
+        while following < offset:
+            yield _gap_record(following - start, time)
+            following += 1
+        cell = None if headers is None else headers[row]
+        expiry = 0 if expiries is None else expiries[row]
+        rest = _encode_headers(cell, expiry) if cell or expiry else b"\0"
+        yield _record(offset - start, time, None if keys is None else keys[row], value, rest)
+        following += 1
+
+
+def _record(delta: int, time: bytes, key: bytes | None, value: bytes | None, headers: bytes) -> bytes:
+    fields = (
+        b"\0",
+        time,
+        _number(delta),
+        _NULL if key is None else _number(len(key)),
+        key or b"",
+        _NULL if value is None else _number(len(value)),
+        value or b"",
+        headers,
+    )
+    return b"".join((_number(sum(map(len, fields))), *fields))
+
+
+def _gap_record(delta: int, time: bytes) -> bytes:
+    """A record without a value. It has a key, because it may lie in a compacted topic."""
+    name = GAP.encode()
+    return _record(delta, time, name, None, b"".join((_number(1), _number(len(name)), name, _NULL)))
+
+
+def _compressed(records: bytes) -> tuple[bytes, int]:
+    """The records and the codec that they are in: compressed if that makes them smaller."""
+    if len(records) >= _COMPRESS_BYTES_MIN:
         smaller = zstandard.compress(records, _ZSTD_LEVEL)
         if len(smaller) < len(records):
-            records, attributes = smaller, attributes | _ZSTD
+            return smaller, _ZSTD
+    return records, 0
+
+
+def _assemble(
+    records: bytes, attributes: int, count: int, times: tuple[int, int], *, producer: ProducerId, sequence: int
+) -> bytes:
     length = HEADER.size - _LENGTH_ENDS_AT + len(records)
-    last = batch.count - 1
-    times = timestamp_ms, timestamp_ms
-    head = bytearray(HEADER.pack(0, length, -1, _MAGIC, 0, attributes, last, *times, *producer, sequence, batch.count))
+    head = bytearray(HEADER.pack(0, length, -1, _MAGIC, 0, attributes, count - 1, *times, *producer, sequence, count))
     checksum = google_crc32c.extend(google_crc32c.value(bytes(head[_SUMMED_AT:])), records)
     struct.pack_into(">I", head, _CHECKSUM_AT, checksum)
     return bytes(head) + records
@@ -279,7 +364,7 @@ class RecordBatch:
         return record.key is not None and _CONTROL_KEY.unpack_from(record.key)[1] == _ABORT
 
     def block(self) -> Block | None:
-        """The records; None where compaction left none. Raises CorruptBlock, with the offset to continue at."""
+        """The records; None if compaction left none, or only gaps. Raises CorruptBlock, with the offset to continue at."""
         try:
             if google_crc32c.value(self.data[_SUMMED_AT:]) != self._checksum:
                 raise CorruptBlock(f"the record batch of Kafka at offset {self.base_offset} fails its checksum")
@@ -337,6 +422,8 @@ class RecordBatch:
         expiries: list[int] = []
         latest = 0
         for offset, timestamp_ms, key, value, headers in decode_records(self.data):
+            if headers and headers[-1][0] == GAP:
+                continue
             offsets.append(offset)
             latest = max(latest, timestamp_ms)  # times of a partition do not fall
             times.append(latest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
@@ -37,6 +37,7 @@ from penstock.log.api import (
 from penstock.log.kafka.client import KafkaClient
 from penstock.log.kafka.faults import KafkaFault, Unanswered
 from penstock.log.kafka.follower import Follower
+from penstock.log.kafka.importing import KafkaImport
 from penstock.log.kafka.lock import CHECK_S, KEEP_S, NodeLock
 from penstock.log.kafka.names import OWNED
 from penstock.log.kafka.partition import KafkaPartition
@@ -63,12 +64,15 @@ class KafkaEngine(Engine):
         self,
         settings: KafkaSettings,
         *,
+        role: Literal["serve", "import", "observe"] = "serve",
         clock: Clock | None = None,
         background: Background | None = None,
         tail_bytes_per_partition: int = 4 << 20,
         tail_bytes_max: int = 256 << 20,
     ) -> None:
+        """To `import` is to fill the topics with another log, to `observe` is to read beside a node that serves them."""
         self.stats = EngineStats()
+        self._role = role
         self.background = background or Background()
         self._settings = settings
         self._clock = clock or SystemClock()
@@ -83,6 +87,7 @@ class KafkaEngine(Engine):
         self._running: list[Sender | Transactions | Follower] = []
         self._missing: set[str] = set()
         """Topics that Kafka did not have the last time it was asked."""
+        self._started = False
         self._closing = False
         self._loops: list[Loop] = []
         self._table: KafkaPartition | None = None
@@ -104,10 +109,14 @@ class KafkaEngine(Engine):
             self._running = [self._sender, self._transactions, self._follower]
             replication = settings.replication or min(REPLICATION, len(self._client.nodes()))
             self._store = TopicStore(self._client, self._reader, settings, self._clock, replication)
-            await self._take_over(prefix)
+            if self._role != "observe":
+                await self._take_over(prefix)
+            elif self._store.place[0] not in self._client.partition_counts():
+                raise TopicNotFound(f"Kafka has no topic {self._store.place[0]!r}: no broker has kept its log there")
             table = self._make_partition("topics", 0, self._store.place, TopicConfig(cleanup="compact"))
             self._table = table
-            for topic in (await self._store.load(table)).values():
+            load = self._store.observe if self._role == "observe" else self._store.load
+            for topic in (await load(table)).values():
                 self._open(topic)
             await self._follow_all()
         except BaseException as error:
@@ -116,6 +125,9 @@ class KafkaEngine(Engine):
                 raise Unreachable(f"Kafka refuses what this node needs to start: {error}") from error
             raise
         log.info("kafka_opened", brokers=len(self._client.nodes()), replication=replication, topics=len(self._topics))
+        self._started = True
+        if self._role == "observe":
+            return
         self._loops = [
             self.background.loop("kafka claim", self._check_lock, first_s=CHECK_S),
             self.background.loop("kafka topics", self.look_around, first_s=0, retry_s_max=LOOK_S),
@@ -131,6 +143,7 @@ class KafkaEngine(Engine):
                 (kafka, index)
                 for kafka, count in counts.items()
                 if kafka.startswith(prefix + OWNED)
+                and self._role == "serve"  # the mark would take an offset of a record
                 for index in range(count)
             ]
             await self._lock.fence(internal or [self._store.place])
@@ -150,7 +163,7 @@ class KafkaEngine(Engine):
             await asyncio.gather(*(partition.follow() for partition in partitions[at : at + FOLLOWED_AT_ONCE]))
 
     async def close(self) -> None:
-        if self._closing or not self._loops:
+        if self._closing or not self._started:
             return
         self._closing = True
         for loop in self._loops:
@@ -358,6 +371,32 @@ class KafkaEngine(Engine):
             if moved:
                 for index, start in (await self._store.truncate(topic, moved)).items():
                     parts[index].truncated_to(start)
+
+    # -- filling it with another log ---------------------------------------------------------------------------------------
+
+    def importing(self) -> KafkaImport:
+        if self._role != "import":
+            raise InvalidRequest("open the log to import, so that nothing else takes offsets in its topics")
+        return KafkaImport(self, self._client, self._reader, self._settings.topic_prefix)
+
+    @run_to_completion
+    async def import_topic(self, info: TopicInfo) -> None:
+        """Create a topic with an id and a time that it has already, unless it is there, and keep everything in it until it is altered.
+
+        Raises TopicExists if there is another topic of that name.
+        """
+        async with self._changing:
+            self._check_writable()
+            topic = self._stored.get(info.name)
+            if topic is None:
+                topic = await self._store.create_as(info)
+                self._open(topic, created=True)
+            elif topic.info.id != info.id:
+                raise TopicExists(f"the target has another topic {info.name!r} already, as {topic.kafka} in Kafka")
+            elif topic.info.config.partitions < info.config.partitions:
+                topic = await self._store.alter(topic, info.config)
+                self._open(topic, created=True)
+            await self._store.keep_all(topic)
 
     # -- appending ---------------------------------------------------------------------------------------------------------
 

@@ -260,6 +260,8 @@ class KafkaPartition(Partition):
             if block is not None:
                 blocks.append(block)
                 end = block.next_offset
+            elif batch.count:
+                end = batch.next_offset  # it holds the place of records that are not there
         self._markers = max(0, self._markers - sum(batch.is_control for batch in new))
         self.position = new[-1].next_offset
         if blocks:

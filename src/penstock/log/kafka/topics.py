@@ -104,6 +104,16 @@ class TopicStore:
         await self._client.refresh()
         return topics | await self.adopt(topics)
 
+    async def observe(self, partition: KafkaPartition) -> dict[str, StoredTopic]:
+        """Read the table and change nothing; returns the topics by name that nobody is creating or deleting."""
+        rows = await _read_table(partition)
+        exists = self._client.partition_counts().keys()
+        return {
+            name: _stored(name, row)
+            for name, row in rows.items()
+            if row.change not in {"create", "delete"} and row.kafka in exists
+        }
+
     async def _see(self, expected: set[str]) -> None:
         """Wait a while until Kafka names these topics: the broker that was asked may not know of all yet."""
         loop = asyncio.get_running_loop()
@@ -116,8 +126,13 @@ class TopicStore:
 
     async def create(self, name: str, config: TopicConfig) -> StoredTopic:
         """Raises TopicExists where Kafka has a topic of the name, InvalidRequest where it refuses the settings."""
+        return await self.create_as(TopicInfo(name, uuid.uuid4().hex, config, self._clock.now_ms()))
+
+    async def create_as(self, info: TopicInfo) -> StoredTopic:
+        """Create a topic that has an id and a time already. Raises what `create` does."""
+        name, config = info.name, info.config
         kafka = kafka_name(name, self._settings.topic_prefix)
-        row = _Row(kafka, uuid.uuid4().hex, self._clock.now_ms(), _settings_of(config), "create")
+        row = _Row(kafka, info.id, info.created_ms, _settings_of(config), "create")
         await self._put(name, row)
         try:
             try:
@@ -137,6 +152,19 @@ class TopicStore:
             raise InvalidRequest(f"Kafka refuses to create topic {name!r}: {fault}") from fault
         await self._put(name, msgspec.structs.replace(row, change=None))
         return _stored(name, row)
+
+    async def keep_all(self, topic: StoredTopic) -> None:
+        """Have Kafka keep every record of a topic with the time it comes with, until the topic is altered."""
+        keeping = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(FOREVER),
+            "retention.bytes": str(FOREVER),
+            "message.timestamp.type": "CreateTime",
+        }
+        try:
+            await self._ask(f"preparing {topic.kafka}", lambda: self._client.set_configs(topic.kafka, keeping))
+        except KafkaFault as fault:
+            raise InvalidRequest(f"Kafka refuses to alter topic {topic.info.name!r}: {fault}") from fault
 
     async def alter(self, topic: StoredTopic, config: TopicConfig) -> StoredTopic:
         """Raises InvalidRequest where Kafka refuses the settings; nothing is changed then."""
