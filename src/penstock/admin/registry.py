@@ -27,7 +27,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.admin.api.application import SECURITY_HEADERS, Door, read_body
+from penstock.admin.api.application import ROUTE, SECURITY_HEADERS, Door, read_body
 from penstock.admin.api.problems import HttpProblem, status_of
 from penstock.admin.api.routing import Routes
 from penstock.broker.access.checks import BROKER, Declaration, Operation, Principal, ResourceKind, authorize
@@ -211,6 +211,7 @@ class RegistryApi:
             caller = await self._door.admit(request)
             path = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
             found, parameters = self._routes.find(request.method, path)
+            request.scope[ROUTE] = PREFIX + found.path
             body = await read_body(request, caller)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if request.method in ("POST", "PUT") and kind not in BODY_TYPES:
